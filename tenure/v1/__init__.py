@@ -1,0 +1,1 @@
+"""Generated from protos/tenure/v1 by `make protos`. Never edited."""
