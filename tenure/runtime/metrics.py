@@ -1,0 +1,177 @@
+"""Counters, gauges and histograms that cost an addition, and that tests, operators and exporters all read.
+
+The numbers live here, in the process. OpenTelemetry reads them by observable instruments when an exporter is set up
+(`tenure.runtime.telemetry`), so the hot path never goes through an SDK. Hold on to a cell where it is hot:
+
+    _COMMITS = cell("tenure_commits_total", service="checkpoint")
+    _COMMITS.value += 1
+
+Cells are changed by the event loop's thread only. Labels have few values: a task id is not a label.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LabelSet = tuple[tuple[str, str], ...]
+
+BUCKETS_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_MOST_SERIES: Final = 10_000
+
+
+class Cell:
+    """One number under one set of labels: a counter if its name ends in `_total`, else a gauge."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+
+class Histogram:
+    """Durations in seconds, counted by bucket."""
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BUCKETS_SECONDS) + 1)
+        self.total = 0.0
+
+    @property
+    def count(self) -> int:
+        """How many were observed."""
+        return sum(self.counts)
+
+    def observe(self, seconds: float) -> None:
+        """Count one duration."""
+        self.counts[bisect_left(BUCKETS_SECONDS, seconds)] += 1
+        self.total += seconds
+
+
+class Registry:
+    """All series of a process. `on_new_name` is told of each new name once, also of those that were there before."""
+
+    def __init__(self) -> None:
+        self._cells: dict[str, dict[LabelSet, Cell]] = {}
+        self._histograms: dict[str, dict[LabelSet, Histogram]] = {}
+        self._listeners: list[Callable[[str], None]] = []
+        self._series = 0
+
+    def cell(self, name: str, /, **labels: str) -> Cell:
+        """The number `name{labels}`, made on first use."""
+        series = self._cells.get(name)
+        if series is None:
+            series = self._cells[name] = {}
+            self._tell(name)
+        key = _key(labels)
+        found = series.get(key)
+        if found is None:
+            found = series[key] = Cell()
+            self._grow(name)
+        return found
+
+    def histogram(self, name: str, /, **labels: str) -> Histogram:
+        """The histogram `name{labels}`, made on first use."""
+        series = self._histograms.get(name)
+        if series is None:
+            series = self._histograms[name] = {}
+            self._tell(name)
+        key = _key(labels)
+        found = series.get(key)
+        if found is None:
+            found = series[key] = Histogram()
+            self._grow(name)
+        return found
+
+    def read(self, name: str, /, **labels: str) -> float:
+        """The sum of the cells of `name` (observations, for a histogram) whose labels include these; 0 if none do."""
+        wanted = set(labels.items())
+        cells = sum(c.value for key, c in self._cells.get(name, {}).items() if wanted.issubset(key))
+        return cells + sum(h.count for key, h in self._histograms.get(name, {}).items() if wanted.issubset(key))
+
+    def cells(self, name: str) -> list[tuple[dict[str, str], Cell]]:
+        """The cells of one name, with their labels."""
+        return [(dict(key), found) for key, found in self._cells.get(name, {}).items()]
+
+    def histograms(self, name: str) -> list[tuple[dict[str, str], Histogram]]:
+        """The histograms of one name, with their labels."""
+        return [(dict(key), found) for key, found in self._histograms.get(name, {}).items()]
+
+    def on_new_name(self, listener: Callable[[str], None]) -> None:
+        """Tell `listener` every name, those already there first."""
+        self._listeners.append(listener)
+        for name in (*self._cells, *self._histograms):
+            listener(name)
+
+    def forget(self, listener: Callable[[str], None]) -> None:
+        """Tell `listener` nothing more."""
+        self._listeners.remove(listener)
+
+    def as_text(self) -> str:
+        """Everything in the Prometheus text format."""
+        return "".join(f"{line}\n" for line in self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        for name in sorted(self._cells):
+            yield f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}"
+            for key, found in sorted(self._cells[name].items()):
+                yield f"{name}{_braced(key)} {found.value:g}"
+        for name in sorted(self._histograms):
+            yield f"# TYPE {name} histogram"
+            for key, histogram in sorted(self._histograms[name].items()):
+                yield from _histogram_lines(name, key, histogram)
+
+    def _tell(self, name: str) -> None:
+        for listener in self._listeners:
+            listener(name)
+
+    def _grow(self, name: str) -> None:
+        self._series += 1
+        assert self._series <= _MOST_SERIES, f"too many series: a label of {name} has unbounded values"
+
+
+def _key(labels: dict[str, str]) -> LabelSet:
+    return tuple(sorted(labels.items()))
+
+
+def _braced(key: LabelSet) -> str:
+    inner = ",".join(f'{name}="{_escaped(value)}"' for name, value in key)
+    return f"{{{inner}}}" if inner else ""
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _histogram_lines(name: str, key: LabelSet, histogram: Histogram) -> Iterator[str]:
+    below = 0
+    for bound, count in zip((*(f"{b:g}" for b in BUCKETS_SECONDS), "+Inf"), histogram.counts, strict=True):
+        below += count
+        yield f"{name}_bucket{_braced((*key, ('le', bound)))} {below}"
+    yield f"{name}_sum{_braced(key)} {histogram.total:g}"
+    yield f"{name}_count{_braced(key)} {below}"
+
+
+REGISTRY: Final = Registry()
+cell = REGISTRY.cell
+histogram = REGISTRY.histogram
+read = REGISTRY.read
+
+
+def count(name: str, amount: float = 1, /, **labels: str) -> None:
+    """Add to a counter: `count("tenure_stale_epoch_rejections_total", service="checkpoint")`."""
+    REGISTRY.cell(name, **labels).value += amount
+
+
+def gauge(name: str, value: float, /, **labels: str) -> None:
+    """Set a gauge."""
+    REGISTRY.cell(name, **labels).value = value
+
+
+def observe(name: str, seconds: float, /, **labels: str) -> None:
+    """Count one duration in a histogram; its name ends in `_seconds`."""
+    REGISTRY.histogram(name, **labels).observe(seconds)

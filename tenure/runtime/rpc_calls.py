@@ -1,0 +1,104 @@
+"""The calls of a `TenureChannel`: gRPC's own, with their errors translated.
+
+Cancelling a task inside `read` or `write` ends the whole call, as in grpc.aio: a loop that wants to wait for several
+things keeps its read in a task of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Never
+
+import grpc
+
+from tenure.domain.errors import Unavailable
+from tenure.runtime.status import OUTCOME_UNKNOWN, from_rpc_error
+from tenure.runtime.tenancy import TENANT_KEY, current_tenant
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Generator, Iterable
+
+
+@dataclass(frozen=True, slots=True)
+class CallRules:
+    """What holds for every call of one channel."""
+
+    default_timeout_seconds: float | None
+
+    def timeout(self, asked_seconds: float | None, *, needed: bool) -> float | None:
+        """The call's deadline. A unary call without one could wait for ever, so that is refused here."""
+        if asked_seconds is None and needed:
+            asked_seconds = self.default_timeout_seconds
+            if asked_seconds is None:
+                raise TypeError("a unary call needs timeout=<seconds>")
+        return asked_seconds
+
+
+def wrapped(multicallable: Any, rules: CallRules, *, needs_timeout: bool) -> Callable[..., TranslatedCall]:
+    """The stub's method: the same arguments, a `TranslatedCall` instead of gRPC's call."""
+
+    def call(
+        *request: Any,
+        timeout: float | None = None,
+        metadata: Iterable[tuple[str, str | bytes]] | None = None,
+        **options: Any,
+    ) -> TranslatedCall:
+        seconds = rules.timeout(timeout, needed=needs_timeout)
+        told = (*(metadata or ()), (TENANT_KEY, current_tenant()))
+        return TranslatedCall(multicallable(*request, timeout=seconds, metadata=told, **options))
+
+    return call
+
+
+class TranslatedCall:
+    """Any of gRPC's four calls. Everything not named here (cancel, code, initial_metadata …) is the call's own."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        try:
+            return (yield from self._call.__await__())
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self._messages()
+
+    async def _messages(self) -> AsyncIterator[Any]:
+        try:
+            async for message in self._call:
+                yield message
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+
+    async def read(self) -> Any:
+        """The next message, or `grpc.aio.EOF` when the peer ended the stream in order."""
+        try:
+            return await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+
+    async def write(self, request: Any) -> None:
+        """Send one message; waits while the peer's window is full. Raises what the peer ended the stream with."""
+        try:
+            await self._call.write(request)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        except asyncio.InvalidStateError:
+            await self._raise_ending()
+
+    async def _raise_ending(self) -> Never:
+        """grpc.aio calls a write after the end a wrong use; for the writer it is news how the stream ended."""
+        code = await self._call.code()
+        if code is not grpc.StatusCode.OK:
+            trailing = await self._call.trailing_metadata()
+            ending = grpc.aio.AioRpcError(code, None, trailing, details=await self._call.details())
+            raise from_rpc_error(ending) from None
+        raise Unavailable("the peer has ended the stream", reason="STREAM_ENDED", metadata=OUTCOME_UNKNOWN) from None

@@ -1,0 +1,125 @@
+"""A gRPC server as every Tenure process runs it: one interceptor, health, reflection, and an orderly end.
+
+server = RpcServer("0.0.0.0:8472", validate=validate, stopping=process.stopping)
+server.add("tenure.v1.CheckpointService", add_CheckpointServiceServicer_to_server, servicer)
+async with server:
+…  # server.address is the bound one
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+from grpc_reflection.v1alpha._async import ReflectionServicer
+
+from tenure.domain.errors import Unavailable
+from tenure.runtime.rpc_health import SERVICE_NAME as HEALTH
+from tenure.runtime.rpc_health import Health
+from tenure.runtime.rpc_interceptor import ErrorInterceptor, accept_everything
+from tenure.runtime.rpc_options import Keepalive, ServerLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_log: Final = logging.getLogger(__name__)
+_Servicer = TypeVar("_Servicer")
+REFLECTION_V1: Final = "grpc.reflection.v1.ServerReflection"
+
+
+class RpcServer:
+    """One listening address. As a context manager it serves inside and drains at the end.
+
+    `stopping` is set at the latest when draining begins: handlers of streams watch it and end with `draining()`.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        validate: Callable[[Any], None] = accept_everything,
+        stopping: asyncio.Event | None = None,
+        credentials: grpc.ServerCredentials | None = None,
+        limits: ServerLimits | None = None,
+        keepalive: Keepalive | None = None,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        reflection_enabled: bool = True,
+        grace_seconds: float = 10.0,
+    ) -> None:
+        options = [*(limits or ServerLimits()).options(), *(keepalive or Keepalive()).options()]
+        self._server = grpc.aio.server(interceptors=[ErrorInterceptor(validate), *interceptors], options=options)
+        self._asked, self._credentials = address, credentials
+        self._reflection_enabled, self._grace_seconds = reflection_enabled, grace_seconds
+        self._services: list[str] = []
+        self._port = 0
+        self.health = Health()
+        self.stopping = stopping or asyncio.Event()
+
+    def add(self, service: str, register: Callable[[_Servicer, grpc.aio.Server], Any], servicer: _Servicer) -> None:
+        """Serve `service` (its full name) with the generated `add_…Servicer_to_server`."""
+        register(servicer, self._server)
+        self._services.append(service)
+
+    @property
+    def address(self) -> str:
+        """The bound "host:port"; the port is the real one when 0 was asked for."""
+        return f"{self._asked.rpartition(':')[0]}:{self._port}"
+
+    @property
+    def port(self) -> int:
+        """The bound port."""
+        return self._port
+
+    async def start(self) -> str:
+        """Bind, serve and say so in health. Returns the address. Raises OSError when it is taken."""
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
+        if self._reflection_enabled:
+            self._add_reflection()
+        self._port = self._bind()
+        await self._server.start()
+        for service in ("", HEALTH, *self._services):
+            await self.health.set_serving(service, serving=True)
+        _log.info("serving", extra={"address": self.address, "services": self._services})
+        return self.address
+
+    async def drain(self) -> None:
+        """NOT_SERVING first, then `stopping`, then no new calls; those running have the grace to end. Repeatable."""
+        await self.health.drain()
+        self.stopping.set()
+        await self._server.stop(self._grace_seconds)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.drain()
+
+    def _bind(self) -> int:
+        try:
+            if self._credentials is None:
+                return self._server.add_insecure_port(self._asked)
+            return self._server.add_secure_port(self._asked, self._credentials)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {self._asked}: {error}") from error
+
+    def _add_reflection(self) -> None:
+        """v1alpha is what the package serves and older grpcurls ask for; v1 has the same bytes under another name."""
+        servicer = ReflectionServicer((*self._services, HEALTH, reflection.SERVICE_NAME, REFLECTION_V1))
+        handler = grpc.stream_stream_rpc_method_handler(
+            servicer.ServerReflectionInfo,
+            request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+            response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+        )
+        for name in (reflection.SERVICE_NAME, REFLECTION_V1):
+            generic = grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": handler})
+            self._server.add_generic_rpc_handlers((generic,))
+
+
+def draining(retry_after_seconds: float = 0.2) -> Unavailable:
+    """What a stream ends with when its server stops: another replica will answer."""
+    return Unavailable("the server is draining", reason="DRAINING", retry_after_seconds=retry_after_seconds)

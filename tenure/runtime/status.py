@@ -1,0 +1,205 @@
+"""Domain error ↔ gRPC status: one table, both ways.
+
+On the wire an error is its gRPC code and message with `google.rpc.ErrorInfo{reason, domain: "tenure", metadata}`, and
+where they apply BadRequest, RetryInfo and QuotaFailure. Refusals that travel inside the frames of a stream use
+`PlainStatus`, the same four facts without gRPC.
+
+A status without our ErrorInfo comes from gRPC itself or from a stranger. If it says that the call broke on its way
+(UNAVAILABLE, DEADLINE_EXCEEDED, CANCELLED) it becomes `Unavailable` with `outcome: unknown` in its metadata: the
+request may have been carried out. Codes that mean a bug over there become `PeerFailed`, which is no domain error.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from tenure.domain import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from google.protobuf.message import Message
+
+DOMAIN: Final = "tenure"
+OUTCOME_UNKNOWN: Final = {"outcome": "unknown"}
+
+# The last class of a code is not special: which of two is meant is told by the reason, or by `kind` in the metadata.
+_CODES: Final[dict[type[errors.TenureError], grpc.StatusCode]] = {
+    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.NotFound: grpc.StatusCode.NOT_FOUND,
+    errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
+    errors.WrongState: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.BudgetExhausted: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.OutOfRange: grpc.StatusCode.OUT_OF_RANGE,
+    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
+    errors.StaleEpoch: grpc.StatusCode.ABORTED,
+    errors.SequenceConflict: grpc.StatusCode.ABORTED,
+    errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.LimitReached: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+_BY_REASON: Final = {kind.default_reason: kind for kind in _CODES}
+_BY_NUMBER: Final[dict[int, grpc.StatusCode]] = {code.value[0]: code for code in grpc.StatusCode}
+_BROKE_ON_ITS_WAY: Final = frozenset(
+    (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+)
+
+# Keys of the metadata that belong to this module; they never reach a domain error.
+_KIND: Final = "tenure-kind"
+_RETRY_AFTER: Final = "tenure-retry-after-seconds"
+_VIOLATIONS: Final = "tenure-violations"
+
+
+class PlainStatus(NamedTuple):
+    """A refusal as a typed result inside a frame: the gRPC code's number, reason, message and metadata."""
+
+    code: int
+    reason: str
+    message: str
+    metadata: dict[str, str]
+
+
+class PeerFailed(Exception):  # noqa: N818  a peer's bug is not one of our errors and should not read like one
+    """The peer has a bug or speaks another version: INTERNAL, UNKNOWN, DATA_LOSS, UNIMPLEMENTED."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(f"{code.name}: {message}")
+        self.code = code
+        self.message = message
+
+
+def code_of(error: errors.TenureError) -> grpc.StatusCode:
+    """The gRPC code of a domain error. Only leaves have one; a branch of the tree raised as such is a bug."""
+    return next(_CODES[kind] for kind in type(error).__mro__ if kind in _CODES)
+
+
+def to_plain(error: errors.TenureError) -> PlainStatus:
+    """The form that travels inside a frame; `from_plain` gives back an equal error."""
+    metadata = _with_kind(error)
+    if isinstance(error, errors.TryLater) and error.retry_after_seconds is not None:
+        metadata[_RETRY_AFTER] = repr(error.retry_after_seconds)
+    if isinstance(error, errors.InvalidRequest) and error.violations:
+        metadata[_VIOLATIONS] = json.dumps(error.violations)
+    return PlainStatus(code_of(error).value[0], error.reason, error.message, metadata)
+
+
+def from_plain(code: int, reason: str, message: str, metadata: Mapping[str, str]) -> errors.TenureError | PeerFailed:
+    """The error a frame's refusal stands for."""
+    left = dict(metadata)
+    retry_after = left.pop(_RETRY_AFTER, None)
+    violations = json.loads(left.pop(_VIOLATIONS, "[]"))
+    return _build(
+        _BY_NUMBER.get(code, grpc.StatusCode.UNKNOWN),
+        reason,
+        message,
+        left,
+        retry_after_seconds=None if retry_after is None else float(retry_after),
+        violations=tuple((field, description) for field, description in violations),
+    )
+
+
+def to_status(error: errors.TenureError) -> grpc.Status:
+    """The status to end an RPC with, details included."""
+    status = status_pb2.Status(code=code_of(error).value[0], message=error.message)
+    for detail in _details(error):
+        status.details.add().Pack(detail)
+    return rpc_status.to_status(status)  # type: ignore[no-any-return]  # grpc_status has no types
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError) -> errors.TenureError | PeerFailed:
+    """The error a peer meant when it ended a call, or what a broken call amounts to."""
+    details = _unpack(error)
+    info = details.get(error_details_pb2.ErrorInfo)
+    if info is None or info.domain != DOMAIN:
+        return _from_bare_code(error.code(), error.details() or "")
+    retry = details.get(error_details_pb2.RetryInfo)
+    bad_request = details.get(error_details_pb2.BadRequest)
+    return _build(
+        error.code(),
+        info.reason,
+        error.details() or "",
+        dict(info.metadata),
+        retry_after_seconds=None if retry is None else retry.retry_delay.ToNanoseconds() / 1e9,
+        violations=tuple((v.field, v.description) for v in bad_request.field_violations) if bad_request else (),
+    )
+
+
+def _with_kind(error: errors.TenureError) -> dict[str, str]:
+    """Two leaves may share a code, so a reason that is not a class's own has to say which of them it belongs to."""
+    kind = next(kind for kind in type(error).__mro__ if kind in _CODES)
+    return (
+        dict(error.metadata) if error.reason == kind.default_reason else {**error.metadata, _KIND: kind.default_reason}
+    )
+
+
+def _details(error: errors.TenureError) -> list[Message]:
+    details: list[Message] = [
+        error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=_with_kind(error))
+    ]
+    if isinstance(error, errors.InvalidRequest) and error.violations:
+        bad_request = error_details_pb2.BadRequest()
+        for violation in error.violations:
+            bad_request.field_violations.add(field=violation.field, description=violation.description)
+        details.append(bad_request)
+    if isinstance(error, errors.TryLater) and error.retry_after_seconds is not None:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromNanoseconds(round(error.retry_after_seconds * 1e9))
+        details.append(retry)
+    if isinstance(error, errors.LimitReached):
+        quota = error_details_pb2.QuotaFailure()
+        quota.violations.add(subject=error.metadata.get("subject", ""), description=error.message)
+        details.append(quota)
+    return details
+
+
+def _unpack(error: grpc.aio.AioRpcError) -> dict[type, Any]:
+    """The details by type. A stranger's trailer that does not parse tells nothing, and must not hide the status."""
+    blob = next((value for key, value in error.trailing_metadata() or () if key == "grpc-status-details-bin"), None)
+    found: dict[type, Any] = {}
+    if not isinstance(blob, bytes):
+        return found
+    try:
+        status = status_pb2.Status.FromString(blob)
+    except ValueError:
+        return found
+    for kind in (error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo, error_details_pb2.BadRequest):
+        for packed in status.details:
+            message = kind()
+            if packed.Is(kind.DESCRIPTOR) and packed.Unpack(message):
+                found[kind] = message
+    return found
+
+
+def _build(
+    code: grpc.StatusCode,
+    reason: str,
+    message: str,
+    metadata: dict[str, str],
+    *,
+    retry_after_seconds: float | None,
+    violations: tuple[tuple[str, str], ...],
+) -> errors.TenureError | PeerFailed:
+    kind = _BY_REASON.get(metadata.pop(_KIND, reason))
+    if kind is None or _CODES[kind] is not code:  # a newer peer's leaf: its code still says what to do
+        kind = next((known for known, its_code in _CODES.items() if its_code is code), None)
+    if kind is None:
+        return _from_bare_code(code, message)
+    if issubclass(kind, errors.InvalidRequest):
+        return kind(message, violations=violations, reason=reason, metadata=metadata)
+    if issubclass(kind, errors.TryLater):
+        return kind(message, retry_after_seconds=retry_after_seconds, reason=reason, metadata=metadata)
+    return kind(message, reason=reason, metadata=metadata)
+
+
+def _from_bare_code(code: grpc.StatusCode, message: str) -> errors.TenureError | PeerFailed:
+    if code in _BROKE_ON_ITS_WAY:
+        return errors.Unavailable(message or code.name, reason=code.name, metadata=OUTCOME_UNKNOWN)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in message:
+        return errors.InvalidRequest(message, reason="MESSAGE_TOO_LARGE")  # gRPC's own limit: never fits, however late
+    kind = next((known for known, its_code in _CODES.items() if its_code is code), None)
+    return PeerFailed(code, message) if kind is None else kind(message or code.name, reason=kind.default_reason)

@@ -1,0 +1,40 @@
+"""Whose request this is: read from the call's metadata, kept in a context variable, sent along to the next service."""
+
+from __future__ import annotations
+
+import re
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final
+
+from tenure.domain.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+TENANT_KEY: Final = "x-tenure-tenant"
+DEFAULT_TENANT: Final = "default"
+_TENANT: ContextVar[str] = ContextVar("tenant", default=DEFAULT_TENANT)
+_SHAPE: Final = re.compile(r"[a-z0-9-]{1,63}")
+
+
+def current_tenant() -> str:
+    """The tenant of the request being answered; `default` outside of one."""
+    return _TENANT.get()
+
+
+def set_tenant(tenant: str) -> None:
+    """From here on in this task (and the tasks it starts) requests belong to `tenant`. Raises InvalidRequest."""
+    if _SHAPE.fullmatch(tenant) is None:
+        raise InvalidRequest(violations=[(TENANT_KEY, "must be 1 to 63 characters of a-z, 0-9 and -")])
+    _TENANT.set(tenant)
+
+
+def tenant_from(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """The tenant a call names, `default` if it names none. Naming two is refused: which one counts would be a guess."""
+    named = {value for key, value in metadata or () if key == TENANT_KEY}
+    if not named:
+        return DEFAULT_TENANT
+    if len(named) > 1:
+        raise InvalidRequest(violations=[(TENANT_KEY, "must be given once")])
+    value = named.pop()
+    return value if isinstance(value, str) else value.decode("utf-8", "replace")

@@ -1,0 +1,313 @@
+"""Laws of our servers and channels, over real sockets; the service is generic, its messages are bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
+
+from tenure.domain import errors
+from tenure.runtime import metrics
+from tenure.runtime.rpc_channel import TenureChannel, open_channel, target_of
+from tenure.runtime.rpc_server import RpcServer, draining
+from tenure.runtime.status import PeerFailed
+from tenure.runtime.tenancy import current_tenant, set_tenant
+
+SERVICE = "tenure.test.Echo"
+ARITIES = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+
+
+class Echo:
+    """Answers every message with `<tenant>:<message>`; a message `raise` makes it raise `self.error`."""
+
+    def __init__(self) -> None:
+        self.error: Exception = errors.StaleEpoch(presented=1, current=2)
+        self.server: RpcServer
+        self.hanging = asyncio.Event()
+
+    def answer(self, request: bytes) -> bytes:
+        if request == b"raise":
+            raise self.error
+        return current_tenant().encode() + b":" + request
+
+    async def unary_unary(self, request: bytes, context: Any) -> bytes:
+        return self.answer(request)
+
+    async def unary_stream(self, request: bytes, context: Any) -> Any:
+        yield b"first"
+        if request == b"until stopping":
+            await self.server.stopping.wait()
+            raise draining()
+        if request == b"forever":
+            self.hanging.set()
+            await asyncio.Event().wait()
+        yield self.answer(request)
+
+    async def stream_unary(self, requests: Any, context: Any) -> bytes:
+        return b",".join([self.answer(request) async for request in requests])
+
+    async def stream_stream(self, requests: Any, context: Any) -> Any:
+        async for request in requests:
+            yield self.answer(request)
+
+    async def written(self, request: bytes, context: Any) -> None:
+        await context.write(b"first")
+        await context.write(self.answer(request))
+
+
+def register(echo: Echo, server: grpc.aio.Server) -> None:
+    handlers = {arity: getattr(grpc, f"{arity}_rpc_method_handler")(getattr(echo, arity)) for arity in ARITIES}
+    handlers["written"] = grpc.unary_stream_rpc_method_handler(echo.written)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+
+def refuse_bad(message: bytes) -> None:
+    if message == b"bad":
+        raise errors.InvalidRequest(violations=[("payload", "must not be bad")])
+
+
+@asynccontextmanager
+async def echoing(**options: Any):
+    echo = Echo()
+    server = RpcServer("127.0.0.1:0", validate=refuse_bad, grace_seconds=2.0, **options)
+    server.add(SERVICE, register, echo)
+    echo.server = server
+    async with server, open_channel(server.address, default_timeout_seconds=5.0) as channel:
+        yield echo, channel
+
+
+async def talk(channel: TenureChannel, arity: str, *messages: bytes) -> list[bytes]:
+    """Send the messages, return all answers."""
+    method = getattr(channel, arity.replace("written", "unary_stream"))(f"/{SERVICE}/{arity}")
+    requests: Any = iter(messages) if arity.startswith("stream") else messages[0]
+    call = method(requests, timeout=5.0)
+    return [await call] if arity.endswith("unary") else [message async for message in call]
+
+
+@pytest.mark.parametrize("arity", [*ARITIES, "written"])
+async def test_a_domain_error_crosses_the_wire_in_every_arity(arity):
+    async with echoing() as (echo, channel):
+        echo.error = errors.Unavailable("no room", reason="STORAGE_FULL", retry_after_seconds=1.5, metadata={"a": "b"})
+        with pytest.raises(errors.Unavailable) as caught:
+            await talk(channel, arity, b"raise")
+        assert (caught.value.reason, caught.value.message) == ("STORAGE_FULL", "no room")
+        assert (caught.value.retry_after_seconds, caught.value.metadata) == (1.5, {"a": "b"})
+
+
+@pytest.mark.parametrize("arity", [*ARITIES, "written"])
+async def test_a_bug_tells_nothing_outside_and_everything_in_the_log(arity, caplog):
+    async with echoing() as (echo, channel):
+        echo.error = ValueError("secret detail")
+        with caplog.at_level(logging.ERROR), pytest.raises(PeerFailed) as caught:
+            await talk(channel, arity, b"raise")
+    assert caught.value.code is grpc.StatusCode.INTERNAL
+    assert "secret" not in str(caught.value)
+    assert "secret detail" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+@pytest.mark.parametrize("arity", [*ARITIES, "written"])
+async def test_the_validator_sees_every_request_message(arity):
+    async with echoing() as (_, channel):
+        messages = (b"good", b"bad") if arity.startswith("stream") else (b"bad",)
+        with pytest.raises(errors.InvalidRequest) as caught:
+            await talk(channel, arity, *messages)
+        assert caught.value.violations == (("payload", "must not be bad"),)
+
+
+@pytest.mark.parametrize("arity", ARITIES)
+async def test_the_tenant_goes_along(arity):
+    async with echoing() as (_, channel):
+        assert (await talk(channel, arity, b"x"))[-1] == b"default:x"
+        set_tenant("acme-1")
+        assert (await talk(channel, arity, b"x"))[-1] == b"acme-1:x"
+
+
+@pytest.mark.parametrize("named", [["Acme"], ["a" * 64], [""], ["a", "b"]])
+async def test_a_tenant_that_is_none_is_refused(named):
+    async with echoing() as (_, channel):
+        call = channel.raw.unary_unary(f"/{SERVICE}/unary_unary")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(b"x", timeout=5.0, metadata=[("x-tenure-tenant", name) for name in named])
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_calls_are_counted_by_method_and_code():
+    def handled(code: str) -> float:
+        return metrics.read("grpc_server_handled_total", grpc_method="stream_stream", grpc_code=code)
+
+    ok, aborted = handled("OK"), handled("ABORTED")
+    received = metrics.read("grpc_server_msg_received_total", grpc_method="stream_stream")
+    async with echoing() as (_, channel):
+        await talk(channel, "stream_stream", b"1", b"2", b"3")
+        with pytest.raises(errors.StaleEpoch):
+            await talk(channel, "stream_stream", b"raise")
+    assert (handled("OK"), handled("ABORTED")) == (ok + 1, aborted + 1)
+    assert metrics.read("grpc_server_msg_received_total", grpc_method="stream_stream") == received + 4
+
+
+async def test_a_client_that_goes_away_is_nobodys_bug(caplog):
+    def cancelled() -> float:
+        return metrics.read("grpc_server_handled_total", grpc_method="unary_stream", grpc_code="CANCELLED")
+
+    before = cancelled()
+    async with echoing() as (echo, channel):
+        call = channel.unary_stream(f"/{SERVICE}/unary_stream")(b"forever", timeout=5.0)
+        assert await call.read() == b"first"
+        await echo.hanging.wait()
+        call.cancel()
+        async with asyncio.timeout(5):
+            while cancelled() == before:
+                await asyncio.sleep(0.01)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_a_unary_call_without_a_deadline_is_refused():
+    async with RpcServer("127.0.0.1:0") as server, open_channel(server.address) as channel:
+        with pytest.raises(TypeError, match="timeout"):
+            channel.unary_unary(f"/{SERVICE}/unary_unary")(b"x")
+
+
+async def test_a_deadline_that_passes_leaves_the_outcome_unknown():
+    async with echoing() as (_, channel):
+        call = channel.unary_stream(f"/{SERVICE}/unary_stream")(b"forever", timeout=0.2)
+        with pytest.raises(errors.Unavailable) as caught:
+            _ = [message async for message in call]
+        assert (caught.value.reason, caught.value.metadata) == ("DEADLINE_EXCEEDED", {"outcome": "unknown"})
+
+
+async def test_nobody_listening_is_unavailable():
+    async with RpcServer("127.0.0.1:0") as server:
+        address = server.address
+    async with open_channel(address) as channel:
+        with pytest.raises(errors.Unavailable):
+            await channel.unary_unary("/x/Y")(b"", timeout=5.0)
+
+
+async def test_a_method_nobody_serves_is_the_peers_failure():
+    async with echoing() as (_, channel):
+        with pytest.raises(PeerFailed) as caught:
+            await channel.unary_unary(f"/{SERVICE}/nothing")(b"")
+        assert caught.value.code is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_message_beyond_the_limit_is_refused_for_good():
+    async with echoing() as (_, channel):
+        with pytest.raises(errors.InvalidRequest) as caught:
+            await talk(channel, "unary_unary", b"x" * (4 * 1024 * 1024 + 1))
+        assert caught.value.reason == "MESSAGE_TOO_LARGE"
+
+
+async def test_the_writer_of_a_stream_learns_how_it_ended():
+    async with echoing() as (_, channel):
+        call = channel.stream_stream(f"/{SERVICE}/stream_stream")()
+        await call.write(b"raise")
+        with pytest.raises(errors.StaleEpoch):
+            await call.read()
+        with pytest.raises(errors.StaleEpoch) as caught:
+            await call.write(b"more")
+        assert caught.value.current == 2
+
+
+async def test_health_goes_first_and_streams_end_by_themselves_when_the_server_drains():
+    async with echoing() as (echo, channel):
+        health = health_pb2_grpc.HealthStub(channel)
+        watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        stream = channel.unary_stream(f"/{SERVICE}/unary_stream")(b"until stopping")
+        assert await stream.read() == b"first"
+        async with asyncio.timeout(1.5):  # less than the grace: nothing waits it out
+            await echo.server.drain()
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert await watch.read() is grpc.aio.EOF
+        with pytest.raises(errors.Unavailable) as caught:
+            await stream.read()
+        assert caught.value.reason == "DRAINING"
+
+
+async def test_health_knows_the_server_and_each_service():
+    async with echoing() as (_, channel):
+        health = health_pb2_grpc.HealthStub(channel)
+        for service in ("", SERVICE):
+            answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(errors.NotFound):
+            await health.Check(health_pb2.HealthCheckRequest(service="nobody"))
+        listed = await health.List(health_pb2.HealthListRequest())
+        assert set(listed.statuses) == {"", SERVICE, "grpc.health.v1.Health"}
+
+
+@pytest.mark.parametrize("version", ["v1alpha", "v1"])
+async def test_reflection_lists_the_services(version):
+    async with echoing() as (_, channel):
+        method = channel.stream_stream(
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+            request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+        )
+        call = method(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=5.0)
+        answers = [answer async for answer in call]
+        assert SERVICE in {service.name for service in answers[0].list_services_response.service}
+
+
+async def test_two_servers_never_share_a_port():
+    async with RpcServer("127.0.0.1:0") as first:
+        with pytest.raises(OSError, match="cannot listen"):
+            await RpcServer(first.address).start()
+
+
+async def test_several_addresses_share_the_calls_and_a_lost_one_is_left_out():
+    first, second = (RpcServer("127.0.0.1:0", grace_seconds=0.1) for _ in range(2))
+    for name, server in (("first", first), ("second", second)):
+
+        async def tell(_request: bytes, _context: Any, name: str = name) -> bytes:
+            return name.encode()
+
+        handler = grpc.method_handlers_generic_handler("t.Who", {"Ask": grpc.unary_unary_rpc_method_handler(tell)})
+        server.add("t.Who", lambda h, s: s.add_generic_rpc_handlers((h,)), handler)
+    async with first, second, open_channel([first.address, second.address], default_timeout_seconds=5.0) as channel:
+        ask = channel.unary_unary("/t.Who/Ask")
+        heard: set[bytes] = set()
+        async with asyncio.timeout(10):
+            while heard != {b"first", b"second"}:
+                heard.add(await ask(b"", wait_for_ready=True))
+        await first.drain()
+        assert {await ask(b"", wait_for_ready=True) for _ in range(10)} == {b"second"}
+
+
+@pytest.mark.parametrize(
+    ("addresses", "target"),
+    [
+        (["checkpoint:8472"], "checkpoint:8472"),
+        (["localhost:1", "127.0.0.1:2"], "ipv4:127.0.0.1:1,127.0.0.1:2"),
+        (["[::1]:1", "[::1]:2"], "ipv6:[::1]:1,[::1]:2"),
+    ],
+)
+def test_the_target_of_addresses(addresses, target):
+    assert target_of(addresses) == target
+
+
+@pytest.mark.parametrize("addresses", [[], ["a:1", "b:2"], ["127.0.0.1:1", "[::1]:2"]])
+def test_addresses_that_cannot_share_a_channel_are_told(addresses):
+    with pytest.raises(ValueError, match=r"address|mixed"):
+        target_of(addresses)
+
+
+async def test_the_details_are_readable_by_any_client_of_google_rpc():
+    """What grpcurl prints: not our classes, but google.rpc.Status with ErrorInfo."""
+    from google.rpc import error_details_pb2, status_pb2
+
+    async with echoing() as (_, channel):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.raw.unary_unary(f"/{SERVICE}/unary_unary")(b"raise", timeout=5.0)
+        trailer = dict(caught.value.trailing_metadata())["grpc-status-details-bin"]
+        info = error_details_pb2.ErrorInfo()
+        assert status_pb2.Status.FromString(trailer).details[0].Unpack(info)
+        assert (info.reason, info.domain) == ("STALE_EPOCH", "tenure")
+        assert dict(info.metadata) == {"presented": "1", "current": "2"}
