@@ -1,0 +1,226 @@
+"""What the embedded Postgres promises, against the real server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tenure.dev.postgres_account import account_for
+from tenure.dev.postgres_errors import DataDirectoryRefused, PostgresMissing, PostgresStartFailed
+from tenure.dev.postgres_process import PostgresProcess
+
+REPOSITORY = Path(__file__).parents[2]
+AS_ROOT = os.geteuid() == 0
+
+START_AND_SAY_WHO = """
+import sys
+from pathlib import Path
+from tenure.dev.postgres_process import PostgresProcess
+postgres = PostgresProcess(Path(sys.argv[1])).start()
+print(postgres.pid, postgres.dsn(), flush=True)
+sys.stdin.read()
+postgres.stop()
+"""
+
+
+@pytest.fixture
+def data_directory(tmp_path):
+    # A parent that only we may enter, as a home directory is: for root the hard case.
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    return closed / "postgres"
+
+
+@pytest.fixture
+def postgres(data_directory):
+    with PostgresProcess(data_directory) as process:
+        yield process
+
+
+def query(postgres, statement, *parameters):
+    with psycopg.connect(postgres.dsn(), autocommit=True) as connection:
+        cursor = connection.execute(statement, parameters)
+        return cursor.fetchall() if cursor.description else []
+
+
+def start_elsewhere(directory, account=None):
+    command = [sys.executable, "-c", START_AND_SAY_WHO, str(directory)]
+    return subprocess.Popen(
+        account.command(command) if account else command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=REPOSITORY,
+        **(account.popen_options if account else {}),
+    )
+
+
+def test_it_is_durable_and_listens_on_loopback_only(postgres):
+    wanted = {"fsync": "on", "synchronous_commit": "on", "listen_addresses": "127.0.0.1", "max_wal_size": "4GB"}
+    found = dict(query(postgres, "select name, current_setting(name) from pg_settings where name = any(%s)", [*wanted]))
+    assert found == wanted
+    assert query(postgres, "show server_version") == [(postgres.version,)]
+
+
+def test_it_never_runs_as_root(postgres):
+    # /proc/<pid> of a process that changed its uid belongs to root; its status tells the truth.
+    status = Path(f"/proc/{postgres.pid}/status")
+    if not status.exists():
+        pytest.skip("no /proc here")
+    uids = next(line for line in status.read_text().splitlines() if line.startswith("Uid:")).split()[1:]
+    assert "0" not in uids
+
+
+def test_a_wrong_password_is_refused(postgres):
+    with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+        psycopg.connect(postgres.dsn(), password="guessed")
+
+
+def test_committed_rows_survive_a_kill_and_the_address_stays(postgres):
+    query(postgres, "create table facts (id int)")
+    query(postgres, "insert into facts select generate_series(1, 1000)")
+    before = postgres.dsn()
+    postgres.kill()
+    assert postgres.pid is None
+    postgres.start()
+    assert postgres.dsn() == before
+    assert query(postgres, "select count(*) from facts") == [(1000,)]
+
+
+def test_a_kill_from_outside_is_noticed_and_start_recovers(postgres):
+    query(postgres, "create table facts (id int)")
+    os.kill(postgres.pid, signal.SIGKILL)
+    while postgres.pid is not None:
+        os.sched_yield()
+    postgres.start()
+    assert query(postgres, "select count(*) from facts") == [(0,)]
+
+
+def test_another_process_finds_the_data(data_directory):
+    with PostgresProcess(data_directory) as first:
+        query(first, "create table facts (id int)")
+    with PostgresProcess(data_directory) as second:
+        assert query(second, "select count(*) from facts") == [(0,)]
+
+
+def test_a_directory_in_use_is_refused_and_its_server_untouched(postgres, data_directory):
+    with pytest.raises(DataDirectoryRefused, match="Another process"):
+        PostgresProcess(data_directory).start()
+    assert query(postgres, "select 1") == [(1,)]
+
+
+def test_a_server_whose_parent_was_killed_is_ended_by_the_next_start(data_directory):
+    with start_elsewhere(data_directory) as parent:
+        orphan_pid, orphan_dsn = parent.stdout.readline().split()
+        parent.kill()
+    psycopg.connect(orphan_dsn).close()  # it outlived its parent
+    with PostgresProcess(data_directory) as postgres:
+        assert postgres.pid != int(orphan_pid)
+        with pytest.raises(psycopg.OperationalError):
+            psycopg.connect(orphan_dsn)
+
+
+def test_a_stale_pid_file_naming_a_living_stranger_does_not_keep_it_from_starting(data_directory):
+    process = PostgresProcess(data_directory).start()
+    text = (data_directory / "postmaster.pid").read_text()
+    own_pid = process.pid
+    process.kill()
+    (data_directory / "postmaster.pid").write_text(text.replace(str(own_pid), str(os.getpid()), 1))
+    with process:
+        assert query(process, "select 1") == [(1,)]
+
+
+def test_a_taken_port_is_told_with_the_servers_own_words(data_directory):
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        process = PostgresProcess(data_directory, port=holder.getsockname()[1])
+        with pytest.raises(PostgresStartFailed, match="Address already in use"):
+            process.start()
+    assert process.pid is None
+
+
+def test_files_of_others_are_never_overwritten(data_directory):
+    data_directory.mkdir()
+    (data_directory / "thesis.txt").write_text("years of work")
+    with pytest.raises(DataDirectoryRefused, match="no PostgreSQL cluster"):
+        PostgresProcess(data_directory).start()
+    assert (data_directory / "thesis.txt").read_text() == "years of work"
+
+
+def test_data_of_another_version_is_refused(data_directory):
+    process = PostgresProcess(data_directory).start()
+    process.stop()
+    (data_directory / "PG_VERSION").write_text("13\n")
+    with pytest.raises(DataDirectoryRefused, match="made by PostgreSQL 13"):
+        process.start()
+
+
+def test_an_interrupted_initialization_is_begun_again(data_directory):
+    unfinished = data_directory.with_name(data_directory.name + ".initializing")
+    unfinished.mkdir()
+    (unfinished / "PG_VERSION").write_text("18\n")
+    with PostgresProcess(data_directory) as postgres:
+        assert query(postgres, "select 1") == [(1,)]
+    assert not unfinished.exists()
+
+
+def test_missing_binaries_are_named(tmp_path):
+    with pytest.raises(PostgresMissing, match="has no postgres, initdb, psql"):
+        PostgresProcess(tmp_path / "data", binaries_directory=tmp_path)
+
+
+def test_stop_may_be_repeated_and_leaves_no_process(data_directory):
+    process = PostgresProcess(data_directory).start()
+    pid = process.pid
+    process.stop()
+    process.stop()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_a_cancelled_start_leaves_nothing_running(data_directory):
+    process = PostgresProcess(data_directory)
+    starting = asyncio.create_task(process.start_async())
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert process.pid is None
+    async with process as again:
+        assert query(again, "select 1") == [(1,)]
+
+
+def test_an_ordinary_user_can_run_it():
+    directory = Path(tempfile.mkdtemp(prefix="tenure-test-", dir="/tmp"))
+    try:
+        account = account_for([directory.parent, REPOSITORY, Path(sys.executable).resolve().parent])
+        account.own(directory)
+        with start_elsewhere(directory / "postgres", account) as parent:
+            _, dsn = parent.stdout.readline().split()
+            with psycopg.connect(dsn) as connection:
+                assert connection.execute("select 1").fetchone() == (1,)
+            parent.stdin.close()
+            assert parent.wait(timeout=20) == 0
+    finally:
+        shutil.rmtree(directory)
+
+
+@pytest.mark.skipif(not AS_ROOT, reason="only root lends an account")
+def test_root_keeps_its_directories_closed(data_directory):
+    with PostgresProcess(data_directory) as postgres:
+        assert query(postgres, "select 1") == [(1,)]
+    assert data_directory.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.skipif(not AS_ROOT, reason="only root lends an account")
+def test_root_lends_no_capability_where_the_account_can_go_by_itself():
+    assert account_for([Path("/usr"), Path("/tmp")]).prefix == ()
