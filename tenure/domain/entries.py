@@ -1,0 +1,148 @@
+"""The facts a ledger is made of. Each class is one kind of entry; the fold in fold.py says what they mean together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tenure.domain.budget import TokenUsage
+from tenure.domain.states import TaskState
+from tenure.domain.task import TaskSpec
+from tenure.domain.tools import Outcome, ToolDefinition
+
+ContentBlock = dict[str, Any]
+"""A provider's content block, as JSON: {"type": "text", "text": ...}, {"type": "tool_use", ...} and others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """The goal was accepted. Always the first entry."""
+
+    spec: TaskSpec
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """The state changed. `retry_delay_seconds` only for RETRY_SCHEDULED, `result` only for endings."""
+
+    to_state: TaskState
+    reason: str
+    message: str = ""
+    result: str = ""
+    retry_delay_seconds: float | None = None
+    from_state: TaskState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolsDefined:
+    """The tools as they were at the first Open; a resumed task keeps them."""
+
+    tools: tuple[ToolDefinition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAttempt:
+    """A model call is about to be sent, its tokens are set aside."""
+
+    attempt_number: int
+    model: str
+    input_tokens: int
+    max_output_tokens: int
+    reserved_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFailure:
+    """A model call failed; settles its attempt."""
+
+    attempt_number: int
+    error_class: str
+    message: str
+    retryable: bool
+    status_code: int = 0
+    retry_after_seconds: float | None = None
+    usage: TokenUsage = field(default_factory=TokenUsage)
+    provider_request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptLost:
+    """A model call's fate is unknown; settles its attempt from the progress last heard."""
+
+    attempt_number: int
+    usage: TokenUsage
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantMessage:
+    """The model answered; settles its attempt."""
+
+    attempt_number: int
+    content: tuple[ContentBlock, ...]
+    stop_reason: str
+    usage: TokenUsage
+    model: str = ""
+    provider_request_id: str = ""
+    latency_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ToolIntent:
+    """A tool call, written before it is made."""
+
+    call_id: str
+    tool_use_id: str
+    tool: str
+    arguments_json: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutcome:
+    """What a tool call came to."""
+
+    call_id: str
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class UserMessage:
+    """Words for the agent, read at its next model call."""
+
+    text: str
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequest:
+    """Somebody asked for the end."""
+
+    reason: str
+
+
+Body = (
+    Submitted
+    | Transition
+    | ToolsDefined
+    | ModelAttempt
+    | ModelFailure
+    | AttemptLost
+    | AssistantMessage
+    | ToolIntent
+    | ToolOutcome
+    | UserMessage
+    | CancelRequest
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An appended fact with its place. Never updated, never renumbered."""
+
+    sequence: int
+    step: int
+    body: Body
+    epoch: int = 0
+    claim_id: str = ""
+    attempt: int = 1
+    actor: str = ""

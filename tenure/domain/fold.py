@@ -1,0 +1,160 @@
+"""The fold of a ledger into a resume point: what any worker, at any time, goes on from.
+
+The same fold serves a first start, a resume after a takeover and every step in between, so that a resumed task cannot
+differ from one that was never interrupted. Facts of others (a user's message) take effect at the next model attempt,
+for every reader alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tenure.domain.entries import (
+    AssistantMessage,
+    AttemptLost,
+    Body,
+    CancelRequest,
+    Entry,
+    ModelAttempt,
+    ModelFailure,
+    Submitted,
+    ToolIntent,
+    ToolOutcome,
+    ToolsDefined,
+    Transition,
+    UserMessage,
+)
+from tenure.domain.states import TaskState
+from tenure.domain.task import TaskSpec
+from tenure.domain.tools import Outcome, ToolDefinition
+
+Message = dict[str, Any]
+"""A provider's message: {"role": "user" | "assistant", "content": [blocks]}."""
+
+
+@dataclass(slots=True)
+class ResumePoint:
+    """The fold so far. `apply` entries in order; read the rest. Refuses gaps: a fold over a hole is a lie."""
+
+    sequence: int = 0
+    state: TaskState = TaskState.QUEUED
+    spec: TaskSpec | None = None
+    tools: tuple[ToolDefinition, ...] | None = None
+    step: int = 0
+    messages: list[Message] = field(default_factory=list)
+    intents: dict[str, ToolIntent] = field(default_factory=dict)
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    attempts_in_step: int = 0
+    failures: list[ModelFailure] = field(default_factory=list)
+    open_attempt: ModelAttempt | None = None
+    answer: AssistantMessage | None = None
+    truncations: int = 0
+    retries: int = 0
+    last_text: str = ""
+    cancel_reason: str | None = None
+    _texts: list[str] = field(default_factory=list)
+
+    @property
+    def open_intents(self) -> list[ToolIntent]:
+        """Intents without an outcome, in the order the model gave them."""
+        return [intent for call, intent in self.intents.items() if call not in self.outcomes]
+
+    @property
+    def has_pending_words(self) -> bool:
+        """Whether there are words the model has not been sent yet."""
+        return bool(self._texts)
+
+    def apply(self, entry: Entry) -> None:
+        """Takes the next entry in; ValueError when it is not the next."""
+        if entry.sequence != self.sequence + 1:
+            raise ValueError(f"entry {entry.sequence} does not follow {self.sequence}")
+        self.sequence = entry.sequence
+        self._fold(entry.step, entry.body)
+
+    def _fold(self, step: int, body: Body) -> None:  # noqa: C901 - one case for each kind of fact, and nothing else
+        match body:
+            case Submitted():
+                self.spec = body.spec
+                self._texts.append(body.spec.goal)
+            case Transition():
+                self._transition(body)
+            case ToolsDefined():
+                self.tools = body.tools
+            case ModelAttempt():
+                self._attempt(step, body)
+            case AssistantMessage():
+                self._answer(body)
+            case ModelFailure():
+                self.open_attempt = None
+                self.failures.append(body)
+            case AttemptLost():
+                self.open_attempt = None
+            case ToolIntent():
+                self.intents[body.call_id] = body
+            case ToolOutcome():
+                self.outcomes[body.call_id] = body.outcome
+            case UserMessage():
+                self._texts.append(body.text)
+            case CancelRequest():
+                self.cancel_reason = body.reason
+
+    def _transition(self, body: Transition) -> None:
+        self.state = body.to_state
+        if body.to_state is TaskState.RETRY_SCHEDULED:
+            self.retries += 1
+            self.failures.clear()
+
+    def _attempt(self, step: int, body: ModelAttempt) -> None:
+        self._close_turn()
+        if step != self.step:
+            self.step, self.attempts_in_step = step, 0
+        self.attempts_in_step = max(self.attempts_in_step, body.attempt_number)
+        self.open_attempt = body
+
+    def _close_turn(self) -> None:
+        """What was collected since the last answer becomes one user message: tool results first, then words."""
+        content: list[dict[str, Any]] = [
+            _tool_result(intent, self.outcomes[call]) for call, intent in self.intents.items() if call in self.outcomes
+        ]
+        content += [{"type": "text", "text": text} for text in self._texts]
+        if content:
+            self.messages.append({"role": "user", "content": content})
+        self.intents.clear()
+        self.outcomes.clear()
+        self._texts.clear()
+        self.answer = None
+
+    def _answer(self, body: AssistantMessage) -> None:
+        self.open_attempt = None
+        self.failures.clear()
+        self.retries = 0
+        self.answer = body
+        self.messages.append({"role": "assistant", "content": list(body.content)})
+        self.truncations = self.truncations + 1 if body.stop_reason == "max_tokens" else 0
+        text = text_of(body.content)
+        if text:
+            self.last_text = text
+
+
+def fold(entries: Iterable[Entry]) -> ResumePoint:
+    """The resume point of a whole ledger, or of a prefix of it."""
+    point = ResumePoint()
+    for entry in entries:
+        point.apply(entry)
+    return point
+
+
+def text_of(content: Iterable[dict[str, Any]]) -> str:
+    """The words in a message's blocks."""
+    return "\n\n".join(block["text"] for block in content if block.get("type") == "text" and block.get("text"))
+
+
+def _tool_result(intent: ToolIntent, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "type": "tool_result",
+        "tool_use_id": intent.tool_use_id,
+        "content": outcome.content,
+        "is_error": outcome.is_error,
+    }

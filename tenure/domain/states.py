@@ -1,0 +1,88 @@
+"""The states of a task and the one table of moves between them.
+
+Nothing else in the project knows which move is allowed: the ledger, the loops and the tests ask here.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from tenure.domain.errors import WrongState
+
+
+class TaskState(StrEnum):
+    """Where a task stands. The values are those of the database."""
+
+    QUEUED = "QUEUED"  # by submit, requeue, a lost or returned claim, a due retry; left by Open or an ending
+    RUNNING = "RUNNING"  # by Open; left by the owner's commit, a lost claim or an ending
+    WAITING_USER = "WAITING_USER"  # by the owner's commit; left when a person answers
+    WAITING_EXTERNAL = "WAITING_EXTERNAL"  # by the owner's commit; left when the event or the last child arrives
+    RETRY_SCHEDULED = "RETRY_SCHEDULED"  # by the owner's commit; left by the sweep when it is due
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    TIMED_OUT = "TIMED_OUT"
+    CANCELLED = "CANCELLED"
+    COST_EXCEEDED = "COST_EXCEEDED"
+
+
+class Reason:
+    """Reasons of transitions: what a machine may ask for. A plain namespace, because reasons are an open set."""
+
+    SUBMITTED = "SUBMITTED"
+    OPENED = "OPENED"
+    FINAL_ANSWER = "FINAL_ANSWER"
+    LEASE_EXPIRED = "LEASE_EXPIRED"
+    WORKER_LOST = "WORKER_LOST"
+    WORKER_STUCK = "WORKER_STUCK"
+    WORKER_DRAINED = "WORKER_DRAINED"
+    WORKER_HALTED = "WORKER_HALTED"
+    CLAIM_LOST = "CLAIM_LOST"
+    CRASH_LOOP = "CRASH_LOOP"
+    RETRY_DUE = "RETRY_DUE"
+    CANCEL_REQUESTED = "CANCEL_REQUESTED"
+    DEADLINE_PASSED = "DEADLINE_PASSED"
+    TOKEN_LIMIT = "TOKEN_LIMIT"
+    STEP_LIMIT = "STEP_LIMIT"
+    BUDGET_BUSY = "BUDGET_BUSY"
+    TOOL_IN_DOUBT = "TOOL_IN_DOUBT"
+    MODEL_RATE_LIMITED = "MODEL_RATE_LIMITED"
+    MODEL_UNAVAILABLE = "MODEL_UNAVAILABLE"
+    MODEL_REJECTED = "MODEL_REJECTED"
+    MODEL_REFUSED = "MODEL_REFUSED"
+    MODEL_TRUNCATED = "MODEL_TRUNCATED"
+    CONTEXT_WINDOW_EXCEEDED = "CONTEXT_WINDOW_EXCEEDED"
+
+
+TERMINAL: Final = frozenset(
+    {TaskState.SUCCEEDED, TaskState.FAILED, TaskState.TIMED_OUT, TaskState.CANCELLED, TaskState.COST_EXCEEDED}
+)
+WAITING: Final = frozenset({TaskState.WAITING_USER, TaskState.WAITING_EXTERNAL})
+
+MOVES: Final[dict[TaskState, frozenset[TaskState]]] = {
+    TaskState.QUEUED: frozenset({TaskState.RUNNING, TaskState.CANCELLED, TaskState.TIMED_OUT, TaskState.FAILED}),
+    TaskState.RUNNING: frozenset(
+        {TaskState.QUEUED, TaskState.WAITING_USER, TaskState.WAITING_EXTERNAL, TaskState.RETRY_SCHEDULED} | TERMINAL
+    ),
+    TaskState.WAITING_USER: frozenset({TaskState.QUEUED, TaskState.TIMED_OUT, TaskState.CANCELLED, TaskState.FAILED}),
+    TaskState.WAITING_EXTERNAL: frozenset(
+        {TaskState.QUEUED, TaskState.TIMED_OUT, TaskState.CANCELLED, TaskState.FAILED}
+    ),
+    TaskState.RETRY_SCHEDULED: frozenset({TaskState.QUEUED, TaskState.CANCELLED, TaskState.TIMED_OUT}),
+    TaskState.SUCCEEDED: frozenset(),
+    TaskState.FAILED: frozenset(),
+    TaskState.TIMED_OUT: frozenset(),
+    TaskState.CANCELLED: frozenset(),
+    TaskState.COST_EXCEEDED: frozenset(),
+}
+
+
+def is_terminal(state: TaskState) -> bool:
+    """Whether the task has ended."""
+    return state in TERMINAL
+
+
+def check_move(current: TaskState, target: TaskState) -> None:
+    """Raises WrongState{state} when the table does not allow the move."""
+    if target not in MOVES[current]:
+        raise WrongState(f"a {current} task cannot become {target}", metadata={"state": current.value})

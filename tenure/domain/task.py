@@ -1,0 +1,104 @@
+"""What a task is, as the rules see it. Defaults stand here and nowhere else; wire.py fills them in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Final
+
+from tenure.domain.retry import RetryPolicy
+
+DEFAULT_LOOP: Final = "messages"
+DEFAULT_QUEUE: Final = "default"
+DEFAULT_MAX_TOKENS: Final = 2_000_000
+DEFAULT_MAX_STEPS: Final = 200
+DEFAULT_TIMEOUT_SECONDS: Final = 24 * 3600.0
+MAX_TIMEOUT_SECONDS: Final = 24 * 3600.0
+CRASH_LOOP_DEATHS: Final = 5
+"""So many deaths of owners in a row without a new step, and the task is a poison: it ends as FAILED, CRASH_LOOP."""
+
+
+class Priority(IntEnum):
+    """Which tasks go first. The numbers are those of the wire and of the database's order."""
+
+    HIGH = 1
+    NORMAL = 2
+    LOW = 3
+
+
+class SourceKind(StrEnum):
+    """What kind of thing submitted a task."""
+
+    CONVERSATION = "CONVERSATION"
+    CONTROL = "CONTROL"
+    SCHEDULER = "SCHEDULER"
+    MANUAL = "MANUAL"
+
+
+class LeaseLostPolicy(StrEnum):
+    """What to do when the worker loses its lease."""
+
+    RESUME = "RESUME"
+    TIME_OUT = "TIME_OUT"
+
+
+class InDoubtPolicy(StrEnum):
+    """What to do when nobody knows whether an UNSAFE call happened."""
+
+    WAIT_FOR_PERSON = "WAIT_FOR_PERSON"
+    TELL_MODEL = "TELL_MODEL"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSpec:
+    """The agent that carries the goal out.
+
+    `tools` None: all of the tenant's; empty: none. `model` "" and `max_output_tokens` 0: the worker's default.
+    """
+
+    loop: str = DEFAULT_LOOP
+    model: str = ""
+    system: str = ""
+    tools: tuple[str, ...] | None = None
+    max_output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the task may use up."""
+
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    max_steps: int = DEFAULT_MAX_STEPS
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPolicy:
+    """What to do when things go wrong."""
+
+    on_lease_lost: LeaseLostPolicy = LeaseLostPolicy.RESUME
+    on_in_doubt: InDoubtPolicy = InDoubtPolicy.WAIT_FOR_PERSON
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Who asked for the task."""
+
+    kind: SourceKind = SourceKind.MANUAL
+    source_id: str = ""
+    source_run_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpec:
+    """All that is fixed when a task is submitted."""
+
+    goal: str
+    agent: AgentSpec = field(default_factory=AgentSpec)
+    limits: Limits = field(default_factory=Limits)
+    policy: TaskPolicy = field(default_factory=TaskPolicy)
+    priority: Priority = Priority.NORMAL
+    queue: str = DEFAULT_QUEUE
+    labels: tuple[tuple[str, str], ...] = ()
+    source: Source = field(default_factory=Source)

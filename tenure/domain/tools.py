@@ -1,0 +1,95 @@
+"""Tools, calls and outcomes, as the rules see them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class EffectClass(StrEnum):
+    """What may be done with a call whose runner died before its outcome was known."""
+
+    PURE = "PURE"  # no effect outside: run again
+    IDEMPOTENT = "IDEMPOTENT"  # running it again comes to the same: run again
+    KEYED = "KEYED"  # the outside honours the idempotency key: run again with the same key
+    UNSAFE = "UNSAFE"  # must not happen twice: in doubt, never run again by itself
+
+    @property
+    def may_run_again(self) -> bool:
+        return self is not EffectClass.UNSAFE
+
+
+class CallState(StrEnum):
+    """Where a call stands at the tool service. The values are those of its database."""
+
+    ACCEPTED = "ACCEPTED"  # recorded; left by STARTED or NOT_RUN
+    STARTED = "STARTED"  # the effect may have begun; left by FINISHED, IN_DOUBT, or ACCEPTED (run again)
+    FINISHED = "FINISHED"  # it has an outcome
+    NOT_RUN = "NOT_RUN"  # closed before it began
+    IN_DOUBT = "IN_DOUBT"  # nobody knows; left by FINISHED (a late outcome, or a person's word)
+
+
+class OutcomeStatus(StrEnum):
+    """How a call ended."""
+
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    TIMED_OUT = "TIMED_OUT"
+    INVALID_ARGUMENTS = "INVALID_ARGUMENTS"
+    NOT_ALLOWED = "NOT_ALLOWED"
+    NOT_RUN = "NOT_RUN"
+    IN_DOUBT = "IN_DOUBT"
+    CANCELLED = "CANCELLED"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolDefinition:
+    """A tool an agent may call. `input_schema_json`: a JSON schema of an object."""
+
+    name: str
+    description: str
+    input_schema_json: str
+    effect_class: EffectClass
+    timeout_seconds: float = 30.0
+    output_limit_bytes: int = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a call came to. `content` is what the model reads."""
+
+    status: OutcomeStatus
+    content: str
+    truncated: bool = False
+    detail: str = ""
+    duration_seconds: float = 0.0
+    call_attempt: int = 1
+
+    @property
+    def is_error(self) -> bool:
+        return self.status is not OutcomeStatus.SUCCEEDED
+
+
+NOT_RUN = Outcome(OutcomeStatus.NOT_RUN, "This call was not run: the task was ended first.")
+IN_DOUBT = Outcome(
+    OutcomeStatus.IN_DOUBT,
+    "It is not known whether this call happened: what ran it died. It must not simply be repeated; "
+    "find out first whether its effect is there.",
+)
+
+
+def outcome_of_ended_call(state: CallState, outcome: Outcome | None) -> Outcome:
+    """What the ledger records for an open intent when its task is ended: the record, NOT_RUN or IN_DOUBT.
+
+    Called after the tool fence was closed, so that nothing is still to be started.
+    """
+    if state is CallState.FINISHED and outcome is not None:
+        return outcome
+    if state in {CallState.STARTED, CallState.IN_DOUBT}:
+        return IN_DOUBT
+    return NOT_RUN
+
+
+def call_id(step: int, index: int) -> str:
+    """The call's name in its task. Providers' own ids may repeat, this one does not."""
+    return f"{step}.{index}"

@@ -1,0 +1,89 @@
+"""What the `messages` loop does next: a pure function of the resume point.
+
+call the model ──▶ answer ──▶ run tools ──▶ call the model … ──▶ final answer
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from tenure.domain.entries import ToolIntent
+from tenure.domain.fold import ResumePoint
+from tenure.domain.states import Reason, TaskState
+
+MAX_TRUNCATIONS: Final = 3
+"""Answers in a row cut at the output limit before the task fails: a model that never finishes would go on for ever."""
+
+NUDGE: Final = "Your last message was cut off at the output limit. Go on exactly where it stopped."
+
+
+@dataclass(frozen=True, slots=True)
+class CallModel:
+    """Send the messages as this attempt of this step."""
+
+    step: int
+    attempt_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExecuteTools:
+    """Run these calls, in parallel."""
+
+    step: int
+    intents: tuple[ToolIntent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Nudge:
+    """The answer was cut: tell the model to go on, then call it."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseOut:
+    """The task ends."""
+
+    to_state: TaskState
+    reason: str
+    message: str
+    result: str
+
+
+NextMove = CallModel | ExecuteTools | Nudge | CloseOut
+
+
+def next_move(point: ResumePoint) -> NextMove:
+    """What to do after the entries so far. Meets no open model attempt: Open settles what an old owner left."""
+    if point.open_intents:
+        return ExecuteTools(point.step, tuple(point.open_intents))
+    if point.answer is None:
+        if point.attempts_in_step:  # sent, and failed or lost: the same step again
+            return CallModel(point.step, point.attempts_in_step + 1)
+        return CallModel(point.step + 1, 1)
+    if point.intents:
+        return CallModel(point.step + 1, 1)
+    return _after_answer(point, point.answer.stop_reason)
+
+
+def _after_answer(point: ResumePoint, stop_reason: str) -> NextMove:
+    match stop_reason:
+        case "pause_turn":
+            return CallModel(point.step + 1, 1)
+        case "max_tokens" if point.has_pending_words:
+            return CallModel(point.step + 1, 1)
+        case "max_tokens" if point.truncations < MAX_TRUNCATIONS:
+            return Nudge(point.step)
+        case "max_tokens":
+            return _failed(point, Reason.MODEL_TRUNCATED, f"{MAX_TRUNCATIONS} answers in a row were cut off")
+        case "refusal":
+            return _failed(point, Reason.MODEL_REFUSED, "the model declined to go on")
+        case "model_context_window_exceeded":
+            return _failed(point, Reason.CONTEXT_WINDOW_EXCEEDED, "the conversation no longer fits the model")
+        case _:
+            return CloseOut(TaskState.SUCCEEDED, Reason.FINAL_ANSWER, "", point.last_text)
+
+
+def _failed(point: ResumePoint, reason: str, message: str) -> CloseOut:
+    return CloseOut(TaskState.FAILED, reason, message, point.last_text)

@@ -1,0 +1,121 @@
+"""Ed25519 signatures of fencing tokens: made by the coordinator, checked by every guarded service.
+
+A check costs about 100 µs, twice a commit's share of the database, so the outcome is remembered by the exact bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+from tenure.domain.errors import Unauthenticated
+
+CACHE_SIZE: Final = 65_536
+
+
+class SignedBytes(NamedTuple):
+    """A token as it travels: exactly `claims` is what `signature` covers."""
+
+    claims: bytes
+    key_id: str
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """Holds the private key. `key_id` tells verifiers which public key to take."""
+
+    key_id: str
+    _key: Ed25519PrivateKey
+
+    @classmethod
+    def load(cls, path: Path) -> Signer:
+        """Reads the file `write_key_pair` made; ValueError says what is wrong with it."""
+        try:
+            stored = json.loads(path.read_text())
+            return cls(stored["key_id"], Ed25519PrivateKey.from_private_bytes(base64.b64decode(stored["private_key"])))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path} is no signing key of Tenure ({error}); make one with `tenure keys create`"
+            ) from error
+
+    def sign(self, claims: bytes) -> SignedBytes:
+        return SignedBytes(claims, self.key_id, self._key.sign(claims))
+
+    def public_key_bytes(self) -> bytes:
+        """32 raw bytes, for ListSigningKeys."""
+        return self._key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+
+
+class Verifier:
+    """Checks tokens against a file of public keys, which is read again when an unknown key turns up or it changed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._modified_ns = 0
+        self._keys: dict[str, Ed25519PublicKey] = {}
+        self._checked: OrderedDict[SignedBytes, None] = OrderedDict()
+        self._reload()
+
+    def check(self, token: SignedBytes) -> None:
+        """Raises Unauthenticated (INVALID_TOKEN) unless the signature is one of ours."""
+        if token in self._checked:
+            return
+        key = self._key(token.key_id)
+        try:
+            key.verify(token.signature, token.claims)
+        except InvalidSignature as error:
+            raise Unauthenticated(
+                "the fencing token's signature does not fit its claims", reason="INVALID_TOKEN"
+            ) from error
+        self._checked[token] = None
+        if len(self._checked) > CACHE_SIZE:
+            self._checked.popitem(last=False)
+
+    def public_keys(self) -> Mapping[str, bytes]:
+        """All keys that verify, raw."""
+        self._reload()
+        return {key_id: key.public_bytes(Encoding.Raw, PublicFormat.Raw) for key_id, key in self._keys.items()}
+
+    def _key(self, key_id: str) -> Ed25519PublicKey:
+        if key_id not in self._keys:
+            self._reload()
+        if key_id not in self._keys:
+            raise Unauthenticated(f"the fencing token is signed with an unknown key {key_id!r}", reason="INVALID_TOKEN")
+        return self._keys[key_id]
+
+    def _reload(self) -> None:
+        try:
+            modified_ns = self._path.stat().st_mtime_ns
+            if modified_ns == self._modified_ns:
+                return
+            stored = json.loads(self._path.read_text())
+            keys = {
+                item["key_id"]: Ed25519PublicKey.from_public_bytes(base64.b64decode(item["public_key"]))
+                for item in stored["keys"]
+            }
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{self._path} holds no verifying keys of Tenure ({error})") from error
+        if set(self._keys) - set(keys):
+            self._checked.clear()  # a key was withdrawn: what it signed must be checked anew
+        self._keys, self._modified_ns = keys, modified_ns
+
+
+def write_key_pair(private_path: Path, public_path: Path, key_id: str) -> None:
+    """Makes a key. The private file is readable by its owner only; the public one keeps the keys it already has."""
+    key = Ed25519PrivateKey.generate()
+    raw = key.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
+    private_path.touch(mode=0o600, exist_ok=False)
+    private_path.write_text(json.dumps({"key_id": key_id, "private_key": base64.b64encode(raw).decode()}))
+    known = json.loads(public_path.read_text())["keys"] if public_path.exists() else []
+    public = base64.b64encode(key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)).decode()
+    public_path.write_text(json.dumps({"keys": [*known, {"key_id": key_id, "public_key": public}]}, indent=2))
