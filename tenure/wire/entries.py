@@ -1,0 +1,199 @@
+"""The ledger's facts. One table says which message is which class; each pair of functions below is one kind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tenure.domain import entries as facts
+from tenure.domain.budget import TokenUsage
+from tenure.v1 import ledger_pb2
+from tenure.wire.enums import STATES
+from tenure.wire.task import spec_to_domain, spec_to_wire, usage_to_domain, usage_to_wire
+from tenure.wire.times import duration, seconds
+from tenure.wire.tools import outcome_to_domain, outcome_to_wire, tool_to_domain, tool_to_wire
+
+
+def entry_to_domain(entry: ledger_pb2.Entry) -> facts.Entry:
+    """An appended fact. ValueError for a kind this version does not know: folding past it would be a lie."""
+    return facts.Entry(
+        sequence=entry.sequence,
+        step=entry.step,
+        body=body_to_domain(entry.body),
+        epoch=entry.epoch,
+        claim_id=entry.claim_id,
+        attempt=entry.attempt,
+        actor=entry.actor,
+    )
+
+
+def entries_to_domain(entries: Iterable[ledger_pb2.Entry]) -> list[facts.Entry]:
+    return [entry_to_domain(entry) for entry in entries]
+
+
+def new_entry(step: int, body: facts.Body) -> ledger_pb2.NewEntry:
+    """A fact to be appended."""
+    return ledger_pb2.NewEntry(step=step, body=body_to_wire(body))
+
+
+def body_to_domain(body: ledger_pb2.EntryBody) -> facts.Body:
+    kind = body.WhichOneof("body")
+    if kind is None:
+        raise ValueError("an entry of a kind that this version does not know")
+    return _TO_DOMAIN[kind](getattr(body, kind))
+
+
+def body_to_wire(body: facts.Body) -> ledger_pb2.EntryBody:
+    return _TO_WIRE[type(body)](body)
+
+
+def kind_number(body: ledger_pb2.EntryBody) -> int:
+    """The entry's kind: the field number of its body, also in the database. 0: none is set."""
+    kind = body.WhichOneof("body")
+    return 0 if kind is None else ledger_pb2.EntryBody.DESCRIPTOR.fields_by_name[kind].number
+
+
+def _transition_to_domain(message: ledger_pb2.StateTransition) -> facts.Transition:
+    return facts.Transition(
+        to_state=STATES.to_domain(message.to_state),
+        reason=message.reason,
+        message=message.message,
+        result=message.result,
+        from_state=STATES.to_domain(message.from_state) if message.from_state else None,
+    )
+
+
+def _transition_to_wire(fact: facts.Transition) -> ledger_pb2.EntryBody:
+    message = ledger_pb2.StateTransition(
+        to_state=STATES.to_wire(fact.to_state), reason=fact.reason, message=fact.message, result=fact.result
+    )
+    if fact.from_state is not None:
+        message.from_state = STATES.to_wire(fact.from_state)
+    return ledger_pb2.EntryBody(transition=message)
+
+
+def _failure_to_domain(message: ledger_pb2.ModelFailure) -> facts.ModelFailure:
+    return facts.ModelFailure(
+        attempt_number=message.attempt_number,
+        error_class=message.error_class,
+        message=message.message,
+        retryable=message.retryable,
+        status_code=message.status_code,
+        retry_after_seconds=seconds(message.retry_after) if message.HasField("retry_after") else None,
+        usage=usage_to_domain(message.usage),
+        provider_request_id=message.provider_request_id,
+    )
+
+
+def _failure_to_wire(fact: facts.ModelFailure) -> ledger_pb2.EntryBody:
+    return ledger_pb2.EntryBody(
+        model_failure=ledger_pb2.ModelFailure(
+            attempt_number=fact.attempt_number,
+            error_class=fact.error_class,
+            message=fact.message,
+            retryable=fact.retryable,
+            status_code=fact.status_code,
+            retry_after=None if fact.retry_after_seconds is None else duration(fact.retry_after_seconds),
+            usage=usage_to_wire(fact.usage),
+            provider_request_id=fact.provider_request_id,
+        )
+    )
+
+
+def _attempt_to_domain(message: ledger_pb2.ModelAttempt) -> facts.ModelAttempt:
+    return facts.ModelAttempt(
+        message.attempt_number, message.model, message.input_tokens, message.max_output_tokens, message.reserved_tokens
+    )
+
+
+def _attempt_to_wire(fact: facts.ModelAttempt) -> ledger_pb2.EntryBody:
+    return ledger_pb2.EntryBody(
+        model_attempt=ledger_pb2.ModelAttempt(
+            attempt_number=fact.attempt_number,
+            model=fact.model,
+            input_tokens=fact.input_tokens,
+            max_output_tokens=fact.max_output_tokens,
+            reserved_tokens=fact.reserved_tokens,
+        )
+    )
+
+
+def _answer_to_domain(message: ledger_pb2.AssistantMessage) -> facts.AssistantMessage:
+    return facts.AssistantMessage(
+        attempt_number=message.attempt_number,
+        content=tuple(json.loads(message.content_json)),
+        stop_reason=message.stop_reason,
+        usage=usage_to_domain(message.usage),
+        model=message.model,
+        provider_request_id=message.provider_request_id,
+        latency_seconds=seconds(message.latency),
+    )
+
+
+def _answer_to_wire(fact: facts.AssistantMessage) -> ledger_pb2.EntryBody:
+    return ledger_pb2.EntryBody(
+        assistant_message=ledger_pb2.AssistantMessage(
+            attempt_number=fact.attempt_number,
+            content_json=json.dumps(fact.content, ensure_ascii=False, separators=(",", ":")),
+            stop_reason=fact.stop_reason,
+            usage=usage_to_wire(fact.usage),
+            model=fact.model,
+            provider_request_id=fact.provider_request_id,
+            latency=duration(fact.latency_seconds),
+        )
+    )
+
+
+_TO_DOMAIN: dict[str, Callable[[Any], facts.Body]] = {
+    "submitted": lambda m: facts.Submitted(spec_to_domain(m.spec), m.request_id),
+    "transition": _transition_to_domain,
+    "tools_defined": lambda m: facts.ToolsDefined(tuple(tool_to_domain(tool) for tool in m.tools)),
+    "model_attempt": _attempt_to_domain,
+    "model_failure": _failure_to_domain,
+    "attempt_lost": lambda m: facts.AttemptLost(m.attempt_number, usage_to_domain(m.usage)),
+    "assistant_message": _answer_to_domain,
+    "tool_intent": lambda m: facts.ToolIntent(m.call_id, m.tool_use_id, m.tool, m.arguments_json),
+    "tool_outcome": lambda m: facts.ToolOutcome(m.call_id, outcome_to_domain(m.outcome)),
+    "user_message": lambda m: facts.UserMessage(m.text, m.request_id),
+    "cancel_request": lambda m: facts.CancelRequest(m.reason),
+}
+
+_TO_WIRE: dict[type, Callable[[Any], ledger_pb2.EntryBody]] = {
+    facts.Submitted: lambda f: ledger_pb2.EntryBody(
+        submitted=ledger_pb2.TaskSubmitted(spec=spec_to_wire(f.spec), request_id=f.request_id)
+    ),
+    facts.Transition: _transition_to_wire,
+    facts.ToolsDefined: lambda f: ledger_pb2.EntryBody(
+        tools_defined=ledger_pb2.ToolsDefined(tools=[tool_to_wire(tool) for tool in f.tools])
+    ),
+    facts.ModelAttempt: _attempt_to_wire,
+    facts.ModelFailure: _failure_to_wire,
+    facts.AttemptLost: lambda f: ledger_pb2.EntryBody(
+        attempt_lost=ledger_pb2.AttemptLost(attempt_number=f.attempt_number, usage=usage_to_wire(f.usage))
+    ),
+    facts.AssistantMessage: _answer_to_wire,
+    facts.ToolIntent: lambda f: ledger_pb2.EntryBody(
+        tool_intent=ledger_pb2.ToolIntent(
+            call_id=f.call_id, tool_use_id=f.tool_use_id, tool=f.tool, arguments_json=f.arguments_json
+        )
+    ),
+    facts.ToolOutcome: lambda f: ledger_pb2.EntryBody(
+        tool_outcome=ledger_pb2.ToolOutcome(call_id=f.call_id, outcome=outcome_to_wire(f.outcome))
+    ),
+    facts.UserMessage: lambda f: ledger_pb2.EntryBody(
+        user_message=ledger_pb2.UserMessage(text=f.text, request_id=f.request_id)
+    ),
+    facts.CancelRequest: lambda f: ledger_pb2.EntryBody(cancel_request=ledger_pb2.CancelRequest(reason=f.reason)),
+}
+
+
+def settled_usage(body: ledger_pb2.EntryBody) -> tuple[int, TokenUsage] | None:
+    """(attempt number, usage) when the fact settles a model attempt, else None."""
+    match body.WhichOneof("body"):
+        case "assistant_message":
+            return body.assistant_message.attempt_number, usage_to_domain(body.assistant_message.usage)
+        case "model_failure":
+            return body.model_failure.attempt_number, usage_to_domain(body.model_failure.usage)
+        case _:
+            return None

@@ -1,0 +1,52 @@
+"""Enums. A value that a newer peer knows and we do not becomes the unspecified one, never a crash."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Generic, TypeVar
+
+from tenure.domain.states import TaskState
+from tenure.domain.task import InDoubtPolicy, LeaseLostPolicy, Priority, SourceKind
+from tenure.domain.tools import CallState, EffectClass, OutcomeStatus
+from tenure.v1 import task_pb2, tool_pb2
+
+D = TypeVar("D", bound=Enum)
+P = TypeVar("P", bound=int)
+
+
+class EnumMap(Generic[D, P]):
+    """One enum, both ways, by name: PREFIX_NAME on the wire is NAME in the domain (a test holds them equal)."""
+
+    def __init__(self, domain: type[D], values: dict[str, P], prefix: str, default: D | None) -> None:
+        self._to_wire = {member: values[f"{prefix}_{member.name}"] for member in domain}
+        self._to_domain = {int(number): member for member, number in self._to_wire.items()}
+        self._default = default
+
+    def to_wire(self, member: D) -> P:
+        return self._to_wire[member]
+
+    def to_domain(self, number: int) -> D:
+        """ValueError for an unspecified value where the contract has no default."""
+        member = self._to_domain.get(number, self._default)
+        if member is None:
+            raise ValueError(f"value {number} is unspecified or unknown")
+        return member
+
+
+STATES = EnumMap(TaskState, dict(task_pb2.TaskState.items()), "TASK_STATE", None)
+PRIORITIES = EnumMap(Priority, dict(task_pb2.Priority.items()), "PRIORITY", Priority.NORMAL)
+SOURCES = EnumMap(SourceKind, dict(task_pb2.SourceKind.items()), "SOURCE_KIND", SourceKind.MANUAL)
+LEASE_LOST = EnumMap(
+    LeaseLostPolicy, dict(task_pb2.LeaseLostPolicy.items()), "LEASE_LOST_POLICY", LeaseLostPolicy.RESUME
+)
+IN_DOUBT = EnumMap(
+    InDoubtPolicy, dict(task_pb2.InDoubtPolicy.items()), "IN_DOUBT_POLICY", InDoubtPolicy.WAIT_FOR_PERSON
+)
+EFFECT_CLASSES = EnumMap(EffectClass, dict(tool_pb2.EffectClass.items()), "EFFECT_CLASS", EffectClass.UNSAFE)
+OUTCOME_STATUSES = EnumMap(OutcomeStatus, dict(tool_pb2.OutcomeStatus.items()), "OUTCOME_STATUS", OutcomeStatus.FAILED)
+CALL_STATES = EnumMap(CallState, dict(tool_pb2.CallState.items()), "CALL_STATE", None)
+
+
+def state_name(number: int) -> str:
+    """The domain's name of a state on the wire, "" for none: for screens and messages."""
+    return "" if number == task_pb2.TASK_STATE_UNSPECIFIED else STATES.to_domain(number).value

@@ -1,0 +1,135 @@
+"""Task specs, usage and budgets. Defaults are filled in on the way into the domain."""
+
+from __future__ import annotations
+
+from tenure.domain.budget import Budget, TokenUsage
+from tenure.domain.retry import RetryPolicy
+from tenure.domain.task import (
+    DEFAULT_LOOP,
+    DEFAULT_MAX_STEPS,
+    DEFAULT_MAX_TOKENS,
+    DEFAULT_QUEUE,
+    DEFAULT_TIMEOUT_SECONDS,
+    AgentSpec,
+    Limits,
+    Source,
+    TaskPolicy,
+    TaskSpec,
+)
+from tenure.v1 import task_pb2
+from tenure.wire.enums import IN_DOUBT, LEASE_LOST, PRIORITIES, SOURCES
+from tenure.wire.times import duration, seconds
+
+
+def spec_to_domain(spec: task_pb2.TaskSpec) -> TaskSpec:
+    """A submitted spec with its defaults filled in."""
+    return TaskSpec(
+        goal=spec.goal,
+        agent=_agent_to_domain(spec.agent),
+        limits=_limits_to_domain(spec.limits),
+        policy=_policy_to_domain(spec.policy),
+        priority=PRIORITIES.to_domain(spec.priority),
+        queue=spec.queue or DEFAULT_QUEUE,
+        labels=tuple(sorted(spec.labels.items())),
+        source=Source(SOURCES.to_domain(spec.source.kind), spec.source.source_id, spec.source.source_run_id),
+    )
+
+
+def spec_to_wire(spec: TaskSpec) -> task_pb2.TaskSpec:
+    """The effective spec: what a caller sees has the defaults filled in."""
+    retry = spec.policy.retry
+    return task_pb2.TaskSpec(
+        goal=spec.goal,
+        agent=task_pb2.AgentSpec(
+            loop=spec.agent.loop,
+            model=spec.agent.model,
+            system=spec.agent.system,
+            tools=allowlist_to_wire(spec.agent.tools),
+            max_output_tokens=spec.agent.max_output_tokens,
+        ),
+        limits=task_pb2.Limits(
+            max_tokens=spec.limits.max_tokens,
+            max_steps=spec.limits.max_steps,
+            timeout=duration(spec.limits.timeout_seconds),
+        ),
+        policy=task_pb2.TaskPolicy(
+            on_lease_lost=LEASE_LOST.to_wire(spec.policy.on_lease_lost),
+            on_in_doubt=IN_DOUBT.to_wire(spec.policy.on_in_doubt),
+            retry=task_pb2.RetryPolicy(
+                max_attempts=retry.max_attempts,
+                initial_backoff=duration(retry.initial_seconds),
+                factor=retry.factor,
+                max_backoff=duration(retry.cap_seconds),
+            ),
+        ),
+        priority=PRIORITIES.to_wire(spec.priority),
+        queue=spec.queue,
+        labels=dict(spec.labels),
+        source=task_pb2.Source(
+            kind=SOURCES.to_wire(spec.source.kind),
+            source_id=spec.source.source_id,
+            source_run_id=spec.source.source_run_id,
+        ),
+    )
+
+
+def allowlist_to_wire(names: tuple[str, ...] | None) -> task_pb2.ToolAllowlist | None:
+    """None stays absent: all tools. Empty stays present: none."""
+    return None if names is None else task_pb2.ToolAllowlist(names=names)
+
+
+def usage_to_domain(usage: task_pb2.TokenUsage) -> TokenUsage:
+    return TokenUsage(
+        usage.input_tokens, usage.output_tokens, usage.cache_creation_input_tokens, usage.cache_read_input_tokens
+    )
+
+
+def usage_to_wire(usage: TokenUsage) -> task_pb2.TokenUsage:
+    return task_pb2.TokenUsage(
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
+        cache_creation_input_tokens=usage.cache_creation_input_tokens,
+        cache_read_input_tokens=usage.cache_read_input_tokens,
+    )
+
+
+def budget_to_domain(budget: task_pb2.BudgetStatus) -> Budget:
+    return Budget(budget.max_tokens, budget.used_tokens, budget.reserved_tokens)
+
+
+def budget_to_wire(budget: Budget) -> task_pb2.BudgetStatus:
+    return task_pb2.BudgetStatus(
+        max_tokens=budget.max_tokens, used_tokens=budget.used_tokens, reserved_tokens=budget.reserved_tokens
+    )
+
+
+def _agent_to_domain(agent: task_pb2.AgentSpec) -> AgentSpec:
+    return AgentSpec(
+        loop=agent.loop or DEFAULT_LOOP,
+        model=agent.model,
+        system=agent.system,
+        tools=tuple(agent.tools.names) if agent.HasField("tools") else None,
+        max_output_tokens=agent.max_output_tokens,
+    )
+
+
+def _limits_to_domain(limits: task_pb2.Limits) -> Limits:
+    return Limits(
+        max_tokens=limits.max_tokens or DEFAULT_MAX_TOKENS,
+        max_steps=limits.max_steps or DEFAULT_MAX_STEPS,
+        timeout_seconds=seconds(limits.timeout) or DEFAULT_TIMEOUT_SECONDS,
+    )
+
+
+def _policy_to_domain(policy: task_pb2.TaskPolicy) -> TaskPolicy:
+    retry, default = policy.retry, RetryPolicy()
+    return TaskPolicy(
+        on_lease_lost=LEASE_LOST.to_domain(policy.on_lease_lost),
+        on_in_doubt=IN_DOUBT.to_domain(policy.on_in_doubt),
+        retry=RetryPolicy(
+            max_attempts=retry.max_attempts if retry.HasField("max_attempts") else default.max_attempts,
+            initial_seconds=seconds(retry.initial_backoff) or default.initial_seconds,
+            factor=retry.factor or default.factor,
+            cap_seconds=seconds(retry.max_backoff) or default.cap_seconds,
+        ),
+    )

@@ -1,0 +1,52 @@
+"""Tool definitions, outcomes and call records."""
+
+from __future__ import annotations
+
+from tenure.domain.tools import Outcome, ToolDefinition
+from tenure.v1 import tool_pb2
+from tenure.wire.enums import EFFECT_CLASSES, OUTCOME_STATUSES
+from tenure.wire.times import duration, seconds
+
+
+def tool_to_domain(tool: tool_pb2.ToolDefinition) -> ToolDefinition:
+    return ToolDefinition(
+        name=tool.name,
+        description=tool.description,
+        input_schema_json=tool.input_schema_json,
+        effect_class=EFFECT_CLASSES.to_domain(tool.effect_class),
+        timeout_seconds=seconds(tool.timeout),
+        output_limit_bytes=tool.output_limit_bytes,
+    )
+
+
+def tool_to_wire(tool: ToolDefinition) -> tool_pb2.ToolDefinition:
+    return tool_pb2.ToolDefinition(
+        name=tool.name,
+        description=tool.description,
+        input_schema_json=tool.input_schema_json,
+        timeout=duration(tool.timeout_seconds),
+        output_limit_bytes=tool.output_limit_bytes,
+        effect_class=EFFECT_CLASSES.to_wire(tool.effect_class),
+    )
+
+
+def outcome_to_domain(outcome: tool_pb2.Outcome) -> Outcome:
+    return Outcome(
+        status=OUTCOME_STATUSES.to_domain(outcome.status),
+        content=outcome.content,
+        truncated=outcome.truncated,
+        detail=outcome.detail,
+        duration_seconds=seconds(outcome.duration),
+        call_attempt=outcome.call_attempt,
+    )
+
+
+def outcome_to_wire(outcome: Outcome) -> tool_pb2.Outcome:
+    return tool_pb2.Outcome(
+        status=OUTCOME_STATUSES.to_wire(outcome.status),
+        content=outcome.content,
+        truncated=outcome.truncated,
+        detail=outcome.detail,
+        duration=duration(outcome.duration_seconds),
+        call_attempt=outcome.call_attempt,
+    )

@@ -1,0 +1,64 @@
+"""Protobuf ↔ domain: what goes out comes back."""
+
+from __future__ import annotations
+
+import pytest
+
+from tenure.domain import entries as facts
+from tenure.domain.budget import TokenUsage
+from tenure.domain.retry import RetryPolicy
+from tenure.domain.states import TaskState
+from tenure.domain.task import AgentSpec, InDoubtPolicy, Limits, Priority, Source, SourceKind, TaskPolicy, TaskSpec
+from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus, ToolDefinition
+from tenure.v1 import ledger_pb2, task_pb2
+from tenure.wire.entries import body_to_domain, body_to_wire, kind_number
+from tenure.wire.task import spec_to_domain, spec_to_wire
+
+SPEC = TaskSpec(
+    goal="find out\u0000",
+    agent=AgentSpec("messages", "sim-hello", "be brief", (), 1000),
+    limits=Limits(5000, 7, 90.5),
+    policy=TaskPolicy(on_in_doubt=InDoubtPolicy.TELL_MODEL, retry=RetryPolicy(0, 1.5, 3.0, 60.0)),
+    priority=Priority.HIGH,
+    queue="batch",
+    labels=(("a", "1"), ("b", "2")),
+    source=Source(SourceKind.SCHEDULER, "nightly", "42"),
+)
+USAGE = TokenUsage(1, 2, 3, 4)
+BODIES = [
+    facts.Submitted(SPEC, "r1"),
+    facts.Transition(TaskState.FAILED, "MODEL_REFUSED", "no", "partial", None, TaskState.RUNNING),
+    facts.ToolsDefined((ToolDefinition("t", "does", '{"type":"object"}', EffectClass.KEYED, 1.5, 99),)),
+    facts.ModelAttempt(2, "m", 10, 20, 30),
+    facts.ModelFailure(2, "RATE_LIMITED", "slow down", True, 429, 1.25, USAGE, "req_1"),
+    facts.AttemptLost(1, USAGE),
+    facts.AssistantMessage(1, ({"type": "text", "text": "a\u0000é"},), "end_turn", USAGE, "m", "req_2", 0.5),
+    facts.ToolIntent("1.0", "toolu_1", "t", '{"n":1}'),
+    facts.ToolOutcome("1.0", Outcome(OutcomeStatus.TIMED_OUT, "too slow", True, "X", 2.0, 3)),
+    facts.UserMessage("more", "r2"),
+    facts.CancelRequest("enough"),
+]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: type(body).__name__)
+def test_a_fact_survives_the_wire(body: facts.Body) -> None:
+    sent = ledger_pb2.EntryBody.FromString(body_to_wire(body).SerializeToString())
+    assert body_to_domain(sent) == body
+
+
+def test_every_kind_of_entry_is_mapped() -> None:
+    covered = {kind_number(body_to_wire(body)) for body in BODIES}
+    assert covered == {field.number for field in ledger_pb2.EntryBody.DESCRIPTOR.fields}
+
+
+def test_an_entry_of_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="does not know"):
+        body_to_domain(ledger_pb2.EntryBody())
+
+
+def test_absent_fields_take_the_defaults_of_the_domain() -> None:
+    assert spec_to_domain(task_pb2.TaskSpec(goal="g")) == TaskSpec(goal="g")
+
+
+def test_an_effective_spec_is_stable() -> None:
+    assert spec_to_domain(spec_to_wire(SPEC)) == SPEC
