@@ -1,0 +1,196 @@
+"""Transactions as values: what must hold, what is done then, what is done otherwise.
+
+    claim = Txn(
+        when=(absent(claim_key), present(session_key), value_is(generation_key, b"3")),
+        then=(Put(claim_key, body, lease=lease_id),),
+        otherwise=(Get(claim_key),),
+    )
+
+A Txn is itself an operation: many claims go as nested transactions of one request, and one refusal does not fail the
+rest. All writes of a request, nested ones too, share one revision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from tenure.runtime.etcd import stubs
+from tenure.runtime.etcd.values import KeyValue, key_value, prefix_end
+
+# etcd's default of --max-txn-ops. A nested transaction may use what its parents' widest list leaves of it.
+MAX_TXN_OPS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """One condition on one key. Made by the functions below."""
+
+    message: stubs.Compare = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Write a key; with a `lease`, it vanishes with that lease."""
+
+    key: bytes
+    value: bytes
+    lease: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Read one key, or with `prefix` all that begin with it (unpaged: only where few can be)."""
+
+    key: bytes
+    prefix: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete one key, or with `prefix` all that begin with it."""
+
+    key: bytes
+    prefix: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Txn:
+    """If all of `when` holds, do `then`, else `otherwise`, atomically.
+
+    etcd refuses the whole request when a key could be put twice in it, nested transactions included.
+    """
+
+    when: tuple[Compare, ...] = ()
+    then: tuple[Operation, ...] = ()
+    otherwise: tuple[Operation, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """How much of MAX_TXN_OPS this takes: its longest list, and the widest transaction nested in it."""
+        nested = [operation.width for operation in (*self.then, *self.otherwise) if isinstance(operation, Txn)]
+        return max(len(self.when), len(self.then), len(self.otherwise)) + max(nested, default=0)
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether it changes nothing on either branch, and may therefore be tried again."""
+        return all(
+            operation.is_read_only if isinstance(operation, Txn) else isinstance(operation, Get)
+            for operation in (*self.then, *self.otherwise)
+        )
+
+
+Operation: TypeAlias = Put | Get | Delete | Txn
+
+
+@dataclass(frozen=True, slots=True)
+class TxnResult:
+    """What a transaction did. `results` has one entry per operation of the branch taken, in order:
+    key-values for a Get, the number of deleted keys for a Delete, None for a Put, a TxnResult for a Txn.
+
+    `revision` is the store's after the request. It is the `create_revision` of a key only if this very transaction
+    put that key: after a refusal it is *higher* than the holder's, and must never be taken for it.
+    """
+
+    succeeded: bool
+    revision: int
+    results: tuple[tuple[KeyValue, ...] | int | TxnResult | None, ...]
+
+    @property
+    def key_values(self) -> tuple[KeyValue, ...]:
+        """What the Gets of the branch taken found, in order; nested transactions have their own."""
+        return tuple(found for result in self.results if isinstance(result, tuple) for found in result)
+
+    @property
+    def nested(self) -> tuple[TxnResult, ...]:
+        """The results of the nested transactions of the branch taken, in order."""
+        return tuple(result for result in self.results if isinstance(result, TxnResult))
+
+
+def absent(key: bytes) -> Compare:
+    """The key does not exist."""
+    return created_at(key, 0)
+
+
+def present(key: bytes) -> Compare:
+    """The key exists."""
+    return _compare(
+        stubs.Compare(key=key, target=stubs.Compare.CREATE, create_revision=0, result=stubs.Compare.GREATER)
+    )
+
+
+def created_at(key: bytes, revision: int) -> Compare:
+    """The key exists and was created at this revision: it is still the same one, whatever was put since."""
+    return _compare(stubs.Compare(key=key, target=stubs.Compare.CREATE, create_revision=revision))
+
+
+def modified_at(key: bytes, revision: int) -> Compare:
+    """The key was last put at this revision: nobody touched it since."""
+    return _compare(stubs.Compare(key=key, target=stubs.Compare.MOD, mod_revision=revision))
+
+
+def version_is(key: bytes, version: int) -> Compare:
+    """The key was put this many times since its creation."""
+    return _compare(stubs.Compare(key=key, target=stubs.Compare.VERSION, version=version))
+
+
+def value_is(key: bytes, value: bytes) -> Compare:
+    """The key exists and has this value."""
+    return _compare(stubs.Compare(key=key, target=stubs.Compare.VALUE, value=value))
+
+
+def lease_is(key: bytes, lease: int) -> Compare:
+    """The key hangs on this lease."""
+    return _compare(stubs.Compare(key=key, target=stubs.Compare.LEASE, lease=lease))
+
+
+def _compare(message: stubs.Compare) -> Compare:
+    return Compare(message)  # result's default is EQUAL
+
+
+def to_request(txn: Txn) -> stubs.TxnRequest:
+    """The message for a transaction. Raises ValueError when etcd would find it too wide."""
+    if txn.width > MAX_TXN_OPS:
+        raise ValueError(f"a transaction {txn.width} wide; etcd takes {MAX_TXN_OPS}")
+    return _request(txn)
+
+
+def _request(txn: Txn) -> stubs.TxnRequest:
+    return stubs.TxnRequest(
+        compare=[compare.message for compare in txn.when],
+        success=[_operation(operation) for operation in txn.then],
+        failure=[_operation(operation) for operation in txn.otherwise],
+    )
+
+
+def _operation(operation: Operation) -> stubs.RequestOp:
+    match operation:
+        case Put(key, value, lease):
+            return stubs.RequestOp(request_put=stubs.PutRequest(key=key, value=value, lease=lease))
+        case Get(key, prefix):
+            return stubs.RequestOp(request_range=stubs.RangeRequest(key=key, range_end=_end(key, prefix)))
+        case Delete(key, prefix):
+            return stubs.RequestOp(request_delete_range=stubs.DeleteRangeRequest(key=key, range_end=_end(key, prefix)))
+        case Txn():
+            return stubs.RequestOp(request_txn=_request(operation))
+
+
+def _end(key: bytes, prefix: bool) -> bytes:
+    return prefix_end(key) if prefix else b""
+
+
+def from_response(response: stubs.TxnResponse, revision: int) -> TxnResult:
+    """The result of a transaction. `revision` is the outer header's: nested answers carry none."""
+    return TxnResult(response.succeeded, revision, tuple(_result(each, revision) for each in response.responses))
+
+
+def _result(response: stubs.ResponseOp, revision: int) -> tuple[KeyValue, ...] | int | TxnResult | None:
+    match response.WhichOneof("response"):
+        case "response_range":
+            return tuple(key_value(each) for each in response.response_range.kvs)
+        case "response_delete_range":
+            return response.response_delete_range.deleted
+        case "response_txn":
+            return from_response(response.response_txn, revision)
+        case _:
+            return None
