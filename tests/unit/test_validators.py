@@ -1,0 +1,86 @@
+"""The contract's constraints: all that is wrong is told, by field."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from tenure.domain.errors import InvalidRequest
+from tenure.v1 import checkpoint_service_pb2 as checkpoint
+from tenure.v1 import task_pb2, token_pb2
+from tenure.v1 import task_service_pb2 as tasks
+from tenure.v1 import tool_service_pb2 as tools
+from tenure.validators import MAX_COMMIT_BYTES, MAX_GOAL_BYTES, validate
+
+TOKEN = token_pb2.FencingToken(claims=b"c", key_id="k", signature=b"s")
+
+
+def fields(request: object) -> set[str]:
+    with pytest.raises(InvalidRequest) as refused:
+        validate(request)  # type: ignore[arg-type]  # any message
+    return {violation.field for violation in refused.value.violations}
+
+
+def commit(**changes: object) -> checkpoint.CommitRequest:
+    request = checkpoint.CommitRequest(token=TOKEN, commit_id=str(uuid.uuid4()), commit_number=1)
+    request.entries.add(step=1)
+    for name, value in changes.items():
+        setattr(request, name, value)
+    return request
+
+
+def test_a_goal_is_all_a_submit_needs() -> None:
+    validate(tasks.SubmitTaskRequest(goal="find out"))
+
+
+def test_all_that_is_wrong_is_told_together() -> None:
+    request = tasks.SubmitTaskRequest(
+        queue="no spaces",
+        agent=task_pb2.AgentSpec(tools=task_pb2.ToolAllowlist(names=["a b"]), max_output_tokens=-1),
+        limits=task_pb2.Limits(max_tokens=-1, timeout=Duration(seconds=90_000)),
+        labels={"": "x"},
+    )
+    assert fields(request) == {
+        "goal",
+        "queue",
+        "agent.tools.names[0]",
+        "agent.max_output_tokens",
+        "limits.max_tokens",
+        "limits.timeout",
+        "labels['']",
+    }
+
+
+def test_a_goal_is_counted_in_bytes() -> None:
+    assert fields(tasks.SubmitTaskRequest(goal="é" * (MAX_GOAL_BYTES // 2 + 1))) == {"goal"}
+
+
+def test_a_task_id_is_a_uuid() -> None:
+    assert fields(tasks.GetTaskRequest(task_id="42")) == {"task_id"}
+
+
+def test_a_commit_needs_a_token_an_id_and_a_number() -> None:
+    assert fields(checkpoint.CommitRequest()) == {"token", "commit_id", "commit_number", "entries"}
+    validate(commit())
+
+
+def test_a_commit_is_bounded_in_bytes() -> None:
+    request = commit()
+    request.entries[0].body.user_message.text = "x" * MAX_COMMIT_BYTES
+    assert fields(request) == {"entries"}
+
+
+def test_a_task_that_leaves_running_makes_no_model_call() -> None:
+    request = commit()
+    request.transition.to_state = task_pb2.TASK_STATE_FAILED
+    request.transition.reason = "X"
+    request.reserve.step = request.reserve.attempt_number = 1
+    request.reserve.max_output_tokens = request.reserve.min_output_tokens = 1
+    assert fields(request) == {"reserve"}
+
+
+@pytest.mark.parametrize("call_id", ["", "1", "1.", "a.b", "1.2.3", "1.2\n"])
+def test_a_call_id_is_step_dot_index(call_id: str) -> None:
+    assert fields(tools.ExecuteRequest(token=TOKEN, call_id=call_id, tool="t")) == {"call_id"}
