@@ -1,7 +1,7 @@
-"""The constraints of the contract, checked. What each field may hold is said beside it in protos/; here it is enforced.
+"""The constraints of the contract. What each field may hold is said beside it in protos/; here it is enforced.
 
-One hook of the server's interceptor calls `validate` for every request. A frame of a stream is checked for its own bounds
-only: what is inside is checked one by one by the service, so that one bad commit harms no neighbour.
+One hook of the server's interceptor calls `validate` for every request. A frame of a stream is checked for its own
+bounds only: what is inside is checked one by one by the service, so that one bad commit harms no neighbour.
 """
 
 from __future__ import annotations

@@ -1,0 +1,55 @@
+# `make help` says what each target does. Everything is installed into .venv; nothing outside of this folder changes.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo dev test check lint types imports protos protos-fresh bench clean
+
+help: ## Say what each target does
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(STAMP) ## Install Tenure and all it needs into .venv
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else f"Tenure needs Python 3.11, 3.12 or 3.13; {sys.executable} is {v[0]}.{v[1]}. Choose one with: make PYTHON=python3.12 ...")'
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "Python cannot make virtual environments here; on Debian install the package python3-venv."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[check]'
+	@touch $@
+
+demo: setup ## The main job: a task survives a frozen and a killed worker
+	$(BIN)/tenure demo
+
+dev: setup ## Run the whole stack here until Ctrl-C
+	$(BIN)/tenure dev
+
+test: setup ## All tests, on real etcd, Postgres and processes
+	$(BIN)/python -m pytest
+
+check: setup lint types imports ## Everything that needs no server
+	$(BIN)/buf lint
+	$(BIN)/buf format --diff --exit-code
+	$(BIN)/python -m pytest -q tests/unit tests/contract -m 'not server'
+
+lint:
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types:
+	$(BIN)/mypy
+
+imports:
+	$(BIN)/lint-imports
+
+protos: setup ## Generate tenure/v1 from protos/
+	$(BIN)/python protos/generate.py
+
+bench: setup ## Measure: latencies of takeover, commits and steps per second
+	$(BIN)/python -m bench
+
+clean: ## Remove what was installed and generated here
+	rm -rf $(VENV) .tenure .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

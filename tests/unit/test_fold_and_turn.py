@@ -1,0 +1,143 @@
+"""The fold of a ledger, and what the agent's loop does next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tenure.domain import entries as facts
+from tenure.domain.budget import TokenUsage
+from tenure.domain.fold import ResumePoint, fold
+from tenure.domain.states import TaskState
+from tenure.domain.task import TaskSpec
+from tenure.domain.tools import Outcome, OutcomeStatus
+from tenure.domain.turn import MAX_TRUNCATIONS, CallModel, CloseOut, ExecuteTools, Nudge, next_move
+
+START = (0, facts.Submitted(TaskSpec(goal="find out"))), (0, facts.Transition(TaskState.QUEUED, "SUBMITTED"))
+
+
+def ledger(*bodies: tuple[int, facts.Body]) -> list[facts.Entry]:
+    return [facts.Entry(number, step, body) for number, (step, body) in enumerate((*START, *bodies), start=1)]
+
+
+def attempt(number: int = 1) -> facts.ModelAttempt:
+    return facts.ModelAttempt(number, "m", 10, 20, 30)
+
+
+def answer(*content: dict[str, Any], stop: str = "end_turn", number: int = 1) -> facts.AssistantMessage:
+    return facts.AssistantMessage(number, content, stop, TokenUsage(10, 5))
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+def use(name: str) -> dict[str, Any]:
+    return {"type": "tool_use", "id": f"toolu_{name}", "name": name, "input": {}}
+
+
+def intent(call: str, name: str) -> facts.ToolIntent:
+    return facts.ToolIntent(call, f"toolu_{name}", name, "{}")
+
+
+def outcome(call: str, content: str) -> facts.ToolOutcome:
+    return facts.ToolOutcome(call, Outcome(OutcomeStatus.SUCCEEDED, content))
+
+
+CALLED_TWO = (
+    (1, attempt()),
+    (1, answer(text("I look"), use("a"), use("b"), stop="tool_use")),
+    (1, intent("1.0", "a")),
+    (1, intent("1.1", "b")),
+)
+
+
+def test_a_new_task_calls_the_model_with_its_goal() -> None:
+    assert next_move(fold(ledger())) == CallModel(1, 1)
+    sent = fold(ledger((1, attempt())))
+    assert sent.messages == [{"role": "user", "content": [text("find out")]}]
+
+
+def test_intents_without_outcome_are_executed() -> None:
+    point = fold(ledger(*CALLED_TWO, (1, outcome("1.1", "B"))))
+    move = next_move(point)
+    assert isinstance(move, ExecuteTools)
+    assert [open_intent.call_id for open_intent in move.intents] == ["1.0"]
+
+
+def test_all_results_of_one_answer_make_one_message_in_its_order() -> None:
+    outcomes = (1, outcome("1.1", "B")), (1, outcome("1.0", "A"))
+    assert next_move(fold(ledger(*CALLED_TWO, *outcomes))) == CallModel(2, 1)
+    sent = fold(ledger(*CALLED_TWO, *outcomes, (2, attempt())))
+    results = sent.messages[-1]["content"]
+    assert [(block["tool_use_id"], block["content"]) for block in results] == [("toolu_a", "A"), ("toolu_b", "B")]
+
+
+def test_words_from_others_take_effect_at_the_next_attempt() -> None:
+    before = ledger(*CALLED_TWO, (0, facts.UserMessage("hurry")), (1, outcome("1.0", "A")), (1, outcome("1.1", "B")))
+    sent = fold([*before, facts.Entry(len(before) + 1, 2, attempt())])
+    kinds = [block["type"] for block in sent.messages[-1]["content"]]
+    assert kinds == ["tool_result", "tool_result", "text"]
+
+
+@pytest.mark.parametrize(
+    "settled", [facts.AttemptLost(1, TokenUsage(10, 0)), facts.ModelFailure(1, "OVERLOADED", "busy", retryable=True)]
+)
+def test_a_call_that_was_lost_or_failed_is_the_next_attempt_of_the_same_step(settled: facts.Body) -> None:
+    point = fold(ledger((1, attempt()), (1, settled)))
+    assert next_move(point) == CallModel(1, 2)
+    resent = fold(ledger((1, attempt()), (1, settled), (1, attempt(2))))
+    assert resent.messages == [{"role": "user", "content": [text("find out")]}]
+
+
+def test_the_final_answer_closes_the_task_out() -> None:
+    move = next_move(fold(ledger((1, attempt()), (1, answer(text("done"))))))
+    assert move == CloseOut(TaskState.SUCCEEDED, "FINAL_ANSWER", "", "done")
+
+
+def test_a_paused_turn_goes_on_with_the_same_messages() -> None:
+    assert next_move(fold(ledger((1, attempt()), (1, answer(text("…"), stop="pause_turn"))))) == CallModel(2, 1)
+
+
+def test_a_cut_answer_is_nudged_and_then_called_again() -> None:
+    cut = ledger((1, attempt()), (1, answer(text("so f"), stop="max_tokens")))
+    assert next_move(fold(cut)) == Nudge(1)
+    nudged = [*cut, facts.Entry(len(cut) + 1, 1, facts.UserMessage("go on"))]
+    assert next_move(fold(nudged)) == CallModel(2, 1)
+
+
+def test_a_model_that_never_finishes_fails_with_its_partial_result() -> None:
+    bodies: list[tuple[int, facts.Body]] = []
+    for step in range(1, MAX_TRUNCATIONS + 1):
+        bodies += [(step, attempt()), (step, answer(text(f"part {step}"), stop="max_tokens"))]
+    move = next_move(fold(ledger(*bodies)))
+    assert move == CloseOut(
+        TaskState.FAILED, "MODEL_TRUNCATED", f"{MAX_TRUNCATIONS} answers in a row were cut off", "part 3"
+    )
+
+
+@pytest.mark.parametrize(
+    ("stop", "reason"),
+    [("refusal", "MODEL_REFUSED"), ("model_context_window_exceeded", "CONTEXT_WINDOW_EXCEEDED")],
+)
+def test_an_answer_that_ends_the_conversation_fails_the_task(stop: str, reason: str) -> None:
+    move = next_move(fold(ledger((1, attempt()), (1, answer(text("no"), stop=stop)))))
+    assert isinstance(move, CloseOut)
+    assert (move.to_state, move.reason, move.result) == (TaskState.FAILED, reason, "no")
+
+
+def test_a_ledger_with_a_hole_is_not_folded() -> None:
+    point = ResumePoint()
+    with pytest.raises(ValueError, match="does not follow"):
+        point.apply(facts.Entry(2, 0, facts.CancelRequest("x")))
+
+
+def test_folding_in_pieces_is_folding_at_once() -> None:
+    entries = ledger(
+        *CALLED_TWO, (1, outcome("1.0", "A")), (1, outcome("1.1", "B")), (2, attempt()), (2, answer(text("ok")))
+    )
+    at_once, in_pieces = fold(entries), ResumePoint()
+    for entry in entries:
+        in_pieces.apply(entry)
+    assert at_once == in_pieces

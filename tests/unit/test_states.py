@@ -1,0 +1,41 @@
+"""The table of moves."""
+
+from __future__ import annotations
+
+import pytest
+
+from tenure.domain.errors import WrongState
+from tenure.domain.states import MOVES, TERMINAL, TaskState, check_move, is_terminal
+
+
+def test_every_state_stands_in_the_table() -> None:
+    assert set(MOVES) == set(TaskState)
+
+
+@pytest.mark.parametrize("state", sorted(TERMINAL))
+def test_an_ended_task_moves_no_more(state: TaskState) -> None:
+    assert is_terminal(state)
+    for target in TaskState:
+        with pytest.raises(WrongState):
+            check_move(state, target)
+
+
+def test_only_a_running_task_succeeds() -> None:
+    assert [state for state in TaskState if TaskState.SUCCEEDED in MOVES[state]] == [TaskState.RUNNING]
+
+
+def test_only_a_queued_task_is_opened() -> None:
+    assert [state for state in TaskState if TaskState.RUNNING in MOVES[state]] == [TaskState.QUEUED]
+
+
+def test_every_living_state_can_be_cancelled() -> None:
+    assert all(TaskState.CANCELLED in MOVES[state] for state in TaskState if not is_terminal(state))
+
+
+def test_every_state_can_be_reached_from_queued() -> None:
+    reached, frontier = {TaskState.QUEUED}, [TaskState.QUEUED]
+    while frontier:
+        new = MOVES[frontier.pop()] - reached
+        reached |= new
+        frontier += new
+    assert reached == set(TaskState)
