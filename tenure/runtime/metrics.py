@@ -6,7 +6,8 @@ The numbers live here, in the process. OpenTelemetry reads them by observable in
     _COMMITS = cell("tenure_commits_total", service="checkpoint")
     _COMMITS.value += 1
 
-Cells are changed by the event loop's thread only. Labels have few values: a task id is not a label.
+Cells are changed by the event loop's thread only; an exporter's thread may read them meanwhile. Labels have few values:
+a task id is not a label.
 """
 
 from __future__ import annotations
@@ -95,11 +96,15 @@ class Registry:
 
     def cells(self, name: str) -> list[tuple[dict[str, str], Cell]]:
         """The cells of one name, with their labels."""
-        return [(dict(key), found) for key, found in self._cells.get(name, {}).items()]
+        return [(dict(key), found) for key, found in list(self._cells.get(name, {}).items())]
 
     def histograms(self, name: str) -> list[tuple[dict[str, str], Histogram]]:
         """The histograms of one name, with their labels."""
-        return [(dict(key), found) for key, found in self._histograms.get(name, {}).items()]
+        return [(dict(key), found) for key, found in list(self._histograms.get(name, {}).items())]
+
+    def is_histogram(self, name: str) -> bool:
+        """Whether the name is a histogram's."""
+        return name in self._histograms
 
     def on_new_name(self, listener: Callable[[str], None]) -> None:
         """Tell `listener` every name, those already there first."""

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 DOMAIN: Final = "tenure"
 OUTCOME_UNKNOWN: Final = {"outcome": "unknown"}
 
-# The last class of a code is not special: which of two is meant is told by the reason, or by `kind` in the metadata.
-_CODES: Final[dict[type[errors.TenureError], grpc.StatusCode]] = {
+# Two classes may share a code: which is meant is told by the reason, or by the kind in the metadata.
+CODES: Final[dict[type[errors.TenureError], grpc.StatusCode]] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     errors.NotFound: grpc.StatusCode.NOT_FOUND,
     errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
@@ -43,7 +43,7 @@ _CODES: Final[dict[type[errors.TenureError], grpc.StatusCode]] = {
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.LimitReached: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
-_BY_REASON: Final = {kind.default_reason: kind for kind in _CODES}
+_BY_REASON: Final = {kind.default_reason: kind for kind in CODES}
 _BY_NUMBER: Final[dict[int, grpc.StatusCode]] = {code.value[0]: code for code in grpc.StatusCode}
 _BROKE_ON_ITS_WAY: Final = frozenset(
     (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
@@ -75,7 +75,7 @@ class PeerFailed(Exception):  # noqa: N818  a peer's bug is not one of our error
 
 def code_of(error: errors.TenureError) -> grpc.StatusCode:
     """The gRPC code of a domain error. Only leaves have one; a branch of the tree raised as such is a bug."""
-    return next(_CODES[kind] for kind in type(error).__mro__ if kind in _CODES)
+    return next(CODES[kind] for kind in type(error).__mro__ if kind in CODES)
 
 
 def to_plain(error: errors.TenureError) -> PlainStatus:
@@ -131,7 +131,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> errors.TenureError | PeerFail
 
 def _with_kind(error: errors.TenureError) -> dict[str, str]:
     """Two leaves may share a code, so a reason that is not a class's own has to say which of them it belongs to."""
-    kind = next(kind for kind in type(error).__mro__ if kind in _CODES)
+    kind = next(kind for kind in type(error).__mro__ if kind in CODES)
     return (
         dict(error.metadata) if error.reason == kind.default_reason else {**error.metadata, _KIND: kind.default_reason}
     )
@@ -185,8 +185,8 @@ def _build(
     violations: tuple[tuple[str, str], ...],
 ) -> errors.TenureError | PeerFailed:
     kind = _BY_REASON.get(metadata.pop(_KIND, reason))
-    if kind is None or _CODES[kind] is not code:  # a newer peer's leaf: its code still says what to do
-        kind = next((known for known, its_code in _CODES.items() if its_code is code), None)
+    if kind is None or CODES[kind] is not code:  # a newer peer's leaf: its code still says what to do
+        kind = next((known for known, its_code in CODES.items() if its_code is code), None)
     if kind is None:
         return _from_bare_code(code, message)
     if issubclass(kind, errors.InvalidRequest):
@@ -201,5 +201,5 @@ def _from_bare_code(code: grpc.StatusCode, message: str) -> errors.TenureError |
         return errors.Unavailable(message or code.name, reason=code.name, metadata=OUTCOME_UNKNOWN)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in message:
         return errors.InvalidRequest(message, reason="MESSAGE_TOO_LARGE")  # gRPC's own limit: never fits, however late
-    kind = next((known for known, its_code in _CODES.items() if its_code is code), None)
+    kind = next((known for known, its_code in CODES.items() if its_code is code), None)
     return PeerFailed(code, message) if kind is None else kind(message or code.name, reason=kind.default_reason)

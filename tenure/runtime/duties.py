@@ -1,0 +1,60 @@
+"""Background duties: named endless coroutines that are looked after."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import TYPE_CHECKING, Final, Self
+
+from tenure.domain.retry import RetryPolicy
+from tenure.runtime import metrics
+from tenure.runtime.logs import log_context
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+_log: Final = logging.getLogger(__name__)
+RESTART: Final = RetryPolicy(initial_seconds=0.2, factor=2.0, cap_seconds=15.0)
+
+
+class Duties:
+    """Runs duties until its `async with` ends, then cancels them and waits for their end.
+
+    A duty that fails is logged, counted (`tenure_duty_failures_total{duty}`) and started again after a wait with full
+    jitter; a run longer than the longest wait counts as recovered. A duty that returns has ended.
+    """
+
+    def __init__(self, restart: RetryPolicy = RESTART) -> None:
+        self._restart = restart
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, name: str, duty: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        """Begin `duty`; cancelling the task ends it for good."""
+        task = asyncio.create_task(self._look_after(name, duty), name=f"duty {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        tasks = list(self._tasks)
+        for task in reversed(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _look_after(self, name: str, duty: Callable[[], Awaitable[None]]) -> None:
+        clock = asyncio.get_running_loop().time
+        failures = 0
+        with log_context(duty=name):
+            while True:
+                began = clock()
+                try:
+                    return await duty()
+                except Exception:  # noqa: BLE001  whatever it was: logged with its stack, and the duty goes on
+                    failures = 1 if clock() - began > self._restart.cap_seconds else failures + 1
+                    metrics.count("tenure_duty_failures_total", duty=name)
+                    _log.exception("a duty failed and will be started again", extra={"failures": failures})
+                await asyncio.sleep(self._restart.wait_seconds(failures, random.random()))

@@ -1,0 +1,166 @@
+"""Forward-only migrations of a service's own schema: `sql/migrations/NNNN_what.sql` of its package.
+
+Each runs once, in one transaction, with its schema first in the search path. What has run is kept with a checksum in
+`<schema>.migrations`; a file that was changed afterwards is refused. Replicas that start together take turns under an
+advisory lock. A database that is ahead of the code is left alone: the code before it must still run beside the new.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING, Final
+
+import psycopg
+from psycopg import sql
+
+from tenure.runtime.postgres import connection_arguments, revealed
+from tenure.runtime.postgres_errors import domain_errors
+from tenure.runtime.settings import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from tenure.runtime.postgres import Connection
+    from tenure.runtime.settings import Secret
+
+_log: Final = logging.getLogger(__name__)
+_FILE: Final = re.compile(r"(?P<number>\d{4})_(?P<what>[a-z0-9_]+)\.sql")
+_LOCK_TIMEOUT: Final = "120s"
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One file."""
+
+    number: int
+    name: str
+    text: str
+
+    @property
+    def checksum(self) -> str:
+        """Of the text, whatever the line endings of a checkout are."""
+        return hashlib.sha256(self.text.replace("\r\n", "\n").encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Migrations:
+    """All migrations of one schema, in order, numbered 1, 2, 3 …"""
+
+    schema: str
+    files: tuple[Migration, ...]
+
+    @classmethod
+    def of(cls, package: str, *, schema: str, path: str = "sql/migrations") -> Migrations:
+        """Those of a package. Raises ValueError for a name or a number that does not fit."""
+        found = [(file.name, file.read_text(encoding="utf-8")) for file in _sql_files(package, path)]
+        return cls.from_texts(schema, found)
+
+    @classmethod
+    def from_texts(cls, schema: str, texts: Sequence[tuple[str, str]]) -> Migrations:
+        """From file names and their texts."""
+        files = []
+        for expected, (name, text) in enumerate(sorted(texts), start=1):
+            match = _FILE.fullmatch(name)
+            if match is None or int(match["number"]) != expected:
+                raise ValueError(f"{name}: expected {expected:04}_what.sql, without gaps and each number once")
+            files.append(Migration(expected, name, text))
+        return cls(schema, tuple(files))
+
+    @property
+    def checksum(self) -> str:
+        """Of all together."""
+        return hashlib.sha256("".join([self.schema, *(file.checksum for file in self.files)]).encode()).hexdigest()
+
+
+async def migrate(dsn: str | Secret, migrations: Migrations, *, allowed: bool = True) -> list[str]:
+    """Apply what is missing and return the names; safe with any number of replicas at once.
+
+    Raises ConfigurationError for a changed file, and for pending ones when this process is not allowed to apply them.
+    A migration that fails leaves those before it applied.
+    """
+    async with _turn(dsn, migrations.schema) as postgres:
+        pending = await _pending(postgres, migrations)
+        if pending and not allowed:
+            raise ConfigurationError(
+                [f"{migrations.schema}: {file.name} is not applied; let one process migrate first" for file in pending]
+            )
+        for file in pending:
+            await _apply(postgres, migrations.schema, file)
+            _log.info("migrated", extra={"schema": migrations.schema, "migration": file.name})
+    return [file.name for file in pending]
+
+
+async def pending_migrations(dsn: str | Secret, migrations: Migrations) -> list[str]:
+    """The names of those not yet applied. Raises ConfigurationError for a changed file."""
+    async with _turn(dsn, migrations.schema) as postgres:
+        return [file.name for file in await _pending(postgres, migrations)]
+
+
+def _sql_files(package: str, path: str) -> list[resources.abc.Traversable]:
+    folder = resources.files(package).joinpath(path)
+    return [file for file in folder.iterdir() if file.name.endswith(".sql")]
+
+
+@asynccontextmanager
+async def _turn(dsn: str | Secret, schema: str) -> AsyncIterator[Connection]:
+    """A connection that holds the schema's lock; closing it gives the lock back, whatever happened."""
+    with domain_errors():
+        async with await psycopg.AsyncConnection.connect(
+            revealed(dsn), **connection_arguments("migrations")
+        ) as postgres:
+            await postgres.execute(sql.SQL("set lock_timeout = {}").format(_LOCK_TIMEOUT))
+            await postgres.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (f"tenure migrations {schema}",))
+            yield postgres
+
+
+async def _pending(postgres: Connection, migrations: Migrations) -> list[Migration]:
+    applied = await _applied(postgres, migrations.schema)
+    changed = [file.name for file in migrations.files if applied.get(file.number, file.checksum) != file.checksum]
+    if changed:
+        raise ConfigurationError(
+            [f"{name} was changed after it ran: put it back and write a new migration" for name in changed]
+        )
+    if ahead := sorted(set(applied) - {file.number for file in migrations.files}):
+        _log.warning("the database is ahead of this code", extra={"schema": migrations.schema, "unknown": ahead})
+    return [file for file in migrations.files if file.number not in applied]
+
+
+async def _applied(postgres: Connection, schema: str) -> dict[int, str]:
+    """Number → checksum; nothing when the schema is not there yet (looking must not make it)."""
+    table = sql.Identifier(schema, "migrations")
+    there = await (await postgres.execute("select to_regclass(%s)", (f'"{schema}".migrations',))).fetchone()
+    if there is None or there[0] is None:
+        return {}
+    rows = await (await postgres.execute(sql.SQL("select number, checksum from {}").format(table))).fetchall()
+    return dict(rows)
+
+
+async def _apply(postgres: Connection, schema: str, file: Migration) -> None:
+    name, table = sql.Identifier(schema), sql.Identifier(schema, "migrations")
+    try:
+        async with postgres.transaction():
+            await postgres.execute(sql.SQL("create schema if not exists {}").format(name))
+            await postgres.execute(sql.SQL(_TABLE).format(table))
+            await postgres.execute(sql.SQL("set local search_path to {}, public").format(name))
+            await postgres.execute(file.text.encode(), prepare=False)
+            await postgres.execute(
+                sql.SQL("insert into {} (number, name, checksum) values (%s, %s, %s)").format(table),
+                (file.number, file.name, file.checksum),
+            )
+    except psycopg.Error as error:
+        error.add_note(f"in the migration {schema}/{file.name}")
+        raise
+
+
+_TABLE: Final = """
+create table if not exists {} (
+  number     int primary key,
+  name       text not null,
+  checksum   text not null,
+  applied_at timestamptz not null default now()
+)"""

@@ -1,0 +1,41 @@
+"""Trying again, a bounded number of times: the mechanism to the domain's rule of waits."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, TypeVar
+
+from tenure.domain.errors import TryLater
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tenure.domain.retry import RetryPolicy
+
+_Result = TypeVar("_Result")
+
+
+async def retrying(
+    operation: Callable[[], Awaitable[_Result]],
+    policy: RetryPolicy,
+    *,
+    on: tuple[type[Exception], ...] = (TryLater,),
+    luck: Callable[[], float] = random.random,
+) -> _Result:
+    """Run `operation` until it succeeds, at most `policy.max_attempts` times; the last error is raised as it came.
+
+    Waits between with full jitter, at least as long as a TryLater asks for. The operation must be repeatable: an
+    error may hide a success. The caller bounds the whole with `asyncio.timeout`.
+    """
+    failures = 0
+    while True:
+        try:
+            return await operation()
+        except on as error:
+            failures += 1
+            if policy.exhausted(failures):
+                raise
+            asked = error.retry_after_seconds if isinstance(error, TryLater) else None
+            wait_seconds = policy.wait_seconds(failures, luck(), asked)
+        await asyncio.sleep(wait_seconds)

@@ -1,0 +1,48 @@
+"""Names of OpenTelemetry attributes for generative AI.
+
+Written down here because those of `opentelemetry-semantic-conventions` are all deprecated: the conventions moved to a
+repository of their own, whose status is Development. Changing a name is a change of this file only.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Spans are named "<operation> <name>": "invoke_agent messages", "chat claude-…", "execute_tool send_mail".
+INVOKE_AGENT: Final = "invoke_agent"
+CHAT: Final = "chat"
+EXECUTE_TOOL: Final = "execute_tool"
+
+OPERATION_NAME: Final = "gen_ai.operation.name"
+PROVIDER_NAME: Final = "gen_ai.provider.name"
+PROVIDER_ANTHROPIC: Final = "anthropic"
+CONVERSATION_ID: Final = "gen_ai.conversation.id"
+AGENT_NAME: Final = "gen_ai.agent.name"
+AGENT_ID: Final = "gen_ai.agent.id"
+
+REQUEST_MODEL: Final = "gen_ai.request.model"
+REQUEST_MAX_TOKENS: Final = "gen_ai.request.max_tokens"
+RESPONSE_MODEL: Final = "gen_ai.response.model"
+RESPONSE_ID: Final = "gen_ai.response.id"
+RESPONSE_FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
+
+# Input includes what was read from and written to the provider's cache.
+USAGE_INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
+USAGE_OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
+USAGE_CACHE_READ_INPUT_TOKENS: Final = "gen_ai.usage.cache_read.input_tokens"
+USAGE_CACHE_CREATION_INPUT_TOKENS: Final = "gen_ai.usage.cache_creation.input_tokens"
+USAGE_REASONING_OUTPUT_TOKENS: Final = "gen_ai.usage.reasoning.output_tokens"
+
+# Arguments and results of tools are no attributes: they may be personal. The ledger has them.
+TOOL_NAME: Final = "gen_ai.tool.name"
+TOOL_TYPE: Final = "gen_ai.tool.type"
+TOOL_CALL_ID: Final = "gen_ai.tool.call.id"
+
+ERROR_TYPE: Final = "error.type"
+
+# Ours.
+TASK_ID: Final = "tenure.task.id"
+TENANT: Final = "tenure.tenant"
+EPOCH: Final = "tenure.epoch"
+STEP: Final = "tenure.step"
+SEQUENCE: Final = "tenure.sequence"

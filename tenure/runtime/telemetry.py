@@ -1,0 +1,120 @@
+"""Traces and metrics to an OpenTelemetry collector, when one is configured; next to nothing otherwise.
+
+    async with telemetry("checkpoint", environment):
+        with span("commit", {semconv.TASK_ID: task_id}):
+            …
+
+Exporting is best effort: what must not be lost is in the ledger. Spans are batched and dropped when the collector is
+too slow; what is left at the end is flushed within a bound. Nothing global of OpenTelemetry is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Final
+
+from opentelemetry import trace
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from tenure.runtime.metrics_export import MetricsExport
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from opentelemetry.sdk.metrics.export import MetricReader
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
+INSTRUMENTATION: Final = "tenure"
+_FLUSH_TIMEOUT_SECONDS: Final = 5.0
+_METRICS_INTERVAL_SECONDS: Final = 15.0
+_PROPAGATOR: Final = TraceContextTextMapPropagator()
+_log: Final = logging.getLogger(__name__)
+
+
+class _Current:
+    """The process's tracer; None while nothing is exported."""
+
+    tracer: trace.Tracer | None = None
+
+
+def span(
+    name: str,
+    attributes: Mapping[str, Any] | None = None,
+    *,
+    links: Sequence[trace.Link] = (),
+    kind: trace.SpanKind = trace.SpanKind.INTERNAL,
+) -> AbstractContextManager[trace.Span]:
+    """A span around the block, child of the one around it. Without an exporter it costs one comparison."""
+    if _Current.tracer is None:
+        return nullcontext(trace.INVALID_SPAN)
+    return _Current.tracer.start_as_current_span(name, attributes=attributes, links=links, kind=kind)
+
+
+def traceparent() -> str:
+    """The current span as W3C text to be kept with a task, "" outside of one."""
+    carrier: dict[str, str] = {}
+    _PROPAGATOR.inject(carrier)
+    return carrier.get("traceparent", "")
+
+
+def link_to(kept_traceparent: str) -> list[trace.Link]:
+    """A link to the span kept by `traceparent`: a resumed task is a new trace that points at the one before."""
+    context = trace.get_current_span(_PROPAGATOR.extract({"traceparent": kept_traceparent})).get_span_context()
+    return [trace.Link(context)] if context.is_valid else []
+
+
+@asynccontextmanager
+async def telemetry(
+    service: str, environment: Mapping[str, str], *, instance: str = "", version: str = ""
+) -> AsyncIterator[None]:
+    """Export while inside, if the usual OTEL_EXPORTER_OTLP_ENDPOINT is set; flush at the end, for 5 s at most."""
+    endpoint = environment.get(ENDPOINT, "").strip()
+    if not endpoint:
+        yield
+        return
+    insecure = not endpoint.startswith("https://")
+    # Imported here: half a second that only a process that exports should pay.
+    from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+    from opentelemetry.sdk.resources import Resource
+
+    named = {"service.name": f"tenure-{service}", "service.instance.id": instance, "service.version": version}
+    resource = Resource.create({name: value for name, value in named.items() if value})
+    metric_exporter = OTLPMetricExporter(endpoint=endpoint, insecure=insecure)
+    reader = PeriodicExportingMetricReader(metric_exporter, export_interval_millis=_METRICS_INTERVAL_SECONDS * 1000)
+    async with exporting(resource, OTLPSpanExporter(endpoint=endpoint, insecure=insecure), reader):
+        yield
+
+
+@asynccontextmanager
+async def exporting(resource: Resource, spans: SpanExporter, metrics: MetricReader) -> AsyncIterator[None]:
+    """Export to these while inside; the mechanism under `telemetry`."""
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    provider = TracerProvider(resource=resource)
+    provider.add_span_processor(BatchSpanProcessor(spans))
+    export = MetricsExport(resource, metrics)
+    _Current.tracer = provider.get_tracer(INSTRUMENTATION)
+    try:
+        yield
+    finally:
+        _Current.tracer = None
+        await _flush(provider, export)
+
+
+async def _flush(provider: TracerProvider, export: MetricsExport) -> None:
+    """Off the loop, since exporters block. A collector that is gone must not hold up the end of the process."""
+    try:
+        async with asyncio.timeout(_FLUSH_TIMEOUT_SECONDS):
+            await asyncio.to_thread(provider.force_flush, round(_FLUSH_TIMEOUT_SECONDS * 1000))
+            await asyncio.to_thread(provider.shutdown)
+            await asyncio.to_thread(export.close)
+    except TimeoutError:
+        _log.warning("telemetry was not flushed in time", extra={"timeout_seconds": _FLUSH_TIMEOUT_SECONDS})
