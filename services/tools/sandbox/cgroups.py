@@ -1,0 +1,188 @@
+"""One cgroup per run: limits that count all its processes together, the counters that tell what happened, the kill.
+
+The files' names differ between v1 and v2, their meaning does not; both are tables here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.tools.sandbox.cgroup_layout import USED_CONTROLLERS, Hierarchy, delegate, find_hierarchies
+from services.tools.sandbox.identity import is_orphan, next_name
+from services.tools.sandbox.limits import SandboxLimits
+
+log = logging.getLogger(__name__)
+
+_CPU_PERIOD_US = 100_000
+# bubblewrap itself takes part in a run: its monitor outside and its init inside the pid namespace.
+_OWN_PROCESSES = 2
+
+
+def _cpu_quota(limits: SandboxLimits) -> int:
+    return _CPU_PERIOD_US * limits.cpu_percent // 100
+
+
+# (controller, file, value, whether the file must be there). Swap accounting is a boot option, hence optional.
+_Setting = tuple[str, str, Callable[[SandboxLimits], object], bool]
+_SETTINGS: dict[int, tuple[_Setting, ...]] = {
+    1: (
+        ("memory", "memory.limit_in_bytes", lambda limits: limits.memory_bytes, True),
+        ("memory", "memory.memsw.limit_in_bytes", lambda limits: limits.memory_bytes, False),
+        ("pids", "pids.max", lambda limits: limits.processes + _OWN_PROCESSES, True),
+        ("cpu", "cpu.cfs_quota_us", _cpu_quota, True),
+    ),
+    2: (
+        ("memory", "memory.max", lambda limits: limits.memory_bytes, True),
+        ("memory", "memory.swap.max", lambda _: 0, False),
+        ("pids", "pids.max", lambda limits: limits.processes + _OWN_PROCESSES, True),
+        ("cpu", "cpu.max", lambda limits: f"{_cpu_quota(limits)} {_CPU_PERIOD_US}", True),
+    ),
+}
+_OOM_FILE = {1: "memory.oom_control", 2: "memory.events"}
+_PEAK_FILE = {1: "memory.max_usage_in_bytes", 2: "memory.peak"}
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What the kernel counted for one run; None where nothing counts it."""
+
+    oom_kills: int | None = None
+    refused_forks: int | None = None
+    cpu_ms: int | None = None
+    memory_peak_bytes: int | None = None
+
+
+class Cgroup:
+    """One run's group: a directory in every hierarchy."""
+
+    def __init__(self, name: str, hierarchies: tuple[Hierarchy, ...]) -> None:
+        self._places = tuple((hierarchy, hierarchy.directory / name) for hierarchy in hierarchies)
+
+    def create(self, limits: SandboxLimits) -> None:
+        """Make the directories and set the limits. Raises OSError, leaving nothing behind."""
+        try:
+            for hierarchy, directory in self._places:
+                directory.mkdir()
+                for controller, file, value, required in _SETTINGS[hierarchy.version]:
+                    if controller in hierarchy.controllers and (required or (directory / file).exists()):
+                        (directory / file).write_text(str(value(limits)))
+        except OSError:
+            self.remove()
+            raise
+
+    @property
+    def join_files(self) -> list[str]:
+        """A process that writes 0 to each of these is in the group."""
+        return [str(directory / "cgroup.procs") for _, directory in self._places]
+
+    def counters(self) -> Counters:
+        """Read what has been counted so far."""
+        found: dict[str, int | None] = {}
+        for hierarchy, directory in self._places:
+            version = hierarchy.version
+            if "memory" in hierarchy.controllers:
+                found["oom_kills"] = _field(directory / _OOM_FILE[version], "oom_kill")
+                found["memory_peak_bytes"] = _number(directory / _PEAK_FILE[version])
+            if "pids" in hierarchy.controllers:
+                found["refused_forks"] = _field(directory / "pids.events", "max")
+            if version == 2 and (used := _field(directory / "cpu.stat", "usage_usec")) is not None:
+                found["cpu_ms"] = used // 1000
+        return Counters(**found)
+
+    def kill(self) -> None:
+        """SIGKILL every process of the group: at once where v2 can, else one by one as they are listed."""
+        for hierarchy, directory in self._places:
+            if hierarchy.version == 2 and (directory / "cgroup.kill").exists():
+                (directory / "cgroup.kill").write_text("1")
+                return
+        for _, directory in self._places:
+            for pid in _members(directory):
+                _kill_process(pid)
+
+    def remove(self) -> bool:
+        """Remove the directories; False while a process is still in one of them."""
+        for _, directory in self._places:
+            try:
+                directory.rmdir()
+            except FileNotFoundError:
+                continue
+            except OSError:
+                return False
+        return True
+
+
+class Cgroups:
+    """The hierarchies of this machine. `limits` names what is truly limited: of memory, pids, cpu."""
+
+    def __init__(self, hierarchies: tuple[Hierarchy, ...]) -> None:
+        self._hierarchies = hierarchies
+        self.limits = frozenset[str]().union(*(hierarchy.controllers for hierarchy in hierarchies))
+
+    @classmethod
+    def detect(cls) -> Cgroups:
+        """Find the usable hierarchies; each is tried by making and removing a group."""
+        own_groups = Path("/proc/self/cgroup")
+        if not own_groups.exists():
+            return cls(())
+        found = find_hierarchies(Path("/proc/self/mounts").read_text(), own_groups.read_text())
+        return cls(tuple(usable for hierarchy in found if (usable := _tried(hierarchy)) is not None))
+
+    def new(self) -> Cgroup | None:
+        """A group with a fresh name, not yet created; None on a machine without usable hierarchies."""
+        return Cgroup(next_name(), self._hierarchies) if self._hierarchies else None
+
+    def orphans(self) -> list[Cgroup]:
+        """Groups of service processes that are gone."""
+        names = {
+            entry.name
+            for hierarchy in self._hierarchies
+            for entry in hierarchy.directory.iterdir()
+            if is_orphan(entry.name)
+        }
+        return [Cgroup(name, self._hierarchies) for name in sorted(names)]
+
+
+def _tried(hierarchy: Hierarchy) -> Hierarchy | None:
+    try:
+        usable = delegate(hierarchy)
+        trial = Cgroup(next_name(), (usable,))
+        trial.create(SandboxLimits())
+        trial.remove()
+    except OSError as error:
+        log.info("cgroup hierarchy %s is not usable: %s", hierarchy.directory, error)
+        return None
+    return usable if usable.version == 2 or usable.controllers & USED_CONTROLLERS else None
+
+
+def _field(path: Path, name: str) -> int | None:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.split()[0] == name), None)
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except OSError:
+        return None
+
+
+def _members(directory: Path) -> list[int]:
+    try:
+        return [int(pid) for pid in (directory / "cgroup.procs").read_text().split()]
+    except OSError:
+        return []
+
+
+def _kill_process(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        log.debug("process %d of a sandbox ended by itself", pid)

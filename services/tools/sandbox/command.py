@@ -1,0 +1,137 @@
+"""The command lines of one run: the launcher's and bubblewrap's."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from services.tools.sandbox.limits import MIB, SandboxLimits
+
+PROGRAM_PATH = "/run/program.py"
+WORKSPACE_PATH = "/work"
+SHM_PATH, SHM_BYTES = "/dev/shm", MIB  # noqa: S108  # inside the sandbox
+
+ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": "/tmp",  # noqa: S108  # inside the sandbox, where /tmp is private and sized
+    "USER": "sandbox",
+    "LANG": "C.UTF-8",
+    "PYTHONUNBUFFERED": "1",  # what was printed before a kill has been printed
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONNOUSERSITE": "1",
+    "PYTHONSAFEPATH": "1",
+    "PYTHONPATH": WORKSPACE_PATH,  # a program may import the modules it wrote
+}
+_LAUNCHER = Path(__file__).with_name("launcher.py")
+_TOP_LEVEL = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """Host paths that bubblewrap shall show: read-only ones at their own place, the workspace at /work."""
+
+    bubblewrap: Path
+    interpreter: Path
+    prefix_source: Path | None  # where the interpreter's prefix is found, when it is not below /usr
+    prefix: Path
+    workspace: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Descriptors:
+    """Numbers of the descriptors that bubblewrap reads and writes; it closes them before the program starts."""
+
+    program: int
+    filter: int
+    status: int
+    gate: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What the launcher does before it becomes bubblewrap."""
+
+    parent_pid: int
+    uid: int | None
+    join_files: list[str] = field(default_factory=list)
+    rlimits: dict[str, int] = field(default_factory=dict)
+    binds: list[tuple[Path, Path]] = field(default_factory=list)
+
+
+def launcher_command(entry: Entry, command: list[str]) -> list[str]:
+    """The launcher's command line; -I -S keep everything but the standard library out of it."""
+    words = [sys.executable, "-I", "-S", str(_LAUNCHER), "--parent", str(entry.parent_pid)]
+    for file in entry.join_files:
+        words += ["--join", file]
+    for name, number in entry.rlimits.items():
+        words += ["--rlimit", f"{name}={number}"]
+    for source, target in entry.binds:
+        words += ["--bind", str(source), str(target)]
+    if entry.uid is not None:
+        words += ["--uid", str(entry.uid)]
+    return [*words, "--", *command]
+
+
+def bubblewrap_command(view: View, descriptors: Descriptors, limits: SandboxLimits) -> list[str]:
+    """Bubblewrap's command line. The order matters: what is mounted later lies on top."""
+    words = [str(view.bubblewrap), *_isolation(), *_environment(), *_system(view)]
+    # bubblewrap's own init is pid 1 and runs without the system-call filter. Its /proc entry would let the program
+    # write into its memory and so act without the filter too: an empty directory lies on top of it.
+    words += ["--proc", "/proc", "--size", "4096", "--perms", "0555", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1"]
+    # /dev is a tmpfs of half the host's memory: read-only, except for a small /dev/shm.
+    words += ["--dev", "/dev", "--size", str(SHM_BYTES), "--tmpfs", SHM_PATH, "--remount-ro", "/dev"]
+    words += ["--size", str(limits.tmp_bytes), "--tmpfs", "/tmp"]  # noqa: S108  # private to this run
+    words += ["--perms", "0444", "--ro-bind-data", str(descriptors.program), PROGRAM_PATH]
+    if view.workspace is None:
+        words += ["--size", str(limits.tmp_bytes), "--tmpfs", WORKSPACE_PATH]
+    else:
+        words += ["--bind", str(view.workspace), WORKSPACE_PATH]
+    words += ["--chdir", WORKSPACE_PATH, "--remount-ro", "/", "--seccomp", str(descriptors.filter)]
+    words += ["--json-status-fd", str(descriptors.status)]
+    if descriptors.gate is not None:
+        words += ["--block-fd", str(descriptors.gate)]
+    return [*words, "--", str(view.interpreter), PROGRAM_PATH]
+
+
+def _isolation() -> list[str]:
+    words = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"]
+    return [*words, "--hostname", "sandbox", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
+
+
+def _environment() -> list[str]:
+    words = ["--clearenv"]
+    for name, value in ENVIRONMENT.items():
+        words += ["--setenv", name, value]
+    return words
+
+
+def _system(view: View) -> list[str]:
+    """/usr and what the dynamic loader needs, in the shape the host has them (links on merged systems)."""
+    words = ["--ro-bind", "/usr", "/usr", "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
+    for name in _TOP_LEVEL:
+        path = Path("/", name)
+        if path.is_symlink():
+            words += ["--symlink", str(path.readlink()), str(path)]
+        elif path.is_dir():
+            words += ["--ro-bind", str(path), str(path)]
+    if view.prefix_source is not None:
+        words += ["--ro-bind", str(view.prefix_source), str(view.prefix)]
+    return words
+
+
+def rlimits(limits: SandboxLimits, *, memory: bool, processes: int | None) -> dict[str, int]:
+    """Limits per process. `memory` and `processes` are set where no cgroup limits them for the run as a whole."""
+    chosen = {
+        "CORE": 0,
+        "MEMLOCK": 0,
+        "CPU": max(1, math.ceil(limits.cpu_seconds)),
+        "FSIZE": limits.file_bytes,
+        "NOFILE": limits.open_files,
+    }
+    if memory:
+        chosen["AS"] = limits.memory_bytes
+    if processes is not None:
+        chosen["NPROC"] = processes
+    return chosen

@@ -1,0 +1,184 @@
+"""What this machine offers to a sandbox, said sentence by sentence."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from services.tools.sandbox.cgroups import Cgroups
+from services.tools.sandbox.errors import SandboxUnavailable
+from services.tools.sandbox.seccomp import compile_filter
+from services.tools.sandbox.toolchain import Program, find_bubblewrap, find_interpreter
+
+log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+_NPROC_PER_NAMESPACE = (5, 14)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxSettings:
+    """What an operator decides. `slots` bounds parallel runs; a service that is root runs them under the uids
+    `first_uid` … `first_uid + slots - 1`, which nothing else on the host should use (replicas on one host: one range
+    each). `require_cgroup` refuses machines where memory and processes are not limited for a run as a whole.
+    """
+
+    slots: int = 8
+    first_uid: int = 61_000
+    require_cgroup: bool = False
+    bubblewrap: Path | None = None
+    interpreter: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.slots < 1:
+            raise ValueError("slots must be at least 1")
+        if self.first_uid < 1000:
+            raise ValueError("first_uid must be at least 1000: lower uids belong to the system")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What every run is made with."""
+
+    bubblewrap: Program
+    interpreter: Program
+    filter_program: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detection:
+    """Sentences for the operator: what is there, what is missing (no sandbox then), which promises are weaker."""
+
+    present: tuple[str, ...]
+    missing: tuple[str, ...]
+    weaker: tuple[str, ...]
+    tools: Tools | None
+    cgroups: Cgroups
+    per_slot_uids: bool
+    nproc_per_namespace: bool
+
+    def require(self) -> Tools:
+        """The tools. Raises SandboxUnavailable with all that is missing."""
+        if self.missing or self.tools is None:
+            raise SandboxUnavailable("no sandbox on this machine: " + "; ".join(self.missing))
+        return self.tools
+
+
+class _Findings:
+    def __init__(self) -> None:
+        self.present: list[str] = []
+        self.missing: list[str] = []
+        self.weaker: list[str] = []
+
+    def look(self, find: Callable[[], _T], tell: Callable[[_T], str]) -> _T | None:
+        """Note what `find` finds, or the sentence with which it gives up."""
+        try:
+            found = find()
+        except SandboxUnavailable as error:
+            self.missing.append(str(error))
+            return None
+        self.present.append(tell(found))
+        return found
+
+
+def detect(settings: SandboxSettings) -> Detection:
+    """Look at everything a sandbox needs. Never raises for what is missing, and runs no agent's program."""
+    notes = _Findings()
+    if sys.platform != "linux":
+        notes.missing.append(f"programs are sandboxed on Linux only, and this is {sys.platform}")
+        return _detection(notes, None, Cgroups(()), per_slot_uids=False)
+    bubblewrap = notes.look(lambda: find_bubblewrap(settings.bubblewrap), lambda found: f"bubblewrap {found.path}")
+    interpreter = notes.look(lambda: find_interpreter(settings.interpreter), lambda found: f"interpreter {found.path}")
+    rules = notes.look(compile_filter, lambda found: f"system-call filter of {len(found) // 8} instructions")
+    notes.missing += user_namespace_obstacles()
+    is_root = os.geteuid() == 0
+    _judge_uids(settings, notes, is_root=is_root)
+    cgroups = Cgroups.detect()
+    _judge_limits(settings, cgroups, notes, is_root=is_root)
+    tools = None
+    if bubblewrap is not None and interpreter is not None and rules is not None:
+        tools = Tools(bubblewrap=bubblewrap, interpreter=interpreter, filter_program=rules)
+    return _detection(notes, tools, cgroups, per_slot_uids=is_root)
+
+
+def _detection(notes: _Findings, tools: Tools | None, cgroups: Cgroups, *, per_slot_uids: bool) -> Detection:
+    return Detection(
+        present=tuple(notes.present),
+        missing=tuple(notes.missing),
+        weaker=tuple(notes.weaker),
+        tools=tools,
+        cgroups=cgroups,
+        per_slot_uids=per_slot_uids,
+        nproc_per_namespace=_kernel() >= _NPROC_PER_NAMESPACE,
+    )
+
+
+def user_namespace_obstacles() -> list[str]:
+    """Settings of this kernel that forbid user namespaces."""
+    obstacles = []
+    if _sysctl("user/max_user_namespaces") == 0:
+        obstacles.append("user namespaces are off: user.max_user_namespaces is 0")
+    if _sysctl("kernel/unprivileged_userns_clone") == 0:
+        obstacles.append("user namespaces are off: kernel.unprivileged_userns_clone is 0")
+    return obstacles
+
+
+def user_namespace_hint() -> str:
+    """A likely cause, for when the first sandbox fails to start."""
+    if _sysctl("kernel/apparmor_restrict_unprivileged_userns") == 1:
+        return " (AppArmor restricts user namespaces here: kernel.apparmor_restrict_unprivileged_userns is 1)"
+    return ""
+
+
+def _judge_uids(settings: SandboxSettings, notes: _Findings, *, is_root: bool) -> None:
+    last = settings.first_uid + settings.slots - 1
+    if not is_root:
+        notes.weaker.append("all runs have this service's own uid, as it is not root; namespaces alone separate them")
+    elif _is_mapped(settings.first_uid, last):
+        notes.present.append(f"uids {settings.first_uid} to {last}, one for each slot")
+    else:
+        notes.missing.append(f"uids {settings.first_uid} to {last} are not mapped in this container's user namespace")
+
+
+def _judge_limits(settings: SandboxSettings, cgroups: Cgroups, notes: _Findings, *, is_root: bool) -> None:
+    limited = cgroups.limits
+    if limited:
+        notes.present.append(f"cgroups that limit {', '.join(sorted(limited))}")
+    lacking = sorted({"memory", "pids"} - limited)
+    if lacking and settings.require_cgroup:
+        notes.missing.append(f"cgroups are required by the settings, and no usable one limits {' and '.join(lacking)}")
+    if "memory" not in limited:
+        notes.weaker.append("memory is limited for each process, not for a run as a whole (RLIMIT_AS, no cgroup)")
+    if "pids" not in limited:
+        if _kernel() >= _NPROC_PER_NAMESPACE or is_root:
+            notes.weaker.append("processes are limited by RLIMIT_NPROC, and refusals are not counted (no cgroup)")
+        else:
+            notes.missing.append("nothing limits the number of processes: no cgroup, and a kernel older than 5.14")
+    if "cpu" not in limited:
+        notes.weaker.append("a run may use all cores until its CPU time is used up (no cgroup with cpu)")
+
+
+def _kernel() -> tuple[int, int]:
+    match = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def _sysctl(name: str) -> int | None:
+    try:
+        return int(Path("/proc/sys", name).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _is_mapped(first: int, last: int) -> bool:
+    for line in Path("/proc/self/uid_map").read_text().splitlines():
+        start, _, count = map(int, line.split())
+        if start <= first and last < start + count:
+            return True
+    return False

@@ -1,0 +1,95 @@
+"""Where bubblewrap finds things once it runs under a uid that may not enter the service's directories.
+
+A service that is root often lives where nobody else may look: a virtual environment or an interpreter below /root,
+workspaces below a private data directory. What the uid cannot reach, the launcher binds into a directory it can
+reach, in a mount namespace of its own; on the host that directory stays empty.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.tools.sandbox.command import View
+from services.tools.sandbox.errors import SandboxUnavailable
+from services.tools.sandbox.identity import instance_name, is_orphan
+from services.tools.sandbox.toolchain import Program, is_reachable, is_visible
+
+_BUBBLEWRAP, _PREFIX, _WORKSPACE = "bubblewrap", "prefix", "workspace"
+_COMMON_PLACES = ("/run", "/tmp", "/var/tmp")  # noqa: S108  # a fresh private directory is made inside
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Paths for bubblewrap, and the binds the launcher must make first."""
+
+    view: View
+    binds: list[tuple[Path, Path]]
+
+
+class Stage:
+    """A directory of empty mount points that any uid can reach. Needed by a service that is root only."""
+
+    def __init__(self) -> None:
+        parent = next(
+            (place for place in self.places() if is_reachable(place / "x") and os.access(place, os.W_OK)), None
+        )
+        if parent is None:
+            raise SandboxUnavailable("no directory for temporary files that an unprivileged uid can reach")
+        self.path = Path(tempfile.mkdtemp(prefix=f"{instance_name()}-", dir=parent))
+        for name in (_BUBBLEWRAP, _PREFIX, _WORKSPACE):
+            (self.path / name).mkdir(mode=0o711)
+        self.path.chmod(0o711)
+
+    @staticmethod
+    def places() -> list[Path]:
+        """Where a stage may be, ours and that of a service which died."""
+        return [place for place in map(Path, (tempfile.gettempdir(), *_COMMON_PLACES)) if place.is_dir()]
+
+    def remove(self) -> None:
+        """Remove the directory; what was bound into it existed in the launchers' namespaces only."""
+        shutil.rmtree(self.path)
+
+
+def remove_orphaned_stages() -> int:
+    """Remove the stages of service processes that are gone; other users' look-alikes are left alone."""
+    removed = 0
+    for place in dict.fromkeys(Stage.places()):
+        for entry in place.iterdir():
+            if is_orphan(entry.name):
+                status = entry.lstat()
+                if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
+                    shutil.rmtree(entry)
+                    removed += 1
+    return removed
+
+
+def place(bubblewrap: Program, interpreter: Program, workspace: Path | None, stage: Stage | None) -> Placement:
+    """Decide for each thing whether it is seen where it is or through the stage."""
+    binds: list[tuple[Path, Path]] = []
+
+    def through(source: Path, name: str, *, visible: bool) -> Path:
+        if stage is None or visible:
+            return source
+        binds.append((source, stage.path / name))
+        return stage.path / name
+
+    home = through(bubblewrap.home, _BUBBLEWRAP, visible=is_visible(bubblewrap))
+    prefix = None
+    if not interpreter.home.is_relative_to("/usr"):
+        prefix = through(interpreter.home, _PREFIX, visible=is_visible(interpreter))
+    if workspace is not None:
+        workspace = workspace.absolute()
+        workspace = through(workspace, _WORKSPACE, visible=is_reachable(workspace))
+    view = View(
+        bubblewrap=home / bubblewrap.path.relative_to(bubblewrap.home),
+        interpreter=interpreter.path,
+        prefix_source=prefix,
+        prefix=interpreter.home,
+        workspace=workspace,
+    )
+    return Placement(view, binds)

@@ -1,0 +1,124 @@
+"""What became of a run, and the rule that names it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from services.tools.sandbox.limits import SandboxLimits
+
+_KILLED_BY_CPU_LIMIT = frozenset({128 + 24, 128 + 9})  # SIGXCPU at the soft limit, SIGKILL at the hard one
+_NO_MORE_PROCESSES = ("Resource temporarily unavailable", "can't start new thread")
+
+
+class SandboxStatus(StrEnum):
+    """Result classes. A fenced run is CANCELLED here: only the caller knows why it cancelled."""
+
+    OK = "OK"
+    NONZERO = "NONZERO"
+    TIMEOUT = "TIMEOUT"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    TOO_MANY_PROCESSES = "TOO_MANY_PROCESSES"
+    OUTPUT_LIMIT = "OUTPUT_LIMIT"
+    WORKSPACE_LIMIT = "WORKSPACE_LIMIT"
+    CANCELLED = "CANCELLED"
+    SANDBOX_ERROR = "SANDBOX_ERROR"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxResult:
+    """One finished run. `exit_code` is the program's (128 + signal when a signal ended it), None when it was killed
+    from outside or never started. `cpu_ms` and `memory_peak_bytes` are None where no cgroup counts them.
+    `message` is empty for OK and NONZERO, else one sentence for the agent.
+    """
+
+    status: SandboxStatus
+    exit_code: int | None
+    stdout: str
+    stderr: str
+    truncated: bool
+    cpu_ms: int | None
+    wall_ms: int
+    memory_peak_bytes: int | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """All that is known about a run's end. Counters are None where no cgroup counts them."""
+
+    stopped: SandboxStatus | None
+    exit_code: int | None
+    oom_kills: int | None
+    refused_forks: int | None
+    cpu_ms: int | None
+    cpu_limit_ms: float
+    last_words: str
+
+
+def judge(evidence: Evidence) -> SandboxStatus:
+    """Name a run's end. What the supervisor did comes first, then success, then what the kernel counted.
+
+    A program that met a limit, coped with it and ended well is OK. Without counters the last line of its traceback
+    is the only witness; a program that forges it deceives nobody but its own agent.
+    """
+    if evidence.stopped is not None:
+        return evidence.stopped
+    if evidence.exit_code == 0:
+        return SandboxStatus.OK
+    if _out_of_memory(evidence):
+        return SandboxStatus.OUT_OF_MEMORY
+    if evidence.exit_code is None:
+        return SandboxStatus.SANDBOX_ERROR
+    if _out_of_cpu_time(evidence):
+        return SandboxStatus.TIMEOUT
+    if _out_of_processes(evidence):
+        return SandboxStatus.TOO_MANY_PROCESSES
+    return SandboxStatus.NONZERO
+
+
+def _out_of_memory(evidence: Evidence) -> bool:
+    if evidence.oom_kills is None:
+        return evidence.last_words.startswith("MemoryError")
+    return evidence.oom_kills > 0
+
+
+def _out_of_cpu_time(evidence: Evidence) -> bool:
+    if evidence.exit_code not in _KILLED_BY_CPU_LIMIT:
+        return False
+    if evidence.cpu_ms is None:
+        return evidence.exit_code == 128 + 24
+    # The kernel's limit counts in its own ticks, so it may strike a few of them before the counter says so.
+    return evidence.cpu_ms >= 0.95 * evidence.cpu_limit_ms
+
+
+def _out_of_processes(evidence: Evidence) -> bool:
+    if evidence.refused_forks is None:
+        return any(words in evidence.last_words for words in _NO_MORE_PROCESSES)
+    return evidence.refused_forks > 0
+
+
+def last_line(text: str) -> str:
+    """The last line that is not blank, or nothing."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def explain(status: SandboxStatus, limits: SandboxLimits, trouble: str) -> str:
+    """One sentence for the agent about what ended its program; `trouble` is the sandbox's own complaint."""
+    match status:
+        case SandboxStatus.OK | SandboxStatus.NONZERO:
+            return ""
+        case SandboxStatus.TIMEOUT:
+            return f"ended after {limits.wall_seconds:g} s of wall time or {limits.cpu_seconds:g} s of CPU time"
+        case SandboxStatus.OUT_OF_MEMORY:
+            return f"needed more than {limits.memory_bytes} bytes of memory"
+        case SandboxStatus.TOO_MANY_PROCESSES:
+            return f"started more than {limits.processes} processes and threads"
+        case SandboxStatus.OUTPUT_LIMIT:
+            return f"printed more than {limits.flood_bytes} bytes"
+        case SandboxStatus.WORKSPACE_LIMIT:
+            return f"left more than {limits.workspace_bytes} bytes or {limits.workspace_files} files in the workspace"
+        case SandboxStatus.CANCELLED:
+            return "was cancelled"
+        case SandboxStatus.SANDBOX_ERROR:
+            return f"the sandbox failed: {trouble or 'it was killed from outside'}"

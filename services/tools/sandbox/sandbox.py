@@ -1,0 +1,183 @@
+"""The sandbox as the tool service uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from services.tools.sandbox.command import Entry, rlimits
+from services.tools.sandbox.detection import Detection, SandboxSettings, detect
+from services.tools.sandbox.errors import SandboxUnavailable
+from services.tools.sandbox.limits import MIB, SandboxLimits
+from services.tools.sandbox.placement import Stage, place, remove_orphaned_stages
+from services.tools.sandbox.process import remove_cgroup
+from services.tools.sandbox.result import SandboxResult, SandboxStatus
+from services.tools.sandbox.self_test import require_no_escape
+from services.tools.sandbox.slots import Slot, SlotPool
+from services.tools.sandbox.supervision import Job, OnOutput, Supervision
+from services.tools.sandbox.workspace import NOTHING, Usage, hand_over, identity, measure
+
+log = logging.getLogger(__name__)
+
+MAX_CODE_BYTES = MIB
+# A workspace this many times over its bound takes no further run: each could add a little before it is noticed.
+_OVERFULL = 2
+
+
+class Sandbox(AbstractAsyncContextManager["Sandbox"]):
+    """Runs agents' programs, `settings.slots` at a time, each without the host's files, network and processes.
+
+    Made by `open`, which proves that it holds; there is no way to run a program without it.
+    """
+
+    def __init__(self, settings: SandboxSettings, detection: Detection) -> None:
+        self._settings = settings
+        self.detection = detection
+        self._tools = detection.require()
+        self._slots = SlotPool(settings.slots)
+        self._stage = Stage() if detection.per_slot_uids else None
+        self._running: dict[asyncio.Task[SandboxResult], Supervision] = {}
+
+    @classmethod
+    async def open(cls, settings: SandboxSettings) -> Self:
+        """Look at the machine, remove what a dead instance left, and try to break out. Raises SandboxUnavailable."""
+        detection = await asyncio.to_thread(detect, settings)
+        detection.require()
+        await sweep(detection)
+        sandbox = cls(settings, detection)
+        try:
+            await sandbox.self_test()
+        except BaseException:
+            await sandbox.close()
+            raise
+        for sentence in detection.weaker:
+            log.warning("sandbox: %s", sentence)
+        return sandbox
+
+    async def self_test(self) -> None:
+        """Run the probes. Raises SandboxUnavailable that names each one which got out."""
+        await require_no_escape(partial(self.run_python, workspace=None, limits=SandboxLimits()))
+
+    async def run_python(
+        self, code: str, workspace: Path | None, limits: SandboxLimits, on_output: OnOutput | None = None
+    ) -> SandboxResult:
+        """Run a program to its end, with `workspace` (a directory, not a link) as its current directory.
+
+        `on_output(stream, text)` is called in the event loop as "stdout" and "stderr" arrive; it must not block.
+        Whatever the program does is a result. Raises ValueError for code over MAX_CODE_BYTES and NotADirectoryError.
+        When the awaiting task is cancelled, all processes are gone before CancelledError goes on, within a second.
+        """
+        encoded = code.encode("utf-8", errors="surrogatepass")
+        if len(encoded) > MAX_CODE_BYTES:
+            raise ValueError(f"the program has {len(encoded)} bytes, more than {MAX_CODE_BYTES}")
+        key = identity(workspace) if workspace is not None else None
+        async with self._slots.occupy(key, self._former_slot(workspace)) as slot:
+            supervision = Supervision(limits, on_output)
+            task = asyncio.create_task(self._run(supervision, encoded, workspace, limits, slot))
+            self._running[task] = supervision
+            try:
+                return await asyncio.shield(task)
+            except asyncio.CancelledError:
+                supervision.stop(SandboxStatus.CANCELLED)
+                await _finished(task)
+                raise
+            finally:
+                del self._running[task]
+                slot.retired = slot.retired or supervision.left_behind
+
+    async def close(self) -> None:
+        """End all runs and remove everything that belongs to this sandbox."""
+        running = dict(self._running)
+        for supervision in running.values():
+            supervision.stop(SandboxStatus.CANCELLED)
+        if running:
+            await asyncio.wait(running)
+        if self._stage is not None:
+            self._stage.remove()
+            self._stage = None
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _run(
+        self, supervision: Supervision, code: bytes, workspace: Path | None, limits: SandboxLimits, slot: Slot
+    ) -> SandboxResult:
+        usage = await asyncio.to_thread(self._prepare, workspace, slot)
+        if usage.disk_bytes > _OVERFULL * limits.workspace_bytes or usage.entries > _OVERFULL * limits.workspace_files:
+            supervision.stop(SandboxStatus.WORKSPACE_LIMIT)
+        return await supervision.run(self._job(code, workspace, limits, slot, usage))
+
+    def _prepare(self, workspace: Path | None, slot: Slot) -> Usage:
+        if workspace is None:
+            return NOTHING
+        uid = self._uid(slot)
+        return measure(workspace) if uid is None else hand_over(workspace, uid)
+
+    def _job(self, code: bytes, workspace: Path | None, limits: SandboxLimits, slot: Slot, usage: Usage) -> Job:
+        placement = place(self._tools.bubblewrap, self._tools.interpreter, workspace, self._stage)
+        cgroup = self.detection.cgroups.new()
+        limited = self.detection.cgroups.limits
+        by_namespace = self.detection.nproc_per_namespace
+        processes = None if "pids" in limited else limits.processes
+        entry = Entry(
+            parent_pid=os.getpid(),
+            uid=self._uid(slot),
+            join_files=cgroup.join_files if cgroup is not None else [],
+            rlimits=rlimits(limits, memory="memory" not in limited, processes=None if by_namespace else processes),
+            binds=placement.binds,
+        )
+        return Job(
+            code=code,
+            filter_program=self._tools.filter_program,
+            view=placement.view,
+            entry=entry,
+            limits=limits,
+            cgroup=cgroup,
+            process_gate=processes if by_namespace else None,
+            workspace=workspace,
+            usage_before=usage,
+        )
+
+    def _uid(self, slot: Slot) -> int | None:
+        return self._settings.first_uid + slot.number if self.detection.per_slot_uids else None
+
+    def _former_slot(self, workspace: Path | None) -> int | None:
+        """The slot whose uid owns the files already: no ownership has to change then."""
+        if workspace is None or not self.detection.per_slot_uids:
+            return None
+        return workspace.lstat().st_uid - self._settings.first_uid
+
+
+async def sweep(detection: Detection) -> int:
+    """Kill and remove what service processes of this pid namespace left behind when they died; how many things."""
+    swept = await asyncio.to_thread(remove_orphaned_stages)
+    for orphan in detection.cgroups.orphans():
+        if await remove_cgroup(orphan):
+            swept += 1
+        else:
+            log.error("a dead instance's cgroup cannot be removed: %s", orphan.join_files[0])
+    if swept:
+        log.warning("removed %d leftovers of a sandbox whose service died", swept)
+    return swept
+
+
+async def _finished(task: asyncio.Task[SandboxResult]) -> None:
+    """Wait for a run's cleaning up, however often the waiting itself is cancelled: its caller raises afterwards."""
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            continue
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a cancelled run failed while it was cleaned up", exc_info=error)
+
+
+__all__ = ["MAX_CODE_BYTES", "Sandbox", "SandboxUnavailable", "sweep"]

@@ -1,0 +1,105 @@
+"""The proof, at every start, that the sandbox holds: a program that tries to get out, and must fail.
+
+A sandbox can be misassembled in ways no look at its parts reveals (started by real root it lets a program write
+kernel settings). So the service baits it with a secret file and two listening sockets, and serves only when the
+program inside got at none of them.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import tempfile
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from services.tools.sandbox.command import ENVIRONMENT
+from services.tools.sandbox.detection import user_namespace_hint
+from services.tools.sandbox.errors import SandboxUnavailable
+from services.tools.sandbox.result import SandboxResult, SandboxStatus
+
+_KERNEL_FILES = ("kernel/core_pattern", "kernel/modprobe", "vm/drop_caches", "fs/suid_dumpable")
+_SECRET = "only the host may read this"
+
+_PROBES = """
+import ctypes, glob, json, os, socket, sys
+bait = json.loads(BAIT)
+escapes = []
+
+def attempt(what, action):
+    try:
+        if action() is not False:
+            escapes.append(what)
+    except (OSError, AttributeError):
+        pass
+
+def connect(family, address):
+    with socket.socket(family, socket.SOCK_STREAM) as s:
+        s.settimeout(1)
+        s.connect(address)
+
+for name in bait["kernel"]:
+    path = "/proc/sys/" + name
+    attempt("opened " + path + " for writing", lambda: os.close(os.open(path, os.O_WRONLY)))
+for path in bait["files"]:
+    attempt("read the host's " + path, lambda: open(path, "rb").read(1))
+attempt("connected to a TCP port of the host", lambda: connect(socket.AF_INET, ("127.0.0.1", bait["port"])))
+attempt("connected to a local socket of the host", lambda: connect(socket.AF_UNIX, chr(0) + bait["abstract"]))
+names = {entry.split(b"=")[0].decode() for path in glob.glob("/proc/[0-9]*/environ")
+         for entry in open(path, "rb").read().split(b"\\0") if entry}
+foreign = sorted(names - set(bait["environment"]))
+attempt("saw environment variables of the service: " + ", ".join(foreign), lambda: bool(foreign))
+attempt("attached to pid 1 as a debugger", lambda: ctypes.CDLL(None).ptrace(16, 1, 0, 0) == 0)
+attempt("opened the memory of pid 1", lambda: os.close(os.open("/proc/1/mem", os.O_RDWR)))
+attempt("made a user namespace", lambda: ctypes.CDLL(None).unshare(0x10000000) == 0)
+for path in ("/", "/usr", "/dev"):
+    attempt("wrote into " + path, lambda: os.close(os.open(path + "/.probe", os.O_CREAT | os.O_WRONLY)))
+print(json.dumps(escapes))
+"""
+
+Run = Callable[[str], Awaitable[SandboxResult]]
+
+
+async def escapes(run: Run) -> list[str]:
+    """Run the probes; a list of those that got out, best empty. Raises SandboxUnavailable when they do not run."""
+    with _bait() as bait:
+        code = _PROBES.replace("BAIT", repr(json.dumps(bait)))
+        result = await run(code)
+    if result.status is not SandboxStatus.OK:
+        trouble = result.message or result.stderr.strip() or result.stdout.strip()
+        raise SandboxUnavailable(f"no program runs in the sandbox: {result.status}: {trouble}{user_namespace_hint()}")
+    found = json.loads(result.stdout)
+    assert isinstance(found, list)
+    return [str(escape) for escape in found]
+
+
+async def require_no_escape(run: Run) -> None:
+    """Raises SandboxUnavailable that names every probe which succeeded."""
+    found = await escapes(run)
+    if found:
+        raise SandboxUnavailable("the sandbox does not hold, a program inside it " + "; ".join(found))
+
+
+@contextmanager
+def _bait() -> Iterator[dict[str, object]]:
+    """A readable secret, a TCP port and an abstract socket, all of which exist on the host while the probes run."""
+    abstract = f"tenure-probe-{uuid.uuid4().hex}"
+    with (
+        tempfile.NamedTemporaryFile("w", prefix="tenure-probe-") as secret,
+        socket.create_server(("127.0.0.1", 0)) as tcp,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as local,
+    ):
+        secret.write(_SECRET)
+        secret.flush()
+        Path(secret.name).chmod(0o644)
+        local.bind("\0" + abstract)
+        local.listen()
+        yield {
+            "kernel": _KERNEL_FILES,
+            "files": [secret.name, "/etc/passwd", "/etc/shadow", "/proc/kcore", "/etc/hostname"],
+            "port": tcp.getsockname()[1],
+            "abstract": abstract,
+            "environment": [*ENVIRONMENT, "PWD", "OLDPWD", "LC_CTYPE"],
+        }

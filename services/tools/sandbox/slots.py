@@ -1,0 +1,60 @@
+"""The bounded pool of places in which runs take place, each with a uid of its own.
+
+Runs in the same workspace at the same time share a place: they belong to one task and must be able to read each
+other's files. Everything else is kept apart by different uids, should the namespaces ever fail to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Hashable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A numbered place. `retired` is set by a run that could not be ended: its uid is never given out again."""
+
+    number: int
+    users: int = 0
+    retired: bool = False
+
+
+class SlotPool:
+    """At most `count` runs at a time; further ones wait their turn, in order."""
+
+    def __init__(self, count: int) -> None:
+        self._turns = asyncio.Semaphore(count)
+        self._free = [Slot(number) for number in reversed(range(count))]
+        self._by_workspace: dict[Hashable, Slot] = {}
+
+    @asynccontextmanager
+    async def occupy(self, workspace: Hashable | None, preferred: int | None = None) -> AsyncIterator[Slot]:
+        """Wait for a place and hold it for the length of the block. `preferred` is taken when it is free."""
+        await self._turns.acquire()
+        slot = self._enter(workspace, preferred)
+        try:
+            yield slot
+        finally:
+            self._leave(workspace, slot)
+
+    def _enter(self, workspace: Hashable | None, preferred: int | None) -> Slot:
+        slot = self._by_workspace.get(workspace) if workspace is not None else None
+        if slot is None:
+            slot = next((free for free in self._free if free.number == preferred), self._free[-1])
+            self._free.remove(slot)
+            if workspace is not None:
+                self._by_workspace[workspace] = slot
+        slot.users += 1
+        return slot
+
+    def _leave(self, workspace: Hashable | None, slot: Slot) -> None:
+        slot.users -= 1
+        if slot.users == 0:
+            if workspace is not None:
+                del self._by_workspace[workspace]
+            if slot.retired:
+                return  # with its turn: the pool is smaller by one from now on
+            self._free.append(slot)
+        self._turns.release()
