@@ -1,0 +1,71 @@
+"""What the five processes have in common around their composition: environment, logs, failpoints, telemetry.
+
+    def main() -> int:
+        return run_service("gateway", Settings, os.environ, compose)
+
+`compose(process, settings)` opens everything in the order of dependency and returns when the process is to end.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeVar
+
+from tenure.runtime import failpoint
+from tenure.runtime.logs import FORMATS, configure_logs
+from tenure.runtime.process import Process, run
+from tenure.runtime.rpc_server import RpcServer
+from tenure.runtime.settings import SHARED_PREFIX, load, setting
+from tenure.runtime.telemetry import telemetry
+
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonSettings:
+    """What every process reads, without a service's prefix."""
+
+    failpoints: str = setting("places to break the process at, for tests", default="")
+    log_format: str = setting("how logs look", default="json", choices=FORMATS)
+    log_level: str = setting("the least level logged", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+
+
+class ServiceSettings(Protocol):
+    """The settings of one service; its class has a field `common: CommonSettings = group(CommonSettings)`."""
+
+    @property
+    def common(self) -> CommonSettings: ...
+
+
+S = TypeVar("S", bound=ServiceSettings)
+
+
+def run_service(
+    name: str, settings_type: type[S], environment: Mapping[str, str], compose: Callable[[Process, S], Awaitable[None]]
+) -> int:
+    """Runs a service to its end; the exit code is the process's."""
+
+    async def main(process: Process) -> None:
+        settings = load(settings_type, environment, prefix=f"{SHARED_PREFIX}{name.upper()}_")
+        configure_logs(name, form=settings.common.log_format, level=settings.common.log_level)
+        failpoint.arm(settings.common.failpoints)
+        await process.open(telemetry(name, environment, instance=instance_id()))
+        await compose(process, settings)
+
+    return int(run(main))
+
+
+def instance_id() -> str:
+    """host-pid: tells replicas apart in logs and traces."""
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
+async def serve(process: Process, server: RpcServer) -> None:
+    """Serves until the process is told to stop; what was opened before is closed after the server has drained."""
+    await process.open(server)
+    _log.info("listening", extra={"address": server.address})
+    await process.run_until_stopped()
