@@ -1,6 +1,6 @@
-"""Settings: a frozen dataclass per process, filled from an environment that is passed in.
+"""Settings: one frozen dataclass per process, filled from an environment that is passed in.
 
-    @dataclass(frozen=True, kw_only=True)
+    @settings_class
     class Settings:
         address: Address = setting("where to serve", default="0.0.0.0:8472")
         lease_ttl_seconds: float = setting("how long a lease lasts", default=5.0, minimum=1.0)
@@ -22,7 +22,7 @@ import math
 from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, TypeVar, dataclass_transform, get_type_hints
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -90,6 +90,12 @@ def group(kind: type[_Settings], prefix: str = SHARED_PREFIX) -> _Settings:
     """Declare a field that is itself settings, under `prefix`."""
     shared: _Settings = field(metadata={"group": kind, "prefix": prefix})
     return shared
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(setting, group))
+def settings_class(kind: type[_Settings]) -> type[_Settings]:
+    """A frozen dataclass with keyword-only fields, each declared by `setting` or `group`."""
+    return dataclass(frozen=True, kw_only=True)(kind)
 
 
 def load(kind: type[_Settings], environment: Mapping[str, str], *, prefix: str) -> _Settings:

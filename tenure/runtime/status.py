@@ -15,6 +15,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -48,6 +49,8 @@ _BY_NUMBER: Final[dict[int, grpc.StatusCode]] = {code.value[0]: code for code in
 _BROKE_ON_ITS_WAY: Final = frozenset(
     (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 )
+
+_DETAILS: Final = (error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo, error_details_pb2.BadRequest)
 
 # Keys of the metadata that belong to this module; they never reach a domain error.
 _KIND: Final = "tenure-kind"
@@ -164,14 +167,12 @@ def _unpack(error: grpc.aio.AioRpcError) -> dict[type, Any]:
     if not isinstance(blob, bytes):
         return found
     try:
-        status = status_pb2.Status.FromString(blob)
-    except ValueError:
-        return found
-    for kind in (error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo, error_details_pb2.BadRequest):
-        for packed in status.details:
-            message = kind()
-            if packed.Is(kind.DESCRIPTOR) and packed.Unpack(message):
-                found[kind] = message
+        for packed in status_pb2.Status.FromString(blob).details:
+            kind = next((kind for kind in _DETAILS if packed.Is(kind.DESCRIPTOR)), None)
+            if kind is not None:
+                found[kind] = kind.FromString(packed.value)
+    except DecodeError:
+        return {}
     return found
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
 INSTRUMENTATION: Final = "tenure"
+_EXPORT_TIMEOUT_SECONDS: Final = 3
 _FLUSH_TIMEOUT_SECONDS: Final = 5.0
 _METRICS_INTERVAL_SECONDS: Final = 15.0
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
@@ -86,9 +87,10 @@ async def telemetry(
 
     named = {"service.name": f"tenure-{service}", "service.instance.id": instance, "service.version": version}
     resource = Resource.create({name: value for name, value in named.items() if value})
-    metric_exporter = OTLPMetricExporter(endpoint=endpoint, insecure=insecure)
+    metric_exporter = OTLPMetricExporter(endpoint=endpoint, insecure=insecure, timeout=_EXPORT_TIMEOUT_SECONDS)
+    span_exporter = OTLPSpanExporter(endpoint=endpoint, insecure=insecure, timeout=_EXPORT_TIMEOUT_SECONDS)
     reader = PeriodicExportingMetricReader(metric_exporter, export_interval_millis=_METRICS_INTERVAL_SECONDS * 1000)
-    async with exporting(resource, OTLPSpanExporter(endpoint=endpoint, insecure=insecure), reader):
+    async with exporting(resource, span_exporter, reader):
         yield
 
 
@@ -113,8 +115,6 @@ async def _flush(provider: TracerProvider, export: MetricsExport) -> None:
     """Off the loop, since exporters block. A collector that is gone must not hold up the end of the process."""
     try:
         async with asyncio.timeout(_FLUSH_TIMEOUT_SECONDS):
-            await asyncio.to_thread(provider.force_flush, round(_FLUSH_TIMEOUT_SECONDS * 1000))
-            await asyncio.to_thread(provider.shutdown)
-            await asyncio.to_thread(export.close)
+            await asyncio.gather(asyncio.to_thread(provider.shutdown), asyncio.to_thread(export.close))
     except TimeoutError:
         _log.warning("telemetry was not flushed in time", extra={"timeout_seconds": _FLUSH_TIMEOUT_SECONDS})

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
 from tenure.domain.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 TENANT_KEY: Final = "x-tenure-tenant"
 DEFAULT_TENANT: Final = "default"
@@ -27,6 +28,17 @@ def set_tenant(tenant: str) -> None:
     if _SHAPE.fullmatch(tenant) is None:
         raise InvalidRequest(violations=[(TENANT_KEY, "must be 1 to 63 characters of a-z, 0-9 and -")])
     _TENANT.set(tenant)
+
+
+@contextmanager
+def as_tenant(tenant: str) -> Iterator[None]:
+    """Inside, requests belong to `tenant`: for work that nobody's request started. Raises InvalidRequest."""
+    before = _TENANT.get()
+    set_tenant(tenant)
+    try:
+        yield
+    finally:
+        _TENANT.set(before)
 
 
 def tenant_from(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:

@@ -17,7 +17,7 @@ from tenure.runtime import metrics
 from tenure.runtime.rpc_channel import TenureChannel, open_channel, target_of
 from tenure.runtime.rpc_server import RpcServer, draining
 from tenure.runtime.status import PeerFailed
-from tenure.runtime.tenancy import current_tenant, set_tenant
+from tenure.runtime.tenancy import as_tenant, current_tenant
 
 SERVICE = "tenure.test.Echo"
 ARITIES = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
@@ -125,8 +125,8 @@ async def test_the_validator_sees_every_request_message(arity):
 async def test_the_tenant_goes_along(arity):
     async with echoing() as (_, channel):
         assert (await talk(channel, arity, b"x"))[-1] == b"default:x"
-        set_tenant("acme-1")
-        assert (await talk(channel, arity, b"x"))[-1] == b"acme-1:x"
+        with as_tenant("acme-1"):
+            assert (await talk(channel, arity, b"x"))[-1] == b"acme-1:x"
 
 
 @pytest.mark.parametrize("named", [["Acme"], ["a" * 64], [""], ["a", "b"]])

@@ -1,0 +1,67 @@
+"""What one service raises is what the other catches: every leaf, over a real call and inside a frame."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenure.domain import errors
+from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.rpc_server import RpcServer
+from tenure.runtime.status import from_plain, to_plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def examples() -> Iterator[errors.TenureError]:
+    """Each leaf with its own reason and with another's shape of reason, with metadata and without."""
+    for kind in errors.LEAVES:
+        yield kind("plain")
+        yield kind("precise: ü, 日本", reason="MORE_PRECISE", metadata={"task": "t-1", "empty": ""})
+    yield errors.StaleEpoch(presented=2**40 + 33, current=2**41)
+    yield errors.InvalidRequest(violations=[("goal", "must not be empty"), ("limits.timeout", "too long")])
+    yield errors.Unavailable("disk full", reason="STORAGE_FULL", retry_after_seconds=0.25)
+    yield errors.LimitReached("queue full", retry_after_seconds=30, metadata={"subject": "tenant:acme"})
+
+
+@pytest.mark.parametrize("raised", list(examples()), ids=lambda error: f"{type(error).__name__}-{error.reason}")
+async def test_an_error_survives_a_call(raised):
+    async def fail(_request: bytes, _context: Any) -> bytes:
+        raise raised
+
+    handler = grpc.method_handlers_generic_handler("t.Fail", {"Now": grpc.unary_unary_rpc_method_handler(fail)})
+    server = RpcServer("127.0.0.1:0")
+    server.add("t.Fail", lambda one, to: to.add_generic_rpc_handlers((one,)), handler)
+    async with server, open_channel(server.address) as channel:
+        with pytest.raises(errors.TenureError) as caught:
+            await channel.unary_unary("/t.Fail/Now")(b"", timeout=5.0)
+    assert_same(caught.value, raised)
+
+
+@pytest.mark.parametrize("raised", list(examples()), ids=lambda error: f"{type(error).__name__}-{error.reason}")
+def test_an_error_survives_a_frame(raised):
+    assert_same(from_plain(*to_plain(raised)), raised)
+
+
+words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
+
+
+@given(
+    kind=st.sampled_from(errors.LEAVES),
+    message=words.filter(bool),
+    reason=st.from_regex(r"[A-Z][A-Z_]{0,20}", fullmatch=True),
+    metadata=st.dictionaries(words.filter(lambda word: not word.startswith("tenure-")), words, max_size=3),
+)
+def test_no_reason_or_metadata_confuses_the_class(kind, message, reason, metadata):
+    raised = kind(message, reason=reason, metadata=metadata)
+    assert_same(from_plain(*to_plain(raised)), raised)
+
+
+def assert_same(caught: object, raised: errors.TenureError) -> None:
+    assert type(caught) is type(raised)
+    assert vars(caught) == vars(raised)

@@ -1,0 +1,186 @@
+"""Laws of failpoints: off they do nothing, a typo is an error, and each action does what it says."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tenure.domain import errors
+from tenure.runtime import metrics
+from tenure.runtime.failpoint import arm, disarm, failpoint, failpoint_enabled
+from tenure.runtime.failpoint_names import FAILPOINTS, SWITCHES, declare, declare_switch
+from tenure.runtime.settings import ConfigurationError
+from tenure.runtime.status import PeerFailed
+
+ROOT = Path(__file__).parents[2]
+PLACE = "worker.after_model"
+
+
+@pytest.fixture(autouse=True)
+def _off():
+    yield
+    disarm()
+
+
+async def test_off_nothing_happens():
+    await failpoint(PLACE)
+
+
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        ("worker.aftermodel=kill9", "worker.aftermodel is no failpoint"),
+        ("worker.ignore_trust", "worker.ignore_trust is no switch"),
+        (f"{PLACE}=explode", "'explode' is no action"),
+        (f"{PLACE}=", "'' is no action"),
+        (f"{PLACE}=kill9(now)", "kill9 cannot take 'now'"),
+        (f"{PLACE}=sleep(soon)", "sleep cannot take 'soon'"),
+        (f"{PLACE}=error(OOPS)", "error cannot take 'OOPS'"),
+        (f"{PLACE}=touch", "touch cannot take ''"),
+        (f"{PLACE}=0#kill9", "'0#kill9' is no action"),
+    ],
+)
+def test_a_typo_is_an_error(setting, problem):
+    with pytest.raises(ConfigurationError, match="TENURE_FAILPOINTS") as caught:
+        arm(setting)
+    assert problem in str(caught.value)
+
+
+def test_all_typos_are_told_together_and_nothing_is_armed():
+    with pytest.raises(ConfigurationError) as caught:
+        arm("worker.ignore_trust_window;a.b=kill9;c.d=kill9")
+    assert len(caught.value.problems) == 2
+    assert not failpoint_enabled("worker.ignore_trust_window")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("UNAVAILABLE", errors.Unavailable),
+        ("STALE_EPOCH", errors.StaleEpoch),
+        ("DEADLINE_EXCEEDED", errors.Unavailable),
+        ("RESOURCE_EXHAUSTED", errors.LimitReached),
+        ("INTERNAL", PeerFailed),
+    ],
+)
+async def test_error_raises_what_the_code_stands_for(name, kind):
+    arm(f"{PLACE}=error({name})")
+    with pytest.raises(kind):
+        await failpoint(PLACE)
+    await failpoint("worker.after_open")
+
+
+async def test_only_the_nth_hit_counts():
+    arm(f"{PLACE}=2#error(UNAVAILABLE)")
+    await failpoint(PLACE)
+    with pytest.raises(errors.Unavailable):
+        await failpoint(PLACE)
+    await failpoint(PLACE)
+
+
+async def test_a_probability_is_kept_roughly():
+    arm(f"{PLACE}=0.3*error(UNAVAILABLE)")
+    raised = 0
+    for _ in range(2000):
+        try:
+            await failpoint(PLACE)
+        except errors.Unavailable:
+            raised += 1
+    assert 450 < raised < 750
+
+
+async def test_files_coordinate_without_sleeping(tmp_path):
+    reached, go_on = tmp_path / "reached", tmp_path / "go-on"
+    arm(f"{PLACE}=touch({reached})->wait({go_on})")
+    async with asyncio.timeout(10):
+        passing = asyncio.create_task(failpoint(PLACE))
+        while not reached.exists():
+            await asyncio.sleep(0.01)
+        assert not passing.done()
+        go_on.touch()
+        await passing
+
+
+async def test_sleep_takes_milliseconds():
+    arm(f"{PLACE}=sleep(50)")
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    await failpoint(PLACE)
+    assert clock() - began >= 0.05
+
+
+async def test_hits_are_counted_so_that_a_suite_can_prove_it_was_there():
+    before = metrics.read("tenure_failpoint_hits_total", failpoint=PLACE)
+    arm(f"{PLACE}=sleep(0)")
+    await failpoint(PLACE)
+    assert metrics.read("tenure_failpoint_hits_total", failpoint=PLACE) == before + 1
+
+
+def test_a_switch_is_on_only_when_named():
+    assert not failpoint_enabled("worker.ignore_trust_window")
+    arm("worker.ignore_trust_window")
+    assert failpoint_enabled("worker.ignore_trust_window")
+    arm("")
+    assert not failpoint_enabled("worker.ignore_trust_window")
+
+
+PROGRAM = f"""
+import asyncio
+from tenure.runtime.failpoint import arm, failpoint
+async def main(action):
+    arm("{PLACE}=" + action)
+    await failpoint("{PLACE}")
+    print("went on", flush=True)
+import sys
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+def break_a_process(action: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", PROGRAM, action], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def test_kill9_leaves_no_time_for_anything():
+    with break_a_process("kill9") as process:
+        assert process.wait(30) == -signal.SIGKILL
+        assert process.stdout.read() == ""
+
+
+def test_freeze_lasts_until_sigcont():
+    with break_a_process("freeze") as process:
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        process.send_signal(signal.SIGCONT)
+        assert process.communicate(timeout=30)[0] == "went on\n"
+
+
+def test_names_are_declared_once():
+    with pytest.raises(AssertionError, match="twice"):
+        declare(PLACE, "again")
+    with pytest.raises(AssertionError, match="twice"):
+        declare_switch("worker.ignore_trust_window", "again")
+
+
+def test_every_failpoint_in_the_code_is_declared():
+    used = {name for file in sources() for name in called_with(file, "failpoint")}
+    switched = {name for file in sources() for name in called_with(file, "failpoint_enabled")}
+    assert used <= set(FAILPOINTS), "declare it in tenure/runtime/failpoint_names.py"
+    assert switched <= set(SWITCHES), "declare it in tenure/runtime/failpoint_names.py"
+
+
+def sources() -> list[Path]:
+    return [file for root in ("tenure", "services") for file in (ROOT / root).rglob("*.py")]
+
+
+def called_with(file: Path, function: str) -> set[str]:
+    """The literal names this file calls `function` with."""
+    calls = (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call))
+    named = (call for call in calls if isinstance(call.func, ast.Name) and call.func.id == function and call.args)
+    return {str(call.args[0].value) for call in named if isinstance(call.args[0], ast.Constant)}

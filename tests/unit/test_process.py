@@ -1,0 +1,131 @@
+"""Laws of a process, each checked on a real one: signals, order of closing, exit codes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+PRELUDE = """
+import asyncio, sys
+from contextlib import asynccontextmanager
+from tenure.runtime.process import Process, run
+from tenure.runtime.settings import ConfigurationError
+
+def say(word): print(word, flush=True)
+
+@asynccontextmanager
+async def part(name):
+    say("open " + name)
+    yield name
+    say("close " + name)
+"""
+
+SERVING = """
+async def main(process):
+    await process.open(part("database"))
+    await process.open(part("server"))
+    say("ready")
+    await process.run_until_stopped(freeze=True)
+    say("draining")
+"""
+
+FOREVER = "await asyncio.Event().wait()"
+
+
+@contextmanager
+def running(main: str):
+    program = f"{PRELUDE}\n{main}\nsys.exit(run(main, closing_timeout_seconds=1.0))"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_for(process: subprocess.Popen[str], word: str) -> None:
+    for line in process.stdout:
+        if line.strip() == word:
+            return
+    pytest.fail(f"the process never said {word}: {process.stderr.read()}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_and_closes_in_reverse_order(number):
+    with running(SERVING) as process:
+        wait_for(process, "ready")
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=20)
+        assert out.split("\n") == ["draining", "close server", "close database", ""]
+        assert process.returncode == 0
+
+
+def test_a_second_signal_ends_at_once():
+    main = SERVING + f"    {FOREVER}\n"
+    with running(main) as process:
+        wait_for(process, "ready")
+        process.send_signal(signal.SIGTERM)
+        wait_for(process, "draining")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 128 + signal.SIGTERM
+
+
+def test_a_signal_while_starting_closes_what_is_open():
+    main = f"""
+async def main(process):
+    await process.open(part("database"))
+    say("starting")
+    {FOREVER}
+"""
+    with running(main) as process:
+        wait_for(process, "starting")
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=20)
+        assert (out, process.returncode) == ("close database\n", 0)
+
+
+def test_a_configuration_that_does_not_hold_is_told_plainly():
+    main = """
+async def main(process):
+    raise ConfigurationError(["TENURE_X is missing", "TENURE_Y must be a number"])
+"""
+    with running(main) as process:
+        _, err = process.communicate(timeout=20)
+        assert process.returncode == 2
+        told = ["the configuration does not hold:", "  - TENURE_X is missing", "  - TENURE_Y must be a number", ""]
+        assert err.split("\n") == told
+
+
+def test_a_failure_is_logged_and_closes_what_is_open():
+    main = """
+async def main(process):
+    await process.open(part("database"))
+    raise ValueError("broken")
+"""
+    with running(main) as process:
+        out, err = process.communicate(timeout=20)
+        assert (out, process.returncode) == ("open database\nclose database\n", 1)
+        assert "ValueError: broken" in err
+
+
+def test_closing_that_hangs_is_bounded():
+    main = f"""
+@asynccontextmanager
+async def hanging():
+    yield
+    {FOREVER}
+
+async def main(process):
+    await process.open(hanging())
+"""
+    with running(main) as process:
+        _, err = process.communicate(timeout=20)
+        assert process.returncode == 1
+        assert "TimeoutError" in err

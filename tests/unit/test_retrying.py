@@ -1,0 +1,96 @@
+"""Laws of trying again, and of duties, which try for ever."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tenure.domain.errors import StaleEpoch, Unavailable
+from tenure.domain.retry import RetryPolicy
+from tenure.runtime import metrics
+from tenure.runtime.duties import Duties
+from tenure.runtime.retrying import retrying
+
+QUICK = RetryPolicy(max_attempts=3, initial_seconds=0.001, cap_seconds=0.001)
+
+
+class Flaky:
+    """Fails as told, then returns how often it was run."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.failures = list(failures)
+        self.runs = 0
+
+    async def __call__(self) -> int:
+        self.runs += 1
+        if self.failures:
+            raise self.failures.pop(0)
+        return self.runs
+
+
+async def test_what_may_succeed_later_is_tried_again():
+    assert await retrying(Flaky(Unavailable("1"), Unavailable("2")), QUICK) == 3
+
+
+async def test_the_last_error_is_raised_when_no_attempt_is_left():
+    flaky = Flaky(*(Unavailable(str(number)) for number in range(1, 5)))
+    with pytest.raises(Unavailable, match="3"):
+        await retrying(flaky, QUICK)
+    assert flaky.runs == 3
+
+
+async def test_what_is_fenced_is_never_tried_again():
+    flaky = Flaky(StaleEpoch(presented=1, current=2))
+    with pytest.raises(StaleEpoch):
+        await retrying(flaky, QUICK)
+    assert flaky.runs == 1
+
+
+async def test_the_wait_is_at_least_what_was_asked_for():
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    await retrying(Flaky(Unavailable("busy", retry_after_seconds=0.1)), QUICK, luck=lambda: 0.0)
+    assert clock() - began >= 0.1
+
+
+async def test_cancelling_ends_the_tries():
+    task = asyncio.create_task(retrying(Flaky(Unavailable("", retry_after_seconds=60)), QUICK))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_duty_that_fails_is_counted_told_and_started_again(caplog):
+    recovered = asyncio.Event()
+    flaky = Flaky(ValueError("first"), Unavailable("second"))
+
+    async def duty() -> None:
+        await flaky()
+        recovered.set()
+        await asyncio.Event().wait()
+
+    before = metrics.read("tenure_duty_failures_total", duty="test sweep")
+    async with Duties(QUICK) as duties, asyncio.timeout(5):
+        duties.start("test sweep", duty)
+        await recovered.wait()
+    assert metrics.read("tenure_duty_failures_total", duty="test sweep") == before + 2
+    assert "first" in caplog.text
+    assert "second" in caplog.text
+
+
+async def test_no_duty_outlives_its_company():
+    ended = []
+
+    async def duty() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("cleaned up")
+
+    async with Duties() as duties:
+        task = duties.start("endless", duty)
+        await asyncio.sleep(0)
+    assert task.cancelled()
+    assert ended == ["cleaned up"]

@@ -1,0 +1,158 @@
+"""Laws of settings: everything wrong is told at once, and no secret is ever shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+
+from tenure.runtime.settings import Address, ConfigurationError, Secret, describe, group, load, setting, settings_class
+
+PREFIX = "TENURE_TEST_"
+
+
+@settings_class
+class Shared:
+    failpoints: str = setting("what breaks", default="")
+    log_format: str = setting("how logs look", default="json", choices=["json", "human"])
+
+
+@settings_class
+class Settings:
+    database: Secret = setting("where the ledger is")
+    address: Address = setting("where to serve", default=Address("0.0.0.0:8472"))
+    ttl_seconds: float = setting("how long a lease lasts", default=5.0, minimum=1.0, maximum=60.0)
+    renew_seconds: float = setting("how often it is renewed", default=1.5, minimum=0.1)
+    slots: int = setting("how many at once", default=8, minimum=1)
+    allow_unsafe: bool = setting("for experiments", default=False)
+    peers: tuple[Address, ...] = setting("the others", default=())
+    queues: tuple[str, ...] = setting("which queues", default=("default",))
+    workspace: Path = setting("where files go", default=Path("/tmp"))
+    max_cost: float | None = setting("no more than that", default=None)
+    endpoint: str = setting("not ours by name", default="", variable="OTEL_EXPORTER_OTLP_ENDPOINT")
+    shared: Shared = group(Shared)
+
+    def problems(self) -> Iterator[str]:
+        if self.renew_seconds * 3 > self.ttl_seconds:
+            yield f"{PREFIX}RENEW_SECONDS must be at most a third of {PREFIX}TTL_SECONDS"
+
+
+def read(**environment: str) -> Settings:
+    given = {f"{PREFIX}DATABASE": "postgresql://ledger"}
+    return load(Settings, given | {f"{PREFIX}{name}": value for name, value in environment.items()}, prefix=PREFIX)
+
+
+def problems(environment: dict[str, str]) -> tuple[str, ...]:
+    with pytest.raises(ConfigurationError) as caught:
+        load(Settings, environment, prefix=PREFIX)
+    return caught.value.problems
+
+
+def test_defaults_hold_where_nothing_is_said():
+    settings = read()
+    assert (settings.ttl_seconds, settings.slots, settings.peers, settings.max_cost) == (5.0, 8, (), None)
+    assert settings.shared == Shared()
+
+
+def test_each_type_is_read_from_text():
+    settings = read(
+        ADDRESS="[::1]:80",
+        TTL_SECONDS="7.5",
+        SLOTS=" 3 ",
+        ALLOW_UNSAFE="Yes",
+        PEERS="a:1, b:2,",
+        QUEUES="x,y",
+        WORKSPACE="/srv",
+        MAX_COST="1.25",
+    )
+    assert (settings.address.host, settings.address.port) == ("::1", 80)
+    assert (settings.ttl_seconds, settings.slots, settings.allow_unsafe) == (7.5, 3, True)
+    assert settings.peers == (Address("a:1"), Address("b:2"))
+    assert (settings.queues, settings.workspace, settings.max_cost) == (("x", "y"), Path("/srv"), 1.25)
+
+
+def test_a_variable_may_have_a_name_that_is_not_ours_and_groups_have_their_own_prefix():
+    settings = load(
+        Settings,
+        {f"{PREFIX}DATABASE": "d", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317", "TENURE_LOG_FORMAT": "human"},
+        prefix=PREFIX,
+    )
+    assert (settings.endpoint, settings.shared.log_format) == ("http://c:4317", "human")
+
+
+def test_everything_wrong_is_told_together():
+    told = problems(
+        {
+            f"{PREFIX}TTL_SECONDS": "soon",
+            f"{PREFIX}SLOTS": "0",
+            f"{PREFIX}PEERS": "a:1,b",
+            f"{PREFIX}SLOT": "3",
+            f"{PREFIX}ALLOW_UNSAFE": "perhaps",
+            "TENURE_LOG_FORMAT": "xml",
+        }
+    )
+    assert told == (
+        f"{PREFIX}SLOT is not a setting (did you mean {PREFIX}SLOTS?)",
+        f"{PREFIX}DATABASE is missing: where the ledger is",
+        f"{PREFIX}TTL_SECONDS must be a number, not 'soon'",
+        f"{PREFIX}SLOTS must be at least 1, not '0'",
+        f"{PREFIX}ALLOW_UNSAFE must be true or false, not 'perhaps'",
+        f"{PREFIX}PEERS must be host:port, not 'a:1,b'",
+        "TENURE_LOG_FORMAT must be one of json, human, not 'xml'",
+    )
+
+
+def test_variables_of_other_services_are_not_unknown():
+    settings = load(
+        Settings, {f"{PREFIX}DATABASE": "d", "TENURE_WORKER_SLOTS": "1", "TENURE_FAILPOINTS": "x"}, prefix=PREFIX
+    )
+    assert settings.shared.failpoints == "x"
+
+
+def test_relations_are_checked_once_the_values_are_there():
+    told = problems({f"{PREFIX}DATABASE": "d", f"{PREFIX}RENEW_SECONDS": "3"})
+    assert told == (f"{PREFIX}RENEW_SECONDS must be at most a third of {PREFIX}TTL_SECONDS",)
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "", "1e999"])
+def test_a_duration_is_a_finite_number(number):
+    if number:
+        assert problems({f"{PREFIX}DATABASE": "d", f"{PREFIX}TTL_SECONDS": number})
+    else:  # an empty variable is one that was not given
+        assert read(TTL_SECONDS=number).ttl_seconds == 5.0
+
+
+@pytest.mark.parametrize("address", ["host", ":80", "host:", "host:x", "host:65536", "::1:80", "host:-1", "host:²"])
+def test_an_address_is_host_and_port(address):
+    assert problems({f"{PREFIX}DATABASE": "d", f"{PREFIX}ADDRESS": address})
+
+
+def test_a_secret_shows_itself_only_when_asked():
+    settings = read(DATABASE="postgresql://u:hunter2@h/d")
+    shown = [repr(settings), str(settings.database), f"{settings.database}", json.dumps(settings.database, default=str)]
+    assert not [text for text in shown if "hunter2" in text]
+    assert settings.database.reveal() == "postgresql://u:hunter2@h/d"
+
+
+def test_settings_do_not_change():
+    with pytest.raises(FrozenInstanceError):
+        read().slots = 3  # type: ignore[misc]  # that is the test
+
+
+def test_the_table_tells_every_variable():
+    table = describe(Settings, prefix=PREFIX)
+    assert "TENURE_TEST_DATABASE" in table
+    lines = {line.split()[0]: line for line in table.splitlines()}
+    assert set(lines) == {
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+        "TENURE_FAILPOINTS",
+        "TENURE_LOG_FORMAT",
+        *(f"{PREFIX}{name}" for name in ("DATABASE", "ADDRESS", "TTL_SECONDS", "RENEW_SECONDS", "SLOTS")),
+        *(f"{PREFIX}{name}" for name in ("ALLOW_UNSAFE", "PEERS", "QUEUES", "WORKSPACE", "MAX_COST")),
+    }
+    assert "required" in lines[f"{PREFIX}DATABASE"]
+    assert lines[f"{PREFIX}TTL_SECONDS"].endswith("how long a lease lasts (at least 1.0, at most 60.0)")
+    assert "json|human" in lines["TENURE_LOG_FORMAT"]

@@ -1,0 +1,185 @@
+"""Laws of what operators see: metrics, logs, traces."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import warnings
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from tenure.runtime import metrics, semconv
+from tenure.runtime.logs import configure_logs, log_context
+from tenure.runtime.metrics import Registry
+from tenure.runtime.metrics_export import MetricsExport
+from tenure.runtime.settings import Secret
+from tenure.runtime.telemetry import exporting, link_to, span, telemetry, traceparent
+from tenure.runtime.tenancy import as_tenant
+
+
+@pytest.fixture
+def logged():
+    """The text that came out, in the form asked for."""
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    stream = io.StringIO()
+
+    def configure(form: str) -> io.StringIO:
+        configure_logs("checkpoint", form=form, stream=stream)
+        return stream
+
+    yield configure
+    root.handlers[:] = before
+    root.setLevel(level)
+    logging.captureWarnings(capture=False)
+
+
+def test_counters_add_and_are_read_by_some_of_their_labels():
+    registry = Registry()
+    registry.cell("x_total", service="a", reason="r").value += 2
+    registry.cell("x_total", service="b", reason="r").value += 1
+    assert registry.read("x_total") == 3
+    assert registry.read("x_total", service="a") == 2
+    assert registry.read("x_total", service="c") == 0
+    assert registry.read("nothing") == 0
+
+
+def test_the_same_labels_are_the_same_cell_in_any_order():
+    assert metrics.cell("y_total", a="1", b="2") is metrics.cell("y_total", b="2", a="1")
+
+
+def test_a_label_with_unbounded_values_is_noticed():
+    registry = Registry()
+    for number in range(10_000):
+        registry.cell("x_total", task=str(number))
+    with pytest.raises(AssertionError, match="unbounded"):
+        registry.cell("x_total", task="one more")
+
+
+def test_the_text_is_what_prometheus_reads():
+    registry = Registry()
+    registry.cell("x_total", path='a"b\\c\n').value = 2
+    registry.cell("level").value = 1.5
+    registry.histogram("took_seconds").observe(0.2)
+    lines = registry.as_text().splitlines()
+    assert lines[:4] == ["# TYPE level gauge", "level 1.5", "# TYPE x_total counter", 'x_total{path="a\\"b\\\\c\\n"} 2']
+    assert 'took_seconds_bucket{le="0.1"} 0' in lines
+    assert 'took_seconds_bucket{le="0.25"} 1' in lines
+    assert 'took_seconds_bucket{le="+Inf"} 1' in lines
+    assert lines[-2:] == ["took_seconds_sum 0.2", "took_seconds_count 1"]
+
+
+def test_exporters_see_every_name_the_later_ones_too():
+    registry, reader = Registry(), InMemoryMetricReader()
+    registry.cell("early_total", service="a").value = 1
+    export = MetricsExport(Resource.get_empty(), reader, registry)
+    registry.cell("late").value = 2
+    registry.histogram("took_seconds").observe(0.2)
+    found = {}
+    for resource in reader.get_metrics_data().resource_metrics:
+        for metric in resource.scope_metrics[0].metrics:
+            found[metric.name] = [(dict(point.attributes), point.value) for point in metric.data.data_points]
+    export.close()
+    assert found["early_total"] == [({"service": "a"}, 1)]
+    assert found["late"] == [({}, 2)]
+    assert found["took_seconds_count"] == [({}, 1)]
+    assert ({"le": "0.25"}, 1) in found["took_seconds_bucket"]
+
+
+def test_a_log_line_is_one_json_object_with_its_facts(logged):
+    out = logged("json")
+    with as_tenant("acme"), log_context(task="t-1", epoch=7), log_context(epoch=8):
+        logging.getLogger("tenure.x").info("committed\n%s", "twice", extra={"sequence": 17, "dsn": Secret("hunter2")})
+    line = json.loads(out.getvalue())
+    assert line.pop("time").endswith("Z")
+    assert line == {
+        "level": "INFO",
+        "logger": "tenure.x",
+        "message": "committed\ntwice",
+        "service": "checkpoint",
+        "task": "t-1",
+        "epoch": 8,
+        "tenant": "acme",
+        "sequence": 17,
+        "dsn": "***",
+    }
+
+
+def test_facts_end_with_their_block(logged):
+    out = logged("json")
+    with log_context(task="t-1"):
+        pass
+    logging.getLogger("x").info("after")
+    assert "task" not in json.loads(out.getvalue())
+
+
+def test_an_exception_is_logged_with_its_stack_on_one_line(logged):
+    out = logged("json")
+    try:
+        int("broken")
+    except ValueError:
+        logging.getLogger("x").exception("it failed")
+    assert out.getvalue().count("\n") == 1
+    assert "ValueError: invalid literal" in json.loads(out.getvalue())["stack"]
+
+
+def test_a_very_long_fact_is_cut(logged):
+    out = logged("json")
+    logging.getLogger("x").info("m", extra={"body": "x" * 100_000})
+    assert len(out.getvalue()) < 10_000
+
+
+def test_people_get_lines(logged):
+    out = logged("human")
+    with log_context(task="t-1"):
+        logging.getLogger("tenure.runtime.x").warning("slow")
+    assert out.getvalue().split(maxsplit=1)[1] == "WARNING runtime.x  slow  task=t-1\n"
+
+
+def test_warnings_go_to_the_log(logged):
+    out = logged("json")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("old", stacklevel=1)
+    assert json.loads(out.getvalue())["logger"] == "py.warnings"
+
+
+async def test_without_a_collector_a_span_is_nothing():
+    async with telemetry("checkpoint", {}):
+        with span("commit", {semconv.TASK_ID: "t"}) as nothing:
+            assert not nothing.is_recording()
+            assert traceparent() == ""
+
+
+async def test_spans_are_exported_by_the_end_and_a_resumed_task_links_back():
+    exporter = InMemorySpanExporter()
+    async with exporting(Resource.get_empty(), exporter, InMemoryMetricReader()):
+        with span("invoke_agent messages", {semconv.TASK_ID: "t"}):
+            kept = traceparent()
+            with span("chat claude"):
+                pass
+        with span("invoke_agent messages", links=link_to(kept)):
+            pass
+    chat, first, resumed = exporter.get_finished_spans()
+    assert chat.parent.span_id == first.context.span_id
+    assert first.attributes[semconv.TASK_ID] == "t"
+    assert resumed.context.trace_id != first.context.trace_id
+    assert resumed.links[0].context.span_id == first.context.span_id
+    assert not trace.get_current_span().is_recording()
+
+
+@pytest.mark.parametrize("kept", ["", "garbage", "00-00-00-00"])
+def test_a_kept_span_that_is_none_links_to_nothing(kept):
+    assert link_to(kept) == []
+
+
+async def test_a_collector_that_is_gone_does_not_hold_up_the_end(unused_tcp_port):
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{unused_tcp_port}"}
+    async with telemetry("checkpoint", environment, instance="i-1", version="1"):
+        with span("commit") as exported:
+            assert exported.is_recording()
