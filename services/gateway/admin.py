@@ -1,0 +1,43 @@
+"""AdminService: what operators look at. Reads only."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from services.gateway.peers import Peers, patiently
+from tenure.v1 import admin_service_pb2 as api
+from tenure.v1 import checkpoint_service_pb2 as ledger
+from tenure.v1 import coordinator_service_pb2 as coordinator
+from tenure.v1 import tool_service_pb2 as tools
+from tenure.v1.admin_service_pb2_grpc import AdminServiceServicer
+
+
+class AdminServicer(AdminServiceServicer):
+    """Asks the services that know."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+
+    async def ListWorkers(self, _request: api.ListWorkersRequest, _context: Any) -> api.ListWorkersResponse:
+        asked = coordinator.CoordinatorServiceListWorkersRequest()
+        listed = await patiently(lambda: self._peers.coordinator.ListWorkers(asked))
+        return api.ListWorkersResponse(workers=listed.workers)
+
+    async def ListClaims(self, request: api.ListClaimsRequest, _context: Any) -> api.ListClaimsResponse:
+        asked = coordinator.CoordinatorServiceListClaimsRequest(task_id=request.task_id)
+        listed = await patiently(lambda: self._peers.coordinator.ListClaims(asked))
+        return api.ListClaimsResponse(claims=listed.claims)
+
+    async def ListRefusals(self, request: api.ListRefusalsRequest, _context: Any) -> api.ListRefusalsResponse:
+        writes, calls = await asyncio.gather(
+            patiently(
+                lambda: self._peers.checkpoint.ListRefusedWrites(
+                    ledger.ListRefusedWritesRequest(task_id=request.task_id)
+                )
+            ),
+            patiently(
+                lambda: self._peers.tools.ListRefusedCalls(tools.ListRefusedCallsRequest(task_id=request.task_id))
+            ),
+        )
+        return api.ListRefusalsResponse(ledger=writes.refused_writes, tools=calls.refused_calls)

@@ -1,0 +1,46 @@
+"""The gateway: the public API. Keeps nothing: any number of replicas, killed at any time, lose nobody's task."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from services.gateway.admin import AdminServicer
+from services.gateway.live import LiveText
+from services.gateway.peers import Peers
+from services.gateway.tasks import TaskServicer
+from tenure.runtime.process import Process
+from tenure.runtime.rpc_server import RpcServer
+from tenure.runtime.service import CommonSettings, run_service, serve
+from tenure.runtime.settings import Address, group, setting
+from tenure.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
+from tenure.v1.task_service_pb2_grpc import add_TaskServiceServicer_to_server
+from tenure.validators import validate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """TENURE_GATEWAY_…"""
+
+    listen: Address = setting("where to serve", default=Address("127.0.0.1:8470"))
+    checkpoint_address: tuple[Address, ...] = setting("checkpoint services", default=(Address("127.0.0.1:8472"),))
+    coordinator_address: tuple[Address, ...] = setting("coordinators", default=(Address("127.0.0.1:8471"),))
+    tools_address: tuple[Address, ...] = setting("tool services", default=(Address("127.0.0.1:8473"),))
+    heartbeat_seconds: float = setting("silence of a stream before a heartbeat", default=15.0, minimum=0.1)
+    common: CommonSettings = group(CommonSettings)
+
+
+async def compose(process: Process, settings: Settings) -> None:
+    """Channels first, then the server on them."""
+    peers = await process.open(Peers(settings.checkpoint_address, settings.coordinator_address, settings.tools_address))
+    live = await process.open(LiveText(peers))
+    server = RpcServer(settings.listen, validate=validate, stopping=process.stopping)
+    tasks = TaskServicer(peers, live, server.stopping, settings.heartbeat_seconds)
+    server.add("tenure.v1.TaskService", add_TaskServiceServicer_to_server, tasks)
+    server.add("tenure.v1.AdminService", add_AdminServiceServicer_to_server, AdminServicer(peers))
+    await serve(process, server)
+
+
+def main() -> int:
+    """The exit code."""
+    return run_service("gateway", Settings, os.environ, compose)

@@ -1,0 +1,55 @@
+"""The services behind the gateway, and how patient it is with them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final, Self, TypeVar
+
+from tenure.domain.errors import Unavailable
+from tenure.domain.retry import RetryPolicy
+from tenure.runtime.retrying import retrying
+from tenure.runtime.rpc_channel import open_channel
+from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
+from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
+from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
+
+if TYPE_CHECKING:  # these exist for type checkers only
+    from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceAsyncStub
+    from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceAsyncStub
+    from tenure.v1.tool_service_pb2_grpc import ToolServiceAsyncStub
+
+T = TypeVar("T")
+
+CALL_TIMEOUT_SECONDS: Final = 10.0
+PATIENCE: Final = RetryPolicy(max_attempts=4, initial_seconds=0.1, factor=3.0, cap_seconds=1.0)
+"""A replica that restarts is hidden from callers; a service that stays away is told to them within seconds."""
+
+
+class Peers:
+    """Stubs of the services, on channels of our own."""
+
+    def __init__(self, checkpoint: Sequence[str], coordinator: Sequence[str], tools: Sequence[str]) -> None:
+        self._addresses = checkpoint, coordinator, tools
+        self._opened = AsyncExitStack()
+        self.checkpoint: CheckpointServiceAsyncStub
+        self.coordinator: CoordinatorServiceAsyncStub
+        self.tools: ToolServiceAsyncStub
+
+    async def __aenter__(self) -> Self:
+        channels = [
+            await self._opened.enter_async_context(open_channel(one, default_timeout_seconds=CALL_TIMEOUT_SECONDS))
+            for one in self._addresses
+        ]
+        self.checkpoint = CheckpointServiceStub(channels[0])
+        self.coordinator = CoordinatorServiceStub(channels[1])
+        self.tools = ToolServiceStub(channels[2])
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._opened.aclose()
+
+
+async def patiently(call: Callable[[], Awaitable[T]]) -> T:
+    """Makes a call that may be repeated until it is answered, for a few seconds at the most."""
+    return await retrying(call, PATIENCE, on=(Unavailable,))

@@ -1,0 +1,104 @@
+"""TaskService: what backends call. Each method says in words of the ledger what the caller asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any, Final
+
+import uuid_utils
+
+from services.gateway.live import LiveText
+from services.gateway.peers import Peers, patiently
+from services.gateway.waiting import wait_for_end
+from services.gateway.watching import Watch
+from tenure.runtime.tenancy import current_tenant
+from tenure.v1 import checkpoint_service_pb2 as ledger
+from tenure.v1 import ledger_pb2, task_pb2
+from tenure.v1 import task_service_pb2 as api
+from tenure.v1.task_service_pb2_grpc import TaskServiceServicer
+from tenure.wire.times import seconds
+
+DEFAULT_WAIT_SECONDS: Final = 30.0
+
+
+class TaskServicer(TaskServiceServicer):
+    """Holds nothing but its peers. `stopping` ends streams when the process drains."""
+
+    def __init__(self, peers: Peers, live: LiveText, stopping: asyncio.Event, heartbeat_seconds: float) -> None:
+        self._peers, self._live, self._stopping = peers, live, stopping
+        self._heartbeat_seconds = heartbeat_seconds
+
+    async def SubmitTask(self, request: api.SubmitTaskRequest, _context: Any) -> api.SubmitTaskResponse:
+        """Without a request_id of the caller's, ours still makes the retries behind this call safe."""
+        create = ledger.CreateTaskRequest(request_id=request.request_id or new_id(), spec=_spec(request))
+        created = await patiently(lambda: self._peers.checkpoint.CreateTask(create))
+        return api.SubmitTaskResponse(task=created.task)
+
+    async def GetTask(self, request: api.GetTaskRequest, _context: Any) -> api.GetTaskResponse:
+        return api.GetTaskResponse(task=await self._task(request.task_id))
+
+    async def WaitTask(self, request: api.WaitTaskRequest, _context: Any) -> api.WaitTaskResponse:
+        timeout = seconds(request.timeout) if request.HasField("timeout") else DEFAULT_WAIT_SECONDS
+        return await wait_for_end(self._peers, request.task_id, timeout, self._stopping)
+
+    async def ListTasks(self, request: api.ListTasksRequest, _context: Any) -> api.ListTasksResponse:
+        asked = ledger.CheckpointServiceListTasksRequest(
+            filter=request.filter, page_size=request.page_size, page_token=request.page_token
+        )
+        page = await patiently(lambda: self._peers.checkpoint.ListTasks(asked))
+        return api.ListTasksResponse(tasks=page.tasks, next_page_token=page.next_page_token)
+
+    async def ListTaskEntries(self, request: api.ListTaskEntriesRequest, _context: Any) -> api.ListTaskEntriesResponse:
+        asked = ledger.ListEntriesRequest(
+            task_id=request.task_id, after_sequence=request.after_sequence, page_size=request.page_size
+        )
+        page = await patiently(lambda: self._peers.checkpoint.ListEntries(asked))
+        return api.ListTaskEntriesResponse(entries=page.entries, more=page.more)
+
+    async def WatchTask(self, request: api.WatchTaskRequest, _context: Any) -> AsyncIterator[api.WatchTaskResponse]:
+        async with (
+            Watch(self._peers, self._live, request, self._stopping) as watch,
+            aclosing(watch.events(self._heartbeat_seconds)) as events,
+        ):
+            async for event in events:
+                yield event
+
+    async def CancelTask(self, request: api.CancelTaskRequest, _context: Any) -> api.CancelTaskResponse:
+        """Persisting the request is the whole of it: coordinators find it in the ledger, whatever happens to us."""
+        fact = ledger.AppendForeignRequest(
+            task_id=request.task_id,
+            request_id=new_id(),
+            actor=caller(),
+            cancel_request=ledger_pb2.CancelRequest(reason=request.reason),
+        )
+        done = await patiently(lambda: self._peers.checkpoint.AppendForeign(fact))
+        return api.CancelTaskResponse(task=done.task)
+
+    async def _task(self, task_id: str) -> task_pb2.Task:
+        asked = ledger.CheckpointServiceGetTaskRequest(task_id=task_id)
+        return (await patiently(lambda: self._peers.checkpoint.GetTask(asked))).task
+
+
+def new_id() -> str:
+    """A UUIDv7."""
+    return str(uuid_utils.uuid7())
+
+
+def caller() -> str:
+    """Who is recorded as the author of what this call does. Until there is authentication: the tenant."""
+    return f"tenant/{current_tenant()}"
+
+
+def _spec(request: api.SubmitTaskRequest) -> task_pb2.TaskSpec:
+    return task_pb2.TaskSpec(
+        goal=request.goal,
+        agent=request.agent,
+        limits=request.limits,
+        policy=request.policy,
+        priority=request.priority,
+        queue=request.queue,
+        labels=dict(request.labels),
+        source=request.source,
+    )

@@ -1,0 +1,122 @@
+"""WatchTask: one stream out of committed entries, live text and heartbeats.
+
+Entries are pulled: the next page is fetched when the last one was taken, so a slow reader loses nothing and costs
+nobody memory. Live text is pushed and may be dropped: the assistant_message entry has it all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from typing import Any, Final, Self
+
+from services.gateway.entries import follow_entries
+from services.gateway.live import LiveText
+from services.gateway.mailbox import Mailbox
+from services.gateway.peers import Peers, patiently
+from tenure.domain.errors import Unavailable
+from tenure.v1 import checkpoint_service_pb2 as ledger
+from tenure.v1 import ledger_pb2, live_pb2, task_pb2
+from tenure.v1 import task_service_pb2 as api
+
+RETRY_AFTER_DRAIN_SECONDS: Final = 1.0
+
+
+class Watch:
+    """One watcher. Inside `async with`, `events` ends after the closing entry, and raises Unavailable when we drain."""
+
+    def __init__(self, peers: Peers, live: LiveText, request: api.WatchTaskRequest, stopping: asyncio.Event) -> None:
+        self._peers, self._live, self._request, self._stopping = peers, live, request, stopping
+        self._sequence, self._answered = request.after_sequence, (0, 0)
+        self._mailbox = Mailbox()
+        self._readers: list[asyncio.Task[None]] = []
+        self._owner: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._request.live:
+            task = await self._read_task()
+            if task.state == task_pb2.TASK_STATE_RUNNING:
+                self._follow(task.owner, task.epoch)
+        self._start(self._read_entries())
+        self._start(self._await_drain())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for reader in self._readers:
+            reader.cancel()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+
+    async def events(self, heartbeat_seconds: float) -> AsyncGenerator[api.WatchTaskResponse, None]:
+        """Everything as it happens; a heartbeat when nothing was sent for that long."""
+        while True:
+            if not await self._mailbox.wait(heartbeat_seconds):
+                yield self._heartbeat()
+                continue
+            page = self._mailbox.take_page()
+            for entry in page.entries if page else ():
+                self._take_note(entry)
+                yield api.WatchTaskResponse(entry=entry)
+            if page and page.closed:
+                return
+            for delta in self._mailbox.take_text():
+                if self._is_news(delta):
+                    yield api.WatchTaskResponse(delta=delta)
+
+    def _take_note(self, entry: ledger_pb2.Entry) -> None:
+        """A committed answer makes its live text old; a new owner makes that of the one before void."""
+        self._sequence = entry.sequence
+        body = entry.body
+        if body.HasField("assistant_message"):
+            self._answered = (entry.epoch, entry.step)
+            self._mailbox.discard_text(*self._answered)
+        opened = body.HasField("transition") and body.transition.to_state == task_pb2.TASK_STATE_RUNNING
+        if opened and self._request.live:
+            self._mailbox.discard_text(entry.epoch, self._answered[1])
+            self._follow(entry.actor, entry.epoch)
+
+    def _is_news(self, delta: live_pb2.Delta) -> bool:
+        epoch, step = self._answered
+        return delta.epoch >= epoch and delta.step > step
+
+    def _heartbeat(self) -> api.WatchTaskResponse:
+        beat = api.WatchTaskResponse(heartbeat=api.Heartbeat(sequence=self._sequence))
+        beat.heartbeat.time.FromNanoseconds(time.time_ns())
+        return beat
+
+    def _follow(self, worker_id: str, epoch: int) -> None:
+        """Listens to the task's owner from now on, and to nobody before it."""
+        if self._owner is not None:
+            self._owner.cancel()
+        text = self._live.follow(self._request.task_id, worker_id, epoch, self._mailbox.add_text)
+        self._owner = self._start(text)
+
+    def _start(self, reader: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(reader)
+        self._readers = [running for running in self._readers if not running.done()]
+        self._readers.append(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, reader: asyncio.Task[None]) -> None:
+        error = None if reader.cancelled() else reader.exception()
+        if error is not None:
+            self._mailbox.fail(error)
+
+    async def _read_entries(self) -> None:
+        after = self._request.after_sequence
+        async with aclosing(follow_entries(self._peers, self._request.task_id, after)) as pages:
+            async for page in pages:
+                await self._mailbox.put_page(page)
+
+    async def _await_drain(self) -> None:
+        await self._stopping.wait()
+        raise Unavailable(
+            "the gateway restarts; watch again after the last sequence seen",
+            retry_after_seconds=RETRY_AFTER_DRAIN_SECONDS,
+        )
+
+    async def _read_task(self) -> task_pb2.Task:
+        asked = ledger.CheckpointServiceGetTaskRequest(task_id=self._request.task_id)
+        return (await patiently(lambda: self._peers.checkpoint.GetTask(asked))).task
