@@ -1,0 +1,144 @@
+"""POST /v1/messages and /v1/messages/count_tokens: from a request to an answer, or to the failure asked for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tenure.dev.simulator.api_errors import ApiError, error_value
+from tenure.dev.simulator.call_log import Call, CallLog
+from tenure.dev.simulator.delivery import Delivery, deliver
+from tenure.dev.simulator.model_reply import compose
+from tenure.dev.simulator.scenario import FaultKind
+from tenure.dev.simulator.tokens import InputTokens, PromptCache, count_request
+from tenure.dev.simulator.validation import check_count, check_create
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tenure.dev.simulator.faults import Faults
+    from tenure.dev.simulator.http_messages import Request
+    from tenure.dev.simulator.http_server import Reply
+    from tenure.dev.simulator.library import ScenarioLibrary
+    from tenure.dev.simulator.scenario import Fault, Scenario, Turn
+
+REFUSED_KEY = "sk-invalid"
+PREFILL_REFUSED = (
+    "This model does not support assistant message prefill. The conversation must end with a user message."
+)
+
+
+@dataclass
+class MessagesEndpoint:
+    """What the simulator plays, how fast, and what it remembers between requests."""
+
+    library: ScenarioLibrary
+    log: CallLog
+    faults: Faults
+    cache: PromptCache
+    latency_ms: int = 0
+
+    async def create(self, request: Request, reply: Reply) -> None:
+        """POST /v1/messages."""
+        call = self._begin("messages", request)
+        try:
+            await deliver(self._prepare(request, call), call, self.log, reply)
+        except ApiError as error:
+            self._refuse(error, call, reply)
+        finally:
+            self.log.finish(call)
+
+    async def count_tokens(self, request: Request, reply: Reply) -> None:
+        """POST /v1/messages/count_tokens. Costs nothing."""
+        call = self._begin("count_tokens", request)
+        try:
+            body = check_count(_parsed(request))
+            call.model = body["model"]
+            self._find_scenario(body["model"])
+            _raise_status(self.faults.next_ordered("count_tokens", body["model"]))
+            tokens = count_request(body)
+            call.status, call.ending, call.answered = 200, "complete", True
+            reply.send_json(200, {"input_tokens": tokens}, {"request-id": call.request_id})
+        except ApiError as error:
+            self._refuse(error, call, reply)
+        finally:
+            self.log.finish(call)
+
+    def _begin(self, endpoint: str, request: Request) -> Call:
+        retry_count = request.headers.get("x-stainless-retry-count")
+        call = Call(endpoint, retry_count=retry_count, attempt=request.headers.get("x-tenure-attempt"))
+        self.log.begin(call)
+        return call
+
+    def _prepare(self, request: Request, call: Call) -> Delivery:
+        """Everything that can be refused is refused here, before a token is billed."""
+        body = check_create(_parsed(request))
+        call.model, call.stream = body["model"], body.get("stream", False)
+        call.user_id = (body.get("metadata") or {}).get("user_id")
+        scenario = self._find_scenario(body["model"])
+        call.turn = sum(1 for message in body["messages"] if message["role"] == "assistant")
+        turn = scenario.turn(call.turn)
+        _check_ending(scenario, call.turn, body)
+        fault = self._next_fault(turn, body)
+        call.fault = fault.kind.value if fault is not None else None
+        _raise_status(fault)
+        if fault is not None and fault.kind is FaultKind.OVERLOADED and not call.stream:
+            raise ApiError(529, fault.message)
+        return Delivery(compose(turn, body), self._price(turn, body), turn.deltas, self._latency_ms(turn, fault), fault)
+
+    def _find_scenario(self, model: str) -> Scenario:
+        scenario = self.library.find(model)
+        if scenario is None:
+            raise ApiError(404, f"model: {model}")
+        return scenario
+
+    def _price(self, turn: Turn, body: Mapping[str, Any]) -> InputTokens:
+        return self.cache.price(body) if turn.input_tokens is None else InputTokens(turn.input_tokens)
+
+    def _next_fault(self, turn: Turn, body: Mapping[str, Any]) -> Fault | None:
+        return self.faults.next_ordered("messages", body["model"]) or self.faults.next_written(turn.fault, body)
+
+    def _latency_ms(self, turn: Turn, fault: Fault | None) -> int:
+        if fault is not None and fault.kind is FaultKind.LATENCY:
+            return fault.value
+        return self.latency_ms if turn.latency_ms is None else turn.latency_ms
+
+    def _refuse(self, error: ApiError, call: Call, reply: Reply) -> None:
+        call.status, call.ending, call.error = error.status, "refused", error.message
+        self.log.finish(call)
+        value = error_value(error.status, error.message, call.request_id)
+        reply.send_json(error.status, value, {"request-id": call.request_id, **error.headers})
+
+
+def _parsed(request: Request) -> Any:
+    _check_headers(request.headers)
+    try:
+        value = json.loads(request.body)
+        if b"\\ud" in request.body.lower():  # half a surrogate pair passes Python's parser, not the provider's
+            json.dumps(value, ensure_ascii=False).encode()
+    except ValueError as error:
+        raise ApiError(400, f"The request body is not valid JSON: {error}") from error
+    return value
+
+
+def _check_headers(headers: Mapping[str, str]) -> None:
+    key = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
+    if not key:
+        raise ApiError(401, "x-api-key header is required")
+    if key == REFUSED_KEY:
+        raise ApiError(401)
+    if "anthropic-version" not in headers:
+        raise ApiError(400, "anthropic-version: header is required")
+
+
+def _raise_status(fault: Fault | None) -> None:
+    if fault is not None and fault.kind is FaultKind.STATUS:
+        wait = fault.retry_after_seconds
+        raise ApiError(fault.value, fault.message, {} if wait is None else {"retry-after": f"{wait:g}"})
+
+
+def _check_ending(scenario: Scenario, turn: int, body: Mapping[str, Any]) -> None:
+    """Only a turn that was paused may be sent back as the last message, to be continued."""
+    if body["messages"][-1]["role"] == "assistant" and scenario.turn(turn - 1).stop_reason != "pause_turn":
+        raise ApiError(400, PREFILL_REFUSED)

@@ -1,0 +1,122 @@
+"""The simulator as a whole: its routes, and the control that tests have over it while it runs."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Self
+
+import jsonschema
+
+from tenure.dev.search_stub import answer_search
+from tenure.dev.simulator.api_errors import error_body, error_value, new_request_id
+from tenure.dev.simulator.call_log import CallLog
+from tenure.dev.simulator.faults import Faults, TooManyFaults
+from tenure.dev.simulator.http_server import HttpServer
+from tenure.dev.simulator.library import ScenarioLibrary, fault_from
+from tenure.dev.simulator.messages_endpoint import MessagesEndpoint
+from tenure.dev.simulator.scenario_schema import FAULT_REQUEST_SCHEMA
+from tenure.dev.simulator.tokens import PromptCache
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from tenure.dev.simulator.http_messages import Request
+    from tenure.dev.simulator.http_server import Reply
+
+MAX_BODY_BYTES = 32 * 1024 * 1024
+LISTED_CALLS = 1000
+
+
+class ModelSimulator:
+    """A running simulator: `async with ModelSimulator() as simulator: AsyncAnthropic(base_url=simulator.url)`.
+
+    `scenarios`: directories of more scenario files. `latency_ms`: how long a turn takes that does not say.
+    """
+
+    def __init__(
+        self,
+        *,
+        scenarios: Sequence[Path] = (),
+        log_path: Path | None = None,
+        latency_ms: int = 0,
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
+        """Raises ScenarioError for a file that cannot be played, OSError for a log that cannot be written."""
+        library = ScenarioLibrary(scenarios)
+        self.log = CallLog(log_path)
+        self.faults = Faults()
+        self.cache = PromptCache()
+        self._messages = MessagesEndpoint(library, self.log, self.faults, self.cache, latency_ms)
+        self._server = HttpServer(self._handle, max_body_bytes=MAX_BODY_BYTES, refusal=error_body)
+        self._address = (host, port)
+        self._routes = {
+            ("POST", "/v1/messages"): self._messages.create,
+            ("POST", "/v1/messages/count_tokens"): self._messages.count_tokens,
+            ("GET", "/search"): answer_search,
+            ("GET", "/_sim/calls"): self._list_calls,
+            ("POST", "/_sim/faults"): self._order_fault,
+            ("POST", "/_sim/reset"): self._reset,
+        }
+
+    @property
+    def url(self) -> str:
+        return f"http://{self._address[0]}:{self._server.port}"
+
+    async def start(self) -> Self:
+        """Listen. Raises OSError when the address is taken."""
+        await self._server.start(*self._address)
+        return self
+
+    async def stop(self) -> None:
+        """Cut what is being answered (it is logged as abandoned) and close the log."""
+        await self._server.stop()
+        self.log.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def _handle(self, request: Request, reply: Reply) -> None:
+        route = self._routes.get((request.method, request.path))
+        if route is None:
+            message = f"{request.method} {request.path} is not served here"
+            reply.send_json(404, error_value(404, message, new_request_id()))
+            return
+        await route(request, reply)
+
+    async def _list_calls(self, request: Request, reply: Reply) -> None:
+        """The last calls, oldest first, and the sums of all since the last reset."""
+        limit = request.query.get("limit", str(LISTED_CALLS))
+        if not limit.isdigit():
+            reply.send_json(400, {"error": "limit is not a number"})
+            return
+        calls = list(self.log.calls)
+        value = {"calls": calls[max(0, len(calls) - int(limit)) :], "count": self.log.count, "billed": self.log.billed}
+        reply.send_json(200, value)
+
+    async def _order_fault(self, request: Request, reply: Reply) -> None:
+        try:
+            value: Any = json.loads(request.body)
+            jsonschema.validate(value, FAULT_REQUEST_SCHEMA)
+            place = {"endpoint": value.get("endpoint", "messages"), "model": value.get("model")}
+            self.faults.order(fault_from(value, None), count=value.get("count", 1), **place)
+        except (ValueError, TooManyFaults) as error:
+            reply.send_json(400, {"error": str(error)})
+        except jsonschema.ValidationError as error:
+            reply.send_json(400, {"error": error.message})
+        else:
+            reply.send_json(200, {})
+
+    async def _reset(self, _request: Request, reply: Reply) -> None:
+        """Forget faults, calls and cached prefixes. The log file stays."""
+        self.faults.clear()
+        self.log.clear()
+        self.cache.clear()
+        reply.send_json(200, {})
