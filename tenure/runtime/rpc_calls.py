@@ -25,6 +25,11 @@ class CallRules:
     """What holds for every call of one channel."""
 
     default_timeout_seconds: float | None
+    tenant: str | None = None
+
+    def told_tenant(self) -> str:
+        """Whose calls these are: the channel's tenant if it has one of its own, else that of the current request."""
+        return self.tenant or current_tenant()
 
     def timeout(self, asked_seconds: float | None, *, needed: bool) -> float | None:
         """The call's deadline. A unary call without one could wait for ever, so that is refused here."""
@@ -45,7 +50,7 @@ def wrapped(multicallable: Any, rules: CallRules, *, needs_timeout: bool) -> Cal
         **options: Any,
     ) -> TranslatedCall:
         seconds = rules.timeout(timeout, needed=needs_timeout)
-        told = (*(metadata or ()), (TENANT_KEY, current_tenant()))
+        told = (*(metadata or ()), (TENANT_KEY, rules.told_tenant()))
         return TranslatedCall(multicallable(*request, timeout=seconds, metadata=told, **options))
 
     return call

@@ -7,7 +7,7 @@ one plain await.
 What differs from a bare channel, for every stub made on it:
 - errors are `TenureError` or `PeerFailed`, never `AioRpcError`;
 - a unary call needs `timeout=` (seconds), its own or the channel's default;
-- the current tenant goes along in the metadata.
+- the tenant goes along in the metadata: the channel's own, or that of the request being answered.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ _LOCALHOST = {"localhost": "127.0.0.1"}
 class TenureChannel(grpc.aio.Channel):
     """A channel to one service, at one or several addresses; close it, or use it as a context manager."""
 
-    def __init__(self, channel: grpc.aio.Channel, *, default_timeout_seconds: float | None = None) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, *, default_timeout_seconds: float | None = None, tenant: str | None = None
+    ) -> None:
         self.raw = channel
-        self._rules = CallRules(default_timeout_seconds)
+        self._rules = CallRules(default_timeout_seconds, tenant)
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
         """See the module: the call awaits to the response."""
@@ -79,8 +81,11 @@ def open_channel(
     credentials: grpc.ChannelCredentials | None = None,
     keepalive: Keepalive | None = None,
     max_message_bytes: int = 4 * 1024 * 1024,
+    tenant: str | None = None,
 ) -> TenureChannel:
     """A channel to `host:port` (every address its name resolves to) or to several `ip:port`, taken in turn.
+
+    `tenant` fixes whose calls these are; without it each call belongs to the tenant of the request being answered.
 
     Must be called with an event loop running. Raises ValueError for several addresses that are not all IPs.
     """
@@ -90,7 +95,7 @@ def open_channel(
         channel = grpc.aio.insecure_channel(target, options=options)
     else:
         channel = grpc.aio.secure_channel(target, credentials, options=options)
-    return TenureChannel(channel, default_timeout_seconds=default_timeout_seconds)
+    return TenureChannel(channel, default_timeout_seconds=default_timeout_seconds, tenant=tenant)
 
 
 def target_of(addresses: Sequence[str]) -> str:
