@@ -199,10 +199,15 @@ class Renew(message.Message):
     RENEW_NUMBER_FIELD_NUMBER: builtins.int
     HOLDINGS_FIELD_NUMBER: builtins.int
     FREE_SLOTS_FIELD_NUMBER: builtins.int
+    GRANTS_READ_FIELD_NUMBER: builtins.int
     renew_number: builtins.int
     """1, 2, 3 ... The answer names it: the worker's trust window counts from the sending of the last one answered."""
     free_slots: builtins.int
     """How many tasks it can take now."""
+    grants_read: builtins.int
+    """How many Grants of this stream it had read when it counted free_slots: those still on their way are taken off.
+    Absent: free_slots is taken as it stands, and a Grant may find no slot.
+    """
     @builtins.property
     def holdings(self) -> containers.RepeatedCompositeFieldContainer[Holding]:
         """All claims it holds. A claim not named here is taken for not worked on."""
@@ -213,12 +218,15 @@ class Renew(message.Message):
         renew_number: builtins.int = ...,
         holdings: abc.Iterable[Holding] | None = ...,
         free_slots: builtins.int = ...,
+        grants_read: builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_grants_read", b"_grants_read", "grants_read", b"grants_read"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["free_slots", b"free_slots", "holdings", b"holdings", "renew_number", b"renew_number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_grants_read", b"_grants_read", "free_slots", b"free_slots", "grants_read", b"grants_read", "holdings", b"holdings", "renew_number", b"renew_number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__grants_read: _TypeAlias = typing.Literal["grants_read"]  # noqa: Y015
+    _WhichOneofArgType__grants_read: _TypeAlias = typing.Literal["_grants_read", b"_grants_read"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__grants_read) -> _WhichOneofReturnType__grants_read | None: ...
 
 @typing.final
 class Slots(message.Message):
@@ -227,18 +235,24 @@ class Slots(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     FREE_SLOTS_FIELD_NUMBER: builtins.int
+    GRANTS_READ_FIELD_NUMBER: builtins.int
     free_slots: builtins.int
     """Tasks."""
+    grants_read: builtins.int
+    """How many Grants of this stream it had read when it counted; as in Renew."""
     def __init__(
         self,
         *,
         free_slots: builtins.int = ...,
+        grants_read: builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_grants_read", b"_grants_read", "grants_read", b"grants_read"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["free_slots", b"free_slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_grants_read", b"_grants_read", "free_slots", b"free_slots", "grants_read", b"grants_read"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__grants_read: _TypeAlias = typing.Literal["grants_read"]  # noqa: Y015
+    _WhichOneofArgType__grants_read: _TypeAlias = typing.Literal["_grants_read", b"_grants_read"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__grants_read) -> _WhichOneofReturnType__grants_read | None: ...
 
 @typing.final
 class Release(message.Message):

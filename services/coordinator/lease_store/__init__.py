@@ -1,0 +1,15 @@
+"""What the coordinator keeps in etcd, and the only place that knows it is etcd.
+
+    /tenure/generation            which life of etcd this is
+    /tenure/sessions/<session>    a worker's session, under the session's lease; put anew by every re-attachment
+    /tenure/claims/<task>         a claim, under its session's lease; put once and never again
+
+Callers see values and domain errors: `Unavailable` when etcd does not answer or an answer is not known, `SessionLost`
+and `GenerationMoved` when it says no.
+"""
+
+from services.coordinator.lease_store.records import ClaimRecord, HeldClaim, HeldSession, SessionRecord
+from services.coordinator.lease_store.refusals import GenerationMoved, SessionLost
+from services.coordinator.lease_store.store import LeaseStore
+
+__all__ = ["ClaimRecord", "GenerationMoved", "HeldClaim", "HeldSession", "LeaseStore", "SessionLost", "SessionRecord"]

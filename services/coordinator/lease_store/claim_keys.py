@@ -1,0 +1,192 @@
+"""Claim keys. A claim is made once, under its session's lease, and every deletion names the one it means."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from services.coordinator.lease_store.generation_key import write_generation
+from services.coordinator.lease_store.records import (
+    CLAIMS,
+    GENERATION_KEY,
+    ClaimRecord,
+    HeldClaim,
+    HeldSession,
+    claim_key,
+    read_claim,
+    session_key,
+    write_record,
+)
+from services.coordinator.lease_store.refusals import asking_etcd
+from tenure.domain.errors import Unavailable
+from tenure.runtime.etcd.errors import EtcdUnclear, LeaseExpired
+from tenure.runtime.etcd.transactions import (
+    Delete,
+    Get,
+    Put,
+    Txn,
+    TxnResult,
+    absent,
+    created_at,
+    modified_at,
+    value_is,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from tenure.runtime.etcd.client import EtcdClient
+    from tenure.runtime.etcd.values import KeyValue
+
+_log: Final = logging.getLogger(__name__)
+
+MAX_BATCH: Final = 100
+"""Claims in one request. etcd counts the nested list and the widest list inside it against 128."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewClaim:
+    """A claim to be made for an attached session."""
+
+    task_id: str
+    record: ClaimRecord
+    session: HeldSession
+
+
+class Refusal(Enum):
+    """Why a claim was not made."""
+
+    TAKEN = auto()  # the task has a claim, see `holder`
+    SESSION_GONE = auto()  # the session ended, or is attached elsewhere by now
+    GENERATION = auto()  # etcd is at another generation
+    UNCLEAR = auto()  # nobody knows: it may still appear, so it is neither granted nor lost
+
+
+class Claimed(NamedTuple):
+    """What became of a NewClaim: `held`, or why not."""
+
+    wanted: NewClaim
+    held: HeldClaim | None
+    refusal: Refusal | None = None
+    holder: HeldClaim | None = None
+
+
+class ClaimKeys:
+    """Makes, finds and deletes claims, many in one request."""
+
+    def __init__(self, etcd: EtcdClient) -> None:
+        self._etcd = etcd
+
+    async def claim_many(self, wanted: Sequence[NewClaim]) -> list[Claimed]:
+        """Each claim on its own conditions: task unclaimed, session attached as it was, generation unchanged.
+
+        An unclear answer is read back by claim_id: found is ours; absent proves nothing, it may land later.
+        Raises Unavailable when nothing was done.
+        """
+        assert len(wanted) <= MAX_BATCH, f"{len(wanted)} claims in one request"
+        with asking_etcd():
+            try:
+                result = await self._etcd.txn(Txn(then=tuple(map(_claim_txn, wanted))))
+            except EtcdUnclear as error:
+                _log.warning("claims are unclear and will be read back", extra={"claims": len(wanted), "error": error})
+                return await self._read_back(wanted)
+            except LeaseExpired:
+                # One dead lease fails the request as a whole, its neighbours too: then each goes alone.
+                return [await self._claim_alone(each) for each in wanted]
+        return [_claimed(each, nested) for each, nested in zip(wanted, result.nested, strict=True)]
+
+    async def delete_many(self, claims: Sequence[HeldClaim]) -> set[str]:
+        """Delete exactly these claims; the claim_ids that were still there. Raises Unavailable; repeatable."""
+        deleted: set[str] = set()
+        for batch in chunks(claims, MAX_BATCH):
+            with asking_etcd():
+                result = await self._etcd.txn(Txn(then=tuple(map(_delete_txn, batch))))
+            deleted.update(
+                claim.record.claim_id
+                for claim, nested in zip(batch, result.nested, strict=True)
+                if nested.succeeded and nested.results == (1,)
+            )
+        return deleted
+
+    async def find_many(self, task_ids: Iterable[str]) -> dict[str, HeldClaim]:
+        """The claims of these tasks, by task, read linearizably. Raises Unavailable."""
+        with asking_etcd():
+            found = await self._etcd.get_many(claim_key(task_id) for task_id in task_ids)
+        return _by_task(found.values())
+
+    async def list_all(self) -> dict[str, HeldClaim]:
+        """All claims at one revision, by task. Raises Unavailable."""
+        with asking_etcd():
+            listing = await self._etcd.list(CLAIMS)
+        return _by_task(listing.key_values)
+
+    async def _read_back(self, wanted: Sequence[NewClaim]) -> list[Claimed]:
+        try:
+            found = await self.find_many(each.task_id for each in wanted)
+        except Unavailable:
+            return [Claimed(each, None, Refusal.UNCLEAR) for each in wanted]
+        return [_seen(each, found.get(each.task_id)) for each in wanted]
+
+    async def _claim_alone(self, wanted: NewClaim) -> Claimed:
+        try:
+            result = await self._etcd.txn(_claim_txn(wanted))
+        except LeaseExpired:
+            return Claimed(wanted, None, Refusal.SESSION_GONE)
+        except EtcdUnclear:
+            return (await self._read_back([wanted]))[0]
+        return _claimed(wanted, result)
+
+
+def chunks(items: Sequence[HeldClaim], size: int) -> Iterator[Sequence[HeldClaim]]:
+    """The items in order, at most `size` at once."""
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def _claim_txn(wanted: NewClaim) -> Txn:
+    key, session = claim_key(wanted.task_id), session_key(wanted.session.session_id)
+    return Txn(
+        when=(
+            absent(key),
+            modified_at(session, wanted.session.mod_revision),
+            value_is(GENERATION_KEY, write_generation(wanted.record.generation)),
+        ),
+        then=(Put(key, write_record(wanted.record), lease=wanted.session.lease),),
+        otherwise=(Get(key), Get(GENERATION_KEY)),
+    )
+
+
+def _delete_txn(claim: HeldClaim) -> Txn:
+    key = claim_key(claim.task_id)
+    return Txn(when=(created_at(key, claim.create_revision),), then=(Delete(key),))
+
+
+def _claimed(wanted: NewClaim, result: TxnResult) -> Claimed:
+    if result.succeeded:
+        # The revision of the very transaction that put the key: after a refusal it would be somebody else's.
+        return Claimed(wanted, HeldClaim(wanted.task_id, wanted.record, result.revision, wanted.session.lease))
+    found = {each.key: each for each in result.key_values}
+    holder = _holder(found.get(claim_key(wanted.task_id)))
+    if holder is not None:
+        return Claimed(wanted, None, Refusal.TAKEN, holder)
+    generation = found.get(GENERATION_KEY)
+    if generation is None or generation.value != write_generation(wanted.record.generation):
+        return Claimed(wanted, None, Refusal.GENERATION)
+    return Claimed(wanted, None, Refusal.SESSION_GONE)
+
+
+def _holder(found: KeyValue | None) -> HeldClaim | None:
+    return None if found is None else read_claim(found)
+
+
+def _seen(wanted: NewClaim, found: HeldClaim | None) -> Claimed:
+    if found is None:
+        return Claimed(wanted, None, Refusal.UNCLEAR)
+    if found.record.claim_id == wanted.record.claim_id:
+        return Claimed(wanted, found)
+    return Claimed(wanted, None, Refusal.TAKEN, found)
+
+
+def _by_task(found: Iterable[KeyValue]) -> dict[str, HeldClaim]:
+    return {claim.task_id: claim for claim in map(read_claim, found) if claim is not None}

@@ -1,0 +1,123 @@
+"""The values of sessions and claims in etcd: small JSON, readable with etcdctl, open to fields of newer versions."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from tenure.domain.epochs import Fence, compose_epoch
+
+if TYPE_CHECKING:
+    from tenure.runtime.etcd.values import KeyValue
+
+PREFIX: Final = b"/tenure/"
+GENERATION_KEY: Final = b"/tenure/generation"
+SESSIONS: Final = b"/tenure/sessions/"
+CLAIMS: Final = b"/tenure/claims/"
+
+_log: Final = logging.getLogger(__name__)
+_Record = TypeVar("_Record")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRecord:
+    """Who has the session and which coordinator it is attached to. `started_at` is Unix time in seconds, for people.
+
+    `own`: a coordinator's session for endings; no worker, and nothing is dispatched to it.
+    """
+
+    worker_id: str
+    coordinator_id: str
+    generation: int
+    started_at: float
+    live_address: str = ""
+    queues: tuple[str, ...] = ()
+    own: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimRecord:
+    """Who claimed and why. Has all that is needed to sign its token again: any replica may have to."""
+
+    claim_id: str
+    worker_id: str
+    session_id: str
+    generation: int
+    tenant: str
+    reason: str
+    previous_epoch: int
+    loop: str = ""
+    key_id: str = ""
+    tools: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSession:
+    """A session as etcd has it. `mod_revision` tells attachments apart: each one puts the key anew."""
+
+    session_id: str
+    record: SessionRecord
+    lease: int
+    mod_revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldClaim:
+    """A claim as etcd has it. `create_revision` tells it from every other claim of the task."""
+
+    task_id: str
+    record: ClaimRecord
+    create_revision: int
+    lease: int
+
+    @property
+    def epoch(self) -> int:
+        """The number in its fencing token."""
+        return compose_epoch(self.record.generation, self.create_revision)
+
+    @property
+    def fence(self) -> Fence:
+        """What guards compare."""
+        return Fence(self.epoch, self.record.claim_id)
+
+
+def session_key(session_id: str) -> bytes:
+    return SESSIONS + session_id.encode()
+
+
+def claim_key(task_id: str) -> bytes:
+    return CLAIMS + task_id.encode()
+
+
+def write_record(record: SessionRecord | ClaimRecord) -> bytes:
+    return json.dumps(asdict(record), separators=(",", ":")).encode()
+
+
+def read_session(found: KeyValue) -> HeldSession | None:
+    """The session in a key, or None for something that is none: told in the log and left alone."""
+    record = _read_record(SessionRecord, found)
+    session_id = found.key.removeprefix(SESSIONS).decode(errors="replace")
+    return None if record is None else HeldSession(session_id, record, found.lease, found.mod_revision)
+
+
+def read_claim(found: KeyValue) -> HeldClaim | None:
+    """The claim in a key, or None for something that is none: told in the log and left alone."""
+    record = _read_record(ClaimRecord, found)
+    task_id = found.key.removeprefix(CLAIMS).decode(errors="replace")
+    return None if record is None else HeldClaim(task_id, record, found.create_revision, found.lease)
+
+
+def _read_record(kind: type[_Record], found: KeyValue) -> _Record | None:
+    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # both kinds are dataclasses
+    try:
+        values: dict[str, Any] = {name: _frozen(value) for name, value in json.loads(found.value).items()}
+        return kind(**{name: value for name, value in values.items() if name in known})
+    except (ValueError, TypeError, AttributeError):
+        _log.warning("a key holds no %s of ours", kind.__name__, extra={"key": found.key.decode(errors="replace")})
+        return None
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,34 @@
+"""What etcd's failures mean to the coordinator."""
+# ruff: noqa: N818 - like the domain's errors, these are named for what happened
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tenure.domain.errors import Unavailable
+from tenure.runtime.etcd.errors import EtcdError, LeaseExpired
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ETCD_UNAVAILABLE = "ETCD_UNAVAILABLE"
+
+
+class SessionLost(Exception):
+    """The session's lease or key is gone, and every claim under it."""
+
+
+class GenerationMoved(Exception):
+    """etcd is at another generation than this replica: nothing was done, check the generation first."""
+
+
+@contextmanager
+def asking_etcd() -> Iterator[None]:
+    """Turns the client's errors into ours. An unclear write is Unavailable too: who cares reads back before."""
+    try:
+        yield
+    except LeaseExpired as error:
+        raise SessionLost(str(error)) from error
+    except EtcdError as error:
+        raise Unavailable(f"etcd: {error}", reason=ETCD_UNAVAILABLE) from error
