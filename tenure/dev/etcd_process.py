@@ -104,6 +104,7 @@ class EtcdProcess:
         if self._process is None:
             return
         self._process.terminate()
+        self.resume()  # a paused process does not hear the request to end
         try:
             self._process.wait(grace_seconds)
         except subprocess.TimeoutExpired:
@@ -139,12 +140,16 @@ class EtcdProcess:
             raise RuntimeError(f"etcd {self.member.name} was not started")
         return self._process
 
+    @property
+    def _store_argument(self) -> str:
+        return f"--data-dir={self.member.data_dir.resolve() / 'store'}"
+
     def _command(self) -> list[str]:
         client_url, peer_url = f"http://{self.endpoint}", f"http://{HOST}:{self.member.peer_port}"
         return [
             str(self._binary),
             f"--name={self.member.name}",
-            f"--data-dir={self.member.data_dir / 'store'}",
+            self._store_argument,
             f"--listen-client-urls={client_url}",
             f"--advertise-client-urls={client_url}",
             f"--listen-peer-urls={peer_url}",
@@ -155,12 +160,18 @@ class EtcdProcess:
         ]
 
     def _answers(self) -> bool:
+        # Whose answer is it? Where our port was taken by another etcd, that one answers while ours is failing.
+        if self._store_argument.encode() not in self._fetch("/debug/vars"):
+            return False
+        # etcd says it is healthy only after a linearizable read went through.
+        return b'"true"' in self._fetch("/health")
+
+    def _fetch(self, path: str) -> bytes:
         connection = http.client.HTTPConnection(HOST, self.member.client_port, timeout=1.0)
         try:
-            # etcd says it is healthy only after a linearizable read went through.
-            connection.request("GET", "/health")
-            return b'"true"' in connection.getresponse().read()
+            connection.request("GET", path)
+            return connection.getresponse().read()
         except (OSError, http.client.HTTPException):
-            return False
+            return b""
         finally:
             connection.close()

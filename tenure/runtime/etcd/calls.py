@@ -7,6 +7,7 @@ import random
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc.aio
+from google.protobuf.message import Message
 
 from tenure.runtime.etcd.endpoints import REQUIRE_LEADER, Endpoint, Endpoints
 from tenure.runtime.etcd.errors import EtcdRefused, EtcdUnavailable, read_error, write_error
@@ -14,8 +15,11 @@ from tenure.runtime.etcd.errors import EtcdRefused, EtcdUnavailable, read_error,
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-RequestT = TypeVar("RequestT")
+RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT")
+
+# etcd's default of --max-request-bytes.
+MAX_REQUEST_BYTES = 1_572_864
 
 _READ_TRIES = 4
 _BACKOFF_BASE_SECONDS = 0.05
@@ -35,6 +39,9 @@ async def write(
     timeout_seconds: float,
 ) -> ResponseT:
     """Send a write exactly once. Raises EtcdRefused, EtcdUnavailable (not applied) or EtcdUnclear (not known)."""
+    if (size := request.ByteSize()) > MAX_REQUEST_BYTES:
+        # Judged here: the gRPC server in etcd would cut it off with an answer that leaves the outcome open.
+        raise EtcdRefused(f"a request of {size} bytes; etcd takes {MAX_REQUEST_BYTES}")
     endpoint = endpoints.current
     try:
         return await method(endpoint)(request, timeout=timeout_seconds, metadata=REQUIRE_LEADER)

@@ -51,7 +51,10 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Reconnected:
-    """The watch goes on over another connection, with nothing missed. `revision` is the member's at that time."""
+    """The watch goes on over another connection; `revision` is the member's at that time.
+
+    No proof yet that nothing was missed: if history was compacted meanwhile, a Resync follows in a moment.
+    """
 
     revision: int
 

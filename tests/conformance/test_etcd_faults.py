@@ -1,0 +1,113 @@
+"""What a caller is told when etcd is frozen, gone, or led by somebody else."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tenure.dev.etcd_start import free_ports
+from tenure.runtime.etcd.client import EtcdClient
+from tenure.runtime.etcd.errors import EtcdUnavailable, EtcdUnclear
+from tenure.runtime.etcd.watch import Changes
+from tests.fix_etcd import paused
+
+if TYPE_CHECKING:
+    from tenure.dev.etcd_process import EtcdProcess
+    from tests.fix_etcd import EtcdSpace
+
+
+async def test_a_write_that_a_frozen_etcd_does_not_answer_is_unclear(own_etcd: EtcdProcess) -> None:
+    async with EtcdClient([own_etcd.endpoint], timeout_seconds=0.5) as client:
+        await client.put(b"/k", b"before")
+        async with paused(own_etcd):
+            with pytest.raises(EtcdUnclear):
+                await client.put(b"/k", b"frozen")
+            with pytest.raises(EtcdUnclear):
+                await client.grant(5)
+            with pytest.raises(EtcdUnavailable):
+                await client.get(b"/k")
+        held = await client.get(b"/k", timeout_seconds=10)
+        # Either is possible, which is why it was called unclear.
+        assert held is not None
+        assert held.value in {b"before", b"frozen"}
+
+
+async def test_a_write_that_found_no_etcd_is_unclear_and_a_read_is_unavailable() -> None:
+    (nobody,) = free_ports(1)
+    async with EtcdClient([f"127.0.0.1:{nobody}"]) as client:
+        with pytest.raises(EtcdUnclear):
+            await client.put(b"/k", b"")
+        with pytest.raises(EtcdUnavailable):
+            await client.get(b"/k")
+        with pytest.raises(EtcdUnavailable):
+            await client.status()
+        with pytest.raises(EtcdUnclear):
+            await client.keep_alive(1)
+
+
+async def test_a_read_goes_on_to_a_member_that_lives(etcd: EtcdSpace) -> None:
+    await etcd.client.put(etcd.key("k"), b"v")
+    (nobody,) = free_ports(1)
+    async with EtcdClient([f"127.0.0.1:{nobody}", etcd.endpoint]) as client:
+        held = await client.get(etcd.key("k"))
+        assert held is not None
+        assert client.endpoints.current.target == etcd.endpoint
+
+
+async def test_a_write_is_sent_once_and_the_next_one_goes_to_another_member(etcd: EtcdSpace) -> None:
+    (nobody,) = free_ports(1)
+    async with EtcdClient([f"127.0.0.1:{nobody}", etcd.endpoint]) as client:
+        with pytest.raises(EtcdUnclear):
+            await client.put(etcd.key("k"), b"1")
+        assert await client.get(etcd.key("k")) is None
+        await client.put(etcd.key("k"), b"2")
+        held = await client.get(etcd.key("k"))
+        assert held is not None
+        assert held.version == 1
+
+
+async def test_a_renewal_goes_on_to_a_member_that_lives(etcd: EtcdSpace) -> None:
+    (nobody,) = free_ports(1)
+    lease = await etcd.client.grant(60)
+    async with EtcdClient([f"127.0.0.1:{nobody}", etcd.endpoint]) as client:
+        assert await client.keep_alive(lease.id) == 60
+
+
+async def _leader(members: list[EtcdProcess]) -> EtcdProcess:
+    for member in members:
+        async with EtcdClient([member.endpoint]) as client:
+            if (await client.status()).is_leader:
+                return member
+    raise AssertionError("no leader")
+
+
+@pytest.mark.parametrize("fault", ["kill", "pause"])
+async def test_a_lost_leader_costs_seconds_and_no_change(etcd_cluster: list[EtcdProcess], fault: str) -> None:
+    leader = await _leader(etcd_cluster)
+    # The leader is the first to be asked: the worst case.
+    members = sorted(etcd_cluster, key=lambda member: member is not leader)
+    async with EtcdClient([member.endpoint for member in members], timeout_seconds=2) as client:
+        lease = await client.grant(30)
+        start = await client.revision() + 1
+        async with asyncio.timeout(60), aclosing(client.watch(b"/", start)) as watch:
+            await client.put(b"/k", b"before", lease=lease.id)
+            assert isinstance(await anext(watch), Changes)
+            getattr(leader, fault)()
+            while True:
+                try:
+                    after = await client.put(b"/k", b"after", lease=lease.id)
+                    break
+                except (EtcdUnclear, EtcdUnavailable):
+                    continue  # each one takes until its deadline or a refused connection; the test has its own
+            seen = 0
+            async for item in watch:
+                seen = item.revision if isinstance(item, Changes) else seen
+                if seen == after.revision:
+                    break
+            assert await client.keep_alive(lease.id, timeout_seconds=10) == 30
+            held = await client.get(b"/k")
+            assert held is not None
+            assert held.mod_revision == after.revision

@@ -1,0 +1,266 @@
+"""The facts about etcd's revisions and transactions that epochs stand on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import grpc.aio
+import pytest
+
+from tenure.runtime.etcd import stubs, transactions
+from tenure.runtime.etcd.calls import MAX_REQUEST_BYTES
+from tenure.runtime.etcd.client import EtcdClient
+from tenure.runtime.etcd.errors import EtcdRefused, EtcdUnavailable, LeaseExpired
+from tenure.runtime.etcd.transactions import (
+    MAX_TXN_OPS,
+    Delete,
+    Get,
+    Put,
+    Txn,
+    absent,
+    created_at,
+    lease_is,
+    modified_at,
+    present,
+    value_is,
+    version_is,
+)
+
+if TYPE_CHECKING:
+    from tenure.dev.etcd_process import EtcdProcess
+    from tests.fix_etcd import EtcdSpace
+
+
+def _claim(key: bytes, lease: int = 0) -> Txn:
+    return Txn(when=(absent(key),), then=(Put(key, b"claimed", lease),), otherwise=(Get(key),))
+
+
+async def test_the_revision_of_a_succeeded_claim_is_the_create_revision_of_its_key(etcd: EtcdSpace) -> None:
+    key = etcd.key("claim")
+    result = await etcd.client.txn(_claim(key))
+    held = await etcd.client.get(key)
+    assert result.succeeded
+    assert held is not None
+    assert held.create_revision == held.mod_revision == result.revision
+
+
+async def test_nested_claims_succeed_and_fail_apart_and_share_one_revision(etcd: EtcdSpace) -> None:
+    taken, free, other = etcd.key("taken"), etcd.key("free"), etcd.key("other")
+    first = await etcd.client.txn(_claim(taken))
+    result = await etcd.client.txn(Txn(then=(_claim(taken), _claim(free), _claim(other))))
+    assert [each.succeeded for each in result.nested] == [False, True, True]
+    (holder,) = result.nested[0].key_values
+    assert holder.create_revision == first.revision < result.revision
+    found = await etcd.client.get_many([taken, free, other])
+    assert found[free].create_revision == found[other].create_revision == result.revision
+    assert [each.revision for each in result.nested] == [result.revision] * 3
+
+
+async def test_the_answers_of_nested_transactions_carry_no_revision_of_their_own(etcd: EtcdSpace) -> None:
+    nested = stubs.TxnRequest(success=[stubs.RequestOp(request_put=stubs.PutRequest(key=etcd.key("k"), value=b""))])
+    request = stubs.TxnRequest(success=[stubs.RequestOp(request_txn=nested)])
+    answer = await etcd.client.endpoints.current.kv.Txn(request, timeout=3)
+    assert answer.header.revision > 0
+    assert answer.responses[0].response_txn.header.revision == 0
+
+
+async def test_putting_a_key_again_keeps_its_create_revision(etcd: EtcdSpace) -> None:
+    key = etcd.key("again")
+    first = await etcd.client.put(key, b"1")
+    second = await etcd.client.put(key, b"2")
+    held = await etcd.client.get(key)
+    assert held is not None
+    assert (held.create_revision, held.mod_revision, held.version) == (first.revision, second.revision, 2)
+
+
+async def test_deleting_and_creating_a_key_gives_it_a_higher_create_revision(etcd: EtcdSpace) -> None:
+    key = etcd.key("reborn")
+    first = await etcd.client.put(key, b"1")
+    assert await etcd.client.delete(key)
+    second = await etcd.client.put(key, b"1")
+    held = await etcd.client.get(key)
+    assert held is not None
+    assert held.create_revision == second.revision > first.revision
+
+
+async def test_the_revision_of_a_failed_claim_is_higher_than_the_holders_epoch(etcd: EtcdSpace) -> None:
+    key = etcd.key("claim")
+    won = await etcd.client.txn(_claim(key))
+    await etcd.client.put(etcd.key("elsewhere"), b"")
+    lost = await etcd.client.txn(_claim(key))
+    assert not lost.succeeded
+    assert lost.key_values[0].create_revision == won.revision < lost.revision
+
+
+async def test_each_condition_holds_and_fails_where_it_should(etcd: EtcdSpace) -> None:
+    key, lease = etcd.key("compared"), await etcd.client.grant(60)
+    first = await etcd.client.put(key, b"1")
+    second = await etcd.client.put(key, b"2", lease=lease.id)
+    holds = (
+        present(key),
+        created_at(key, first.revision),
+        modified_at(key, second.revision),
+        version_is(key, 2),
+        value_is(key, b"2"),
+        lease_is(key, lease.id),
+        absent(etcd.key("nothing")),
+    )
+    fails = (
+        absent(key),
+        created_at(key, second.revision),
+        modified_at(key, first.revision),
+        version_is(key, 1),
+        value_is(key, b"1"),
+        lease_is(key, 1),
+        present(etcd.key("nothing")),
+        value_is(etcd.key("nothing"), b""),
+    )
+    assert (await etcd.client.txn(Txn(when=holds))).succeeded
+    for condition in fails:
+        assert not (await etcd.client.txn(Txn(when=(condition,)))).succeeded
+
+
+async def test_a_key_is_deleted_only_if_it_is_still_the_one_that_was_seen(etcd: EtcdSpace) -> None:
+    key = etcd.key("seen")
+    seen = await etcd.client.put(key, b"1")
+    await etcd.client.delete(key)
+    await etcd.client.put(key, b"2")
+    assert not await etcd.client.delete(key, only_if=[created_at(key, seen.revision)])
+    assert await etcd.client.get(key) is not None
+    assert await etcd.client.delete(key)
+    assert not await etcd.client.delete(key)
+
+
+async def test_a_result_has_one_entry_per_operation(etcd: EtcdSpace) -> None:
+    await etcd.client.put(etcd.key("old/1"), b"")
+    await etcd.client.put(etcd.key("old/2"), b"")
+    new, old = etcd.key("new"), etcd.key("old/")
+    result = await etcd.client.txn(
+        Txn(then=(Put(new, b"n"), Delete(old, prefix=True), Get(old, prefix=True), Get(new)))
+    )
+    assert result.results[:3] == (None, 2, ())
+    assert [each.value for each in result.key_values] == [b"n"]
+
+
+async def test_a_put_under_a_dead_lease_refuses_the_whole_request(etcd: EtcdSpace) -> None:
+    living, dead = await etcd.client.grant(60), await etcd.client.grant(60)
+    await etcd.client.revoke(dead.id)
+    batch = Txn(then=(_claim(etcd.key("a"), living.id), _claim(etcd.key("b"), dead.id)))
+    with pytest.raises(LeaseExpired):
+        await etcd.client.txn(batch)
+    assert (await etcd.client.list(etcd.prefix)).key_values == ()
+
+
+async def test_comparing_a_session_key_keeps_a_dead_lease_from_refusing_the_rest(etcd: EtcdSpace) -> None:
+    living, dead = await etcd.client.grant(60), await etcd.client.grant(60)
+    await etcd.client.put(etcd.key("session/living"), b"", lease=living.id)
+    await etcd.client.put(etcd.key("session/dead"), b"", lease=dead.id)
+    await etcd.client.revoke(dead.id)
+
+    def guarded(task: str, session: str, lease: int) -> Txn:
+        when = (absent(etcd.key(task)), present(etcd.key(session)))
+        return Txn(when=when, then=(Put(etcd.key(task), b"", lease),))
+
+    batch = Txn(then=(guarded("a", "session/living", living.id), guarded("b", "session/dead", dead.id)))
+    result = await etcd.client.txn(batch)
+    assert [each.succeeded for each in result.nested] == [True, False]
+
+
+async def test_one_key_claimed_twice_in_a_request_refuses_the_whole_request(etcd: EtcdSpace) -> None:
+    with pytest.raises(EtcdRefused, match="duplicate key"):
+        await etcd.client.txn(Txn(then=(_claim(etcd.key("a")), _claim(etcd.key("b")), _claim(etcd.key("a")))))
+    assert (await etcd.client.list(etcd.prefix)).key_values == ()
+
+
+async def test_our_bound_on_the_width_of_a_transaction_is_etcds(etcd: EtcdSpace) -> None:
+    def wide(count: int) -> Txn:
+        keys = [etcd.key(f"wide/{number}") for number in range(count)]
+        return Txn(then=tuple(Txn(when=(absent(key), absent(key), absent(key)), then=(Put(key, b""),)) for key in keys))
+
+    assert (await etcd.client.txn(wide(MAX_TXN_OPS - 3))).succeeded
+    with pytest.raises(ValueError, match="129 wide"):
+        await etcd.client.txn(wide(MAX_TXN_OPS - 2))
+    with pytest.raises(grpc.aio.AioRpcError, match="too many operations"):
+        await etcd.client.endpoints.current.kv.Txn(transactions._request(wide(MAX_TXN_OPS - 2)), timeout=3)
+
+
+async def test_a_listing_in_pages_shows_one_revision(etcd: EtcdSpace) -> None:
+    keys = [etcd.key(f"page/{number:03}") for number in range(25)]
+    await etcd.client.txn(Txn(then=tuple(Put(key, b"") for key in keys)))
+    await etcd.client.put(etcd.key("page0"), b"outside of the prefix")
+    pages = 0
+    read_page = etcd.client._range
+
+    async def disturbed(*arguments: object) -> object:
+        nonlocal pages
+        pages += 1
+        answer = await read_page(*arguments)  # type: ignore[arg-type]  # passed on as it came
+        await etcd.client.delete(keys[-pages])
+        return answer
+
+    etcd.client._range = disturbed  # type: ignore[method-assign,assignment]  # the moment between two pages
+    listing = await etcd.client.list(etcd.key("page/"), page_keys=10)
+    assert pages == 3
+    assert [each.key for each in listing.key_values] == keys
+
+
+async def test_a_listing_overtaken_by_compaction_begins_again(own_etcd: EtcdProcess) -> None:
+    async with EtcdClient([own_etcd.endpoint]) as client:
+        for number in range(4):
+            await client.put(b"/k/%d" % number, b"")
+        read_page, compactions = client._range, iter([True])
+
+        async def compacting(*arguments: object) -> object:
+            answer = await read_page(*arguments)  # type: ignore[arg-type]  # passed on as it came
+            if next(compactions, False):
+                last = await client.put(b"/k/new", b"")
+                await client.endpoints.current.kv.Compact(stubs.CompactionRequest(revision=last.revision), timeout=3)
+            return answer
+
+        client._range = compacting  # type: ignore[method-assign,assignment]  # the moment between two pages
+        listing = await client.list(b"/k/", page_keys=2)
+        assert [each.key for each in listing.key_values] == [b"/k/0", b"/k/1", b"/k/2", b"/k/3", b"/k/new"]
+
+
+async def test_a_listing_has_a_bound(etcd: EtcdSpace) -> None:
+    await etcd.client.txn(Txn(then=tuple(Put(etcd.key(str(number)), b"") for number in range(5))))
+    with pytest.raises(EtcdRefused, match="more than 4 keys"):
+        await etcd.client.list(etcd.prefix, max_keys=4)
+
+
+async def test_many_keys_are_read_back_in_groups(etcd: EtcdSpace) -> None:
+    keys = [etcd.key(f"{number:04}") for number in range(MAX_TXN_OPS + 10)]
+    for start in range(0, len(keys), 2 * 40):
+        await etcd.client.txn(Txn(then=tuple(Put(key, b"") for key in keys[start : start + 80 : 2])))
+    assert sorted(await etcd.client.get_many([*keys, keys[0]])) == keys[::2]
+
+
+async def test_a_request_over_etcds_size_is_refused(etcd: EtcdSpace) -> None:
+    await etcd.client.put(etcd.key("large"), bytes(MAX_REQUEST_BYTES - 200))
+    with pytest.raises(EtcdRefused, match="etcd takes 1572864"):
+        await etcd.client.put(etcd.key("large"), bytes(MAX_REQUEST_BYTES))
+
+
+async def test_status_tells_who_and_where(etcd: EtcdSpace) -> None:
+    result = await etcd.client.put(etcd.key("k"), b"")
+    status = await etcd.client.status()
+    assert status.revision == result.revision == await etcd.client.revision()
+    assert status.has_leader
+    assert status.is_leader
+    assert status.cluster_id != 0
+    assert status.endpoint == etcd.endpoint
+    assert int(status.version.split(".")[0]) == 3
+
+
+async def test_status_of_a_member_without_a_leader_says_so(etcd_cluster: list[EtcdProcess]) -> None:
+    survivor = etcd_cluster[0]
+    async with EtcdClient([survivor.endpoint]) as client:
+        for member in etcd_cluster[1:]:
+            member.kill()
+        with pytest.raises(EtcdUnavailable):
+            await client.revision()
+        # The member notices by its own clock, after an election timeout.
+        async with asyncio.timeout(10):
+            while (await client.status()).has_leader:
+                await asyncio.sleep(0.05)

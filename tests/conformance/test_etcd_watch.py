@@ -1,0 +1,218 @@
+"""A watch misses nothing, or says that it may have."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tenure.dev.etcd_process import EtcdProcess
+from tenure.dev.etcd_start import free_ports
+from tenure.runtime.etcd import stubs
+from tenure.runtime.etcd.client import EtcdClient
+from tenure.runtime.etcd.transactions import Put, Txn
+from tenure.runtime.etcd.watch import Changes, Reconnected, Resync, ResyncReason
+from tenure.runtime.etcd.watch_stream import WatchPatience
+from tests.fix_etcd import paused, restarted
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from tenure.runtime.etcd.watch import WatchItem
+    from tests.fix_etcd import EtcdSpace
+
+_IMPATIENT = WatchPatience(idle_seconds=0.3, answer_seconds=0.3)
+
+
+async def _next_changes(watch: AsyncIterator[WatchItem]) -> Changes:
+    """The next changes, over however many reconnections."""
+    async with asyncio.timeout(20):
+        async for item in watch:
+            if isinstance(item, Changes):
+                return item
+            assert isinstance(item, Reconnected)
+    raise AssertionError("the watch ended")
+
+
+async def _values(watch: AsyncIterator[WatchItem], count: int) -> list[bytes]:
+    found: list[bytes] = []
+    while len(found) < count:
+        found += [change.key_value.value for change in (await _next_changes(watch)).changes]
+    return found
+
+
+async def test_a_watch_tells_puts_and_deletes_in_order_with_what_was_before(etcd: EtcdSpace) -> None:
+    key = etcd.key("k")
+    start = (await etcd.client.list(etcd.prefix)).revision + 1
+    first = await etcd.client.put(key, b"1")
+    await etcd.client.put(key, b"2")
+    await etcd.client.delete(key)
+    async with aclosing(etcd.client.watch(etcd.prefix, start, previous=True)) as watch:
+        changes = (await _next_changes(watch)).changes
+    assert [(change.deleted, change.key_value.value) for change in changes] == [
+        (False, b"1"),
+        (False, b"2"),
+        (True, b""),
+    ]
+    assert [change.previous.value if change.previous else None for change in changes] == [None, b"1", b"2"]
+    assert [change.key_value.mod_revision for change in changes] == [first.revision + number for number in range(3)]
+
+
+async def test_a_watch_sees_its_prefix_only(etcd: EtcdSpace) -> None:
+    start = await etcd.client.revision() + 1
+    await etcd.client.put(etcd.key("b/1"), b"outside")
+    await etcd.client.put(etcd.key("a/1"), b"inside")
+    async with aclosing(etcd.client.watch(etcd.key("a/"), start)) as watch:
+        assert await _values(watch, 1) == [b"inside"]
+
+
+async def test_the_changes_of_one_transaction_come_together(etcd: EtcdSpace) -> None:
+    start = await etcd.client.revision() + 1
+    keys = [etcd.key(str(number)) for number in range(100)]
+    result = await etcd.client.txn(Txn(then=tuple(Put(key, bytes(8_000)) for key in keys)))
+    async with aclosing(etcd.client.watch(etcd.prefix, start)) as watch:
+        item = await _next_changes(watch)
+    assert item.revision == result.revision
+    assert {change.key_value.key for change in item.changes} == set(keys)
+
+
+async def test_a_watch_without_a_start_is_refused(etcd: EtcdSpace) -> None:
+    with pytest.raises(ValueError, match="list first"):
+        etcd.client.watch(etcd.prefix, 0)
+
+
+async def test_a_watch_from_a_compacted_revision_says_resync_and_ends(own_etcd: EtcdProcess) -> None:
+    async with EtcdClient([own_etcd.endpoint]) as client:
+        for _ in range(3):
+            last = await client.put(b"/k", b"")
+        await client.endpoints.current.kv.Compact(stubs.CompactionRequest(revision=last.revision), timeout=3)
+        items = [item async for item in client.watch(b"/", 2)]
+        assert items == [Resync(ResyncReason.COMPACTED, last.revision)]
+
+
+async def test_a_watch_survives_a_killed_and_restarted_etcd_without_losing_a_change(own_etcd: EtcdProcess) -> None:
+    async with (
+        EtcdClient([own_etcd.endpoint]) as client,
+        aclosing(client.watch(b"/", 2)) as watch,
+    ):
+        await client.put(b"/k", b"0")
+        assert await _values(watch, 1) == [b"0"]
+        await client.put(b"/k", b"1")
+        await restarted(own_etcd)
+        # Written before the watch is back.
+        async with EtcdClient([own_etcd.endpoint]) as fresh:
+            for number in range(2, 6):
+                await fresh.put(b"/k", b"%d" % number)
+        assert await _values(watch, 5) == [b"1", b"2", b"3", b"4", b"5"]
+
+
+async def test_a_reconnected_watch_says_so(own_etcd: EtcdProcess) -> None:
+    async with (
+        EtcdClient([own_etcd.endpoint]) as client,
+        asyncio.timeout(20),
+        aclosing(client.watch(b"/", 2)) as watch,
+    ):
+        put = await client.put(b"/k", b"0")
+        assert isinstance(await anext(watch), Changes)
+        await restarted(own_etcd)
+        assert await anext(watch) == Reconnected(put.revision)
+
+
+async def test_compaction_while_a_watch_is_cut_off_makes_it_resync(own_etcd: EtcdProcess) -> None:
+    async with (
+        EtcdClient([own_etcd.endpoint]) as client,
+        asyncio.timeout(20),
+        aclosing(client.watch(b"/", 2)) as watch,
+    ):
+        await client.put(b"/k", b"0")
+        assert isinstance(await anext(watch), Changes)
+        await restarted(own_etcd)
+        async with EtcdClient([own_etcd.endpoint]) as fresh:
+            for _ in range(3):
+                last = await fresh.put(b"/k", b"")
+            await fresh.endpoints.current.kv.Compact(stubs.CompactionRequest(revision=last.revision), timeout=3)
+        items = [item async for item in watch]
+        assert items == [Reconnected(last.revision), Resync(ResyncReason.COMPACTED, last.revision)]
+
+
+async def _replace(etcd: EtcdProcess, data_dir: Path, **changes: object) -> EtcdProcess:
+    """Another etcd, with an empty store, where this one was."""
+    etcd.kill()
+    replacement = EtcdProcess(dataclasses.replace(etcd.member, data_dir=data_dir, **changes), etcd._binary)  # type: ignore[arg-type]  # fields by name
+    replacement.start()
+    await asyncio.to_thread(replacement.wait_ready)
+    return replacement
+
+
+async def test_a_store_that_went_back_makes_a_watch_resync(own_etcd: EtcdProcess, tmp_path: Path) -> None:
+    async with (
+        EtcdClient([own_etcd.endpoint]) as client,
+        asyncio.timeout(20),
+        aclosing(client.watch(b"/", 2)) as watch,
+    ):
+        await client.put(b"/k", b"0")
+        await client.put(b"/k", b"1")
+        assert await _values(watch, 2) == [b"0", b"1"]
+        replacement = await _replace(own_etcd, tmp_path)
+        try:
+            assert [item async for item in watch] == [Resync(ResyncReason.REVISION_WENT_BACK, 1)]
+        finally:
+            replacement.stop()
+
+
+async def test_another_cluster_at_the_same_address_makes_a_watch_resync(own_etcd: EtcdProcess, tmp_path: Path) -> None:
+    async with (
+        EtcdClient([own_etcd.endpoint]) as client,
+        asyncio.timeout(20),
+        aclosing(client.watch(b"/", 2)) as watch,
+    ):
+        await client.put(b"/k", b"0")
+        assert await _values(watch, 1) == [b"0"]
+        (peer_port,) = free_ports(1)
+        peers = f"{own_etcd.member.name}=http://127.0.0.1:{peer_port}"
+        replacement = await _replace(own_etcd, tmp_path, peer_port=peer_port, initial_cluster=peers)
+        try:
+            assert [item async for item in watch] == [Resync(ResyncReason.CLUSTER_CHANGED, 1)]
+        finally:
+            replacement.stop()
+
+
+async def test_a_watch_from_a_revision_that_etcd_never_had_says_resync(etcd: EtcdSpace) -> None:
+    future = await etcd.client.revision() + 1_000_000
+    items = [item async for item in etcd.client.watch(etcd.prefix, future)]
+    assert [item.reason for item in items if isinstance(item, Resync)] == [ResyncReason.REVISION_WENT_BACK]
+
+
+async def test_an_idle_watch_stays_on_its_stream(etcd_process: EtcdProcess, caplog: pytest.LogCaptureFixture) -> None:
+    async with EtcdClient([etcd_process.endpoint], watch_patience=_IMPATIENT) as client:
+        start = await client.revision() + 1
+        async with aclosing(client.watch(b"/idle/", start)) as watch:
+            waiting = asyncio.ensure_future(anext(watch))
+            # Five times as long as it takes to call a silent stream dead.
+            done, _ = await asyncio.wait({waiting}, timeout=3)
+            assert not done
+            await client.put(b"/idle/k", b"1")
+            item = await waiting
+    assert isinstance(item, Changes)
+    assert "lost" not in caplog.text
+
+
+async def test_a_watch_of_a_frozen_etcd_notices_and_goes_on_afterwards(
+    own_etcd: EtcdProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        EtcdClient([own_etcd.endpoint], watch_patience=_IMPATIENT) as client,
+        aclosing(client.watch(b"/", 2)) as watch,
+    ):
+        await client.put(b"/k", b"0")
+        assert await _values(watch, 1) == [b"0"]
+        next_item = asyncio.ensure_future(_next_changes(watch))
+        async with paused(own_etcd), asyncio.timeout(10):
+            while "fell silent" not in caplog.text:
+                await asyncio.sleep(0.02)
+        await client.put(b"/k", b"1", timeout_seconds=10)
+        assert [change.key_value.value for change in (await next_item).changes] == [b"1"]

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+
+from tenure.runtime.etcd import endpoints
+from tenure.runtime.etcd.endpoints import Endpoints, TlsIdentity, parse_targets
+
+
+@pytest.mark.parametrize(
+    ("targets", "hosts", "secure"),
+    [
+        (["127.0.0.1:2379"], ["127.0.0.1:2379"], False),
+        (["http://a:1", "b:2"], ["a:1", "b:2"], False),
+        (["https://a:1/", " https://[::1]:2"], ["a:1", "[::1]:2"], True),
+    ],
+)
+def test_endpoints_are_written_with_or_without_a_scheme(targets: list[str], hosts: list[str], secure: bool) -> None:
+    assert parse_targets(targets) == (hosts, secure)
+
+
+@pytest.mark.parametrize("targets", [[], ["localhost"], ["a:"], [":1"], ["ftp://a:1"], ["a:b"], ["https://a:1", "b:2"]])
+def test_an_unusable_endpoint_is_refused(targets: list[str]) -> None:
+    with pytest.raises(ValueError, match="etcd endpoint"):
+        parse_targets(targets)
+
+
+async def test_a_failure_found_by_many_rotates_once() -> None:
+    async with Endpoints(["a:1", "b:2", "c:3"]) as members:
+        failed = members.current
+        members.rotate(failed)
+        members.rotate(failed)
+        assert members.current.target == "b:2"
+        members.rotate(members.current)
+        members.rotate(members.current)
+        assert members.current is failed
+
+
+def test_pings_are_never_faster_than_etcd_permits() -> None:
+    options = dict(endpoints._CHANNEL_OPTIONS)
+    assert options["grpc.keepalive_time_ms"] > 5_000
+    assert options["grpc.keepalive_permit_without_calls"] == 0
+    assert options["grpc.http2.ping_timeout_ms"] <= 2_000
+
+
+def test_a_certificate_needs_its_key() -> None:
+    with pytest.raises(ValueError, match="needs its key"):
+        TlsIdentity(certificate=b"pem")
+
+
+async def test_a_tls_identity_is_not_silently_ignored() -> None:
+    with pytest.raises(ValueError, match="http://"):
+        Endpoints(["http://a:1"], TlsIdentity(ca=b"pem"))

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+
+from tenure.runtime.etcd.transactions import MAX_TXN_OPS, Delete, Get, Put, Txn, absent, present, to_request
+from tenure.runtime.etcd.values import prefix_end
+
+
+def test_the_width_of_a_transaction_is_its_longest_list_and_its_widest_nested_one() -> None:
+    inner = Txn(when=(absent(b"a"), present(b"b"), present(b"c")), then=(Put(b"a", b""),))
+    assert inner.width == 3
+    assert Txn(then=(inner, inner), otherwise=(Get(b"a"),)).width == 5
+
+
+def test_a_transaction_etcd_would_find_too_wide_is_not_sent() -> None:
+    fits = Txn(then=tuple(Get(b"%d" % number) for number in range(MAX_TXN_OPS)))
+    assert len(to_request(fits).success) == MAX_TXN_OPS
+    with pytest.raises(ValueError, match="129 wide"):
+        to_request(Txn(then=(*fits.then, Get(b"more"))))
+
+
+@pytest.mark.parametrize(
+    ("txn", "read_only"),
+    [
+        (Txn(then=(Get(b"a"),)), True),
+        (Txn(then=(Txn(then=(Get(b"a"),)),)), True),
+        (Txn(then=(Get(b"a"),), otherwise=(Delete(b"a"),)), False),
+        (Txn(then=(Txn(otherwise=(Put(b"a", b""),)),)), False),
+    ],
+)
+def test_only_a_transaction_that_can_never_write_may_be_repeated(txn: Txn, read_only: bool) -> None:
+    assert txn.is_read_only is read_only
+
+
+@pytest.mark.parametrize(
+    ("prefix", "end"), [(b"/a/", b"/a0"), (b"a\xff", b"b"), (b"\xff\xff", b"\x00"), (b"", b"\x00")]
+)
+def test_the_end_of_a_prefix_is_the_first_key_after_it(prefix: bytes, end: bytes) -> None:
+    assert prefix_end(prefix) == end
