@@ -1,0 +1,155 @@
+"""Laws of migrations and named statements, on a real Postgres."""
+
+from __future__ import annotations
+
+import asyncio
+
+import psycopg
+import pytest
+
+from tenure.runtime.migrations import Migrations, migrate, pending_migrations
+from tenure.runtime.queries import Queries
+from tenure.runtime.settings import ConfigurationError
+
+FIRST = ("0001_tasks.sql", "create table tasks (id int); create index on tasks (id); -- 100 % of them")
+SECOND = ("0002_more.sql", "alter table tasks add column state text")
+BROKEN = ("0002_broken.sql", "alter table tasks add column state text; select 1/0")
+
+
+def ledger(*files: tuple[str, str]) -> Migrations:
+    return Migrations.from_texts("ledger", files)
+
+
+async def rows(dsn: str, statement: str) -> list[tuple]:
+    async with await psycopg.AsyncConnection.connect(dsn) as postgres:
+        return await (await postgres.execute(statement)).fetchall()
+
+
+async def test_migrations_run_once_in_order_in_their_schema(fresh_database):
+    dsn = await fresh_database()
+    assert await migrate(dsn, ledger(FIRST)) == ["0001_tasks.sql"]
+    assert await migrate(dsn, ledger(SECOND, FIRST)) == ["0002_more.sql"]
+    assert await migrate(dsn, ledger(FIRST, SECOND)) == []
+    assert await rows(dsn, "select state from ledger.tasks") == []
+    applied = await rows(dsn, "select number, name from ledger.migrations order by number")
+    assert applied == [(1, "0001_tasks.sql"), (2, "0002_more.sql")]
+
+
+async def test_replicas_that_start_together_apply_each_once(fresh_database):
+    dsn = await fresh_database()
+    applied = await asyncio.gather(*(migrate(dsn, ledger(FIRST, SECOND)) for _ in range(5)))
+    assert sorted(map(len, applied)) == [0, 0, 0, 0, 2]
+
+
+async def test_schemas_do_not_know_each_other(fresh_database):
+    dsn = await fresh_database()
+    await asyncio.gather(migrate(dsn, ledger(FIRST)), migrate(dsn, Migrations.from_texts("tools", [FIRST])))
+    assert await rows(dsn, "select count(*) from ledger.tasks, tools.tasks") == [(0,)]
+
+
+async def test_a_file_changed_after_it_ran_is_refused(fresh_database):
+    dsn = await fresh_database()
+    await migrate(dsn, ledger(FIRST))
+    with pytest.raises(ConfigurationError, match=r"0001_tasks.sql was changed"):
+        await migrate(dsn, ledger((FIRST[0], FIRST[1] + " "), SECOND))
+
+
+async def test_line_endings_are_no_change(fresh_database):
+    dsn = await fresh_database()
+    await migrate(dsn, ledger(("0001_a.sql", "create table a (\n n int)")))
+    assert await migrate(dsn, ledger(("0001_a.sql", "create table a (\r\n n int)"))) == []
+
+
+async def test_pending_ones_are_told_when_migrating_is_not_allowed(fresh_database):
+    dsn = await fresh_database()
+    with pytest.raises(ConfigurationError) as caught:
+        await migrate(dsn, ledger(FIRST, SECOND), allowed=False)
+    assert [problem.split(" is")[0] for problem in caught.value.problems] == [
+        f"ledger: {f[0]}" for f in (FIRST, SECOND)
+    ]
+    assert await pending_migrations(dsn, ledger(FIRST, SECOND)) == [FIRST[0], SECOND[0]]
+    assert await rows(dsn, "select 1 from pg_namespace where nspname = 'ledger'") == []
+
+
+async def test_a_migration_that_fails_leaves_nothing_of_itself(fresh_database):
+    dsn = await fresh_database()
+    with pytest.raises(psycopg.errors.DivisionByZero) as caught:
+        await migrate(dsn, ledger(FIRST, BROKEN))
+    assert "ledger/0002_broken.sql" in caught.value.__notes__[0]
+    assert await pending_migrations(dsn, ledger(FIRST, SECOND)) == [SECOND[0]]
+    assert await migrate(dsn, ledger(FIRST, SECOND)) == [SECOND[0]]
+
+
+async def test_a_database_ahead_of_the_code_is_left_alone(fresh_database, caplog):
+    dsn = await fresh_database()
+    await migrate(dsn, ledger(FIRST, SECOND))
+    assert await migrate(dsn, ledger(FIRST)) == []
+    assert "ahead" in caplog.text
+
+
+async def test_a_template_is_cloned_with_its_migrations(fresh_database):
+    dsn = await fresh_database(ledger(FIRST), Migrations.from_texts("tools", [FIRST]))
+    other = await fresh_database(ledger(FIRST))
+    assert await migrate(dsn, ledger(FIRST)) == []
+    assert await rows(dsn, "select count(*) from tools.tasks") == [(0,)]
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        await rows(other, "select count(*) from tools.tasks")
+
+
+@pytest.mark.parametrize(
+    "names", [["0002_a.sql"], ["0001_a.sql", "0003_b.sql"], ["0001_a.sql", "0001_b.sql"], ["1_a.sql"], ["0001-a.sql"]]
+)
+def test_numbers_have_no_gaps_and_no_doubles(names):
+    with pytest.raises(ValueError, match="expected"):
+        ledger(*((name, "select 1") for name in names))
+
+
+def test_migrations_are_found_in_their_package(tmp_path, monkeypatch):
+    folder = tmp_path / "owner_of_sql" / "sql" / "migrations"
+    folder.mkdir(parents=True)
+    (folder / "0001_a.sql").write_text("select 1")
+    (folder / "README").write_text("not one")
+    (tmp_path / "owner_of_sql" / "__init__.py").touch()
+    (tmp_path / "owner_of_sql" / "sql" / "queries.sql").write_text("-- name: a\n-- Why.\nselect 1;\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert [file.name for file in Migrations.of("owner_of_sql", schema="x").files] == ["0001_a.sql"]
+    assert Queries.load("owner_of_sql").a == b"select 1"
+
+
+async def test_a_named_statement_runs(fresh_database):
+    queries = Queries("""
+-- The head of the file.
+
+-- name: doubled
+-- 100 % of what it was given: a comment is for the reader.
+select %(n)s::int * 2
+  -- also in between
+  as doubled;
+
+-- name: tripled
+-- Why.
+select %(n)s::int * 3
+""")
+    assert list(queries) == ["doubled", "tripled"]
+    async with await psycopg.AsyncConnection.connect(await fresh_database()) as postgres:
+        assert await (await postgres.execute(queries.doubled, {"n": 21})).fetchone() == (42,)
+
+
+def test_a_statement_that_is_not_there_is_an_error_where_it_is_named():
+    with pytest.raises(AttributeError, match=r"queries.sql has no statement named nothing"):
+        _ = Queries("-- name: a\n-- Why.\nselect 1").nothing
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("-- name: a\n-- Why.\nselect 1\n-- name: a\n-- Why.\nselect 2", "two statements named a"),
+        ("-- name: a\n-- Why.\n", "a has no statement"),
+        ("-- name: a\nselect 1", "does not say why"),
+        ("select 1", "before the first"),
+        ("-- name: A-b\n-- Why.\nselect 1", "no name"),
+    ],
+)
+def test_a_file_of_statements_keeps_its_form(text, problem):
+    with pytest.raises(ValueError, match=problem):
+        Queries(text)

@@ -1,0 +1,293 @@
+"""Laws of our connections to Postgres, on a real one that is stopped, killed and cut off."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, asynccontextmanager
+
+import psycopg
+import pytest
+
+from tenure.dev.postgres_process import PostgresProcess
+from tenure.domain import errors
+from tenure.runtime.listen import Notification, Reconnected, listen
+from tenure.runtime.postgres import PoolOptions, connection, in_transaction, open_pool, startup_guard, transaction
+from tenure.runtime.postgres_errors import TransactionConflict, domain_errors
+from tenure.runtime.settings import ConfigurationError, Secret
+
+SMALL = PoolOptions(min_size=1, max_size=4, acquire_timeout_seconds=2.0)
+
+
+@asynccontextmanager
+async def pool_of(dsn: str, **changes):
+    chosen = {"min_size": 1, "max_size": 4, "acquire_timeout_seconds": 2.0, **changes}
+    async with open_pool(dsn, service="test", options=PoolOptions(**chosen)) as pool:
+        yield pool
+
+
+async def one(pool, statement: str, parameters=()):
+    async with connection(pool) as postgres:
+        return (await (await postgres.execute(statement, parameters)).fetchone())[0]
+
+
+async def test_every_connection_is_set_up_for_short_durable_statements(fresh_database):
+    async with open_pool(Secret(await fresh_database()), service="test", schema="ledger", options=SMALL) as pool:
+        for name, value in {
+            "statement_timeout": "10s",
+            "lock_timeout": "5s",
+            "idle_in_transaction_session_timeout": "10s",
+            "plan_cache_mode": "force_generic_plan",
+            "jit": "off",
+            "search_path": "ledger, public",
+            "application_name": "tenure-test",
+            "TimeZone": "UTC",
+        }.items():
+            assert await one(pool, "select current_setting(%s)", (name,)) == value, name
+        async with connection(pool) as postgres:
+            assert postgres.autocommit
+            cursor = await postgres.execute("select 1")
+            assert cursor.format is psycopg.pq.Format.BINARY
+            prepared = await (await postgres.execute("select count(*) from pg_prepared_statements")).fetchone()
+            assert prepared[0] >= 1
+
+
+async def test_a_transaction_is_all_or_nothing(fresh_database):
+    async with pool_of(await fresh_database()) as pool:
+        async with connection(pool) as postgres:
+            await postgres.execute("create table t (n int)")
+        with pytest.raises(ValueError, match="undo"):
+            await insert_and_fail(pool)
+        assert await one(pool, "select count(*) from t") == 0
+
+
+async def insert_and_fail(pool) -> None:
+    async with transaction(pool) as postgres:
+        await postgres.execute("insert into t values (1)")
+        raise ValueError("undo")
+
+
+async def test_our_own_wrong_statement_stays_what_it_is(fresh_database):
+    async with pool_of(await fresh_database()) as pool:
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            await one(pool, "select * from nowhere")
+
+
+async def test_a_pool_that_is_used_up_is_unavailable(fresh_database):
+    async with pool_of(await fresh_database(), max_size=1, acquire_timeout_seconds=0.1) as pool:
+        async with connection(pool):
+            with pytest.raises(errors.Unavailable) as caught:
+                await one(pool, "select 1")
+        assert (caught.value.reason, caught.value.metadata) == ("POSTGRES_UNAVAILABLE", {})
+
+
+async def test_too_many_waiting_is_a_limit(fresh_database):
+    async with pool_of(await fresh_database(), max_size=1, max_waiting=1) as pool, connection(pool):
+        waiting = asyncio.create_task(one(pool, "select 1"))
+        while not pool.get_stats().get("requests_waiting"):
+            await asyncio.sleep(0)
+        with pytest.raises(errors.LimitReached):
+            await one(pool, "select 1")
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_a_statement_that_takes_too_long_is_stopped(fresh_database):
+    async with pool_of(await fresh_database(), statement_timeout_seconds=0.1) as pool:
+        with pytest.raises(errors.Unavailable) as caught:
+            await one(pool, "select pg_sleep(30)")
+        assert caught.value.reason == "STATEMENT_TIMEOUT"
+
+
+async def test_waiting_for_a_lock_is_bounded(fresh_database):
+    async with pool_of(await fresh_database(), lock_timeout_seconds=0.1) as pool:
+        async with transaction(pool) as holder:
+            await holder.execute("select pg_advisory_xact_lock(1)")
+            with pytest.raises(errors.Unavailable) as caught:
+                await one(pool, "select pg_advisory_xact_lock(1)")
+        assert caught.value.reason == "LOCK_TIMEOUT"
+
+
+async def test_a_read_only_server_is_unavailable_and_acknowledges_nothing(fresh_database):
+    settings = (("default_transaction_read_only", "on"),)
+    async with pool_of(await fresh_database(), settings=settings) as pool:
+        with pytest.raises(errors.Unavailable) as caught:
+            await one(pool, "create table t (n int)")
+        assert caught.value.reason == "READ_ONLY"
+
+
+async def test_no_room_is_told_as_such_and_leaves_the_connection_usable(fresh_database):
+    async with pool_of(await fresh_database()) as pool, connection(pool) as postgres:
+        with pytest.raises(errors.Unavailable) as caught:
+            async with connection(pool) as other:
+                await other.execute("do $$ begin raise exception 'no space left' using errcode = '53100'; end $$")
+        assert caught.value.reason == "STORAGE_FULL"
+        assert await (await postgres.execute("select 1")).fetchone() == (1,)
+
+
+async def test_a_deadlock_is_run_again_and_both_succeed(fresh_database):
+    async with pool_of(await fresh_database(), lock_timeout_seconds=30.0) as pool:
+        async with connection(pool) as postgres:
+            await postgres.execute("create table t (id int primary key, n int)")
+            await postgres.execute("insert into t values (1, 0), (2, 0)")
+        both_hold = asyncio.Barrier(2)
+        runs = 0
+
+        async def crossing(first: int, second: int) -> None:
+            met = False
+
+            async def work(postgres):
+                nonlocal met, runs
+                runs += 1
+                await postgres.execute("update t set n = n + 1 where id = %s", (first,))
+                if not met:
+                    met = True
+                    await both_hold.wait()
+                await postgres.execute("update t set n = n + 1 where id = %s", (second,))
+
+            await in_transaction(pool, work)
+
+        await asyncio.gather(crossing(1, 2), crossing(2, 1))
+        assert await one(pool, "select array_agg(n order by id) from t") == [2, 2]
+        assert runs == 3
+
+
+async def test_conflicts_without_end_are_told_in_the_end(fresh_database):
+    async def conflict(postgres):
+        await postgres.execute("do $$ begin raise exception 'again' using errcode = '40001'; end $$")
+
+    async with pool_of(await fresh_database()) as pool:
+        with pytest.raises(TransactionConflict):
+            await in_transaction(pool, conflict)
+
+
+async def test_the_pool_survives_a_crash_of_the_server(own_postgres):
+    async with pool_of(own_postgres.dsn(), min_size=4) as pool:
+        assert await one(pool, "select 1") == 1
+        await asyncio.to_thread(own_postgres.kill)
+        with pytest.raises(errors.Unavailable):
+            await one(pool, "select 1")
+        await own_postgres.start_async()
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    assert await one(pool, "select 1") == 1
+                    break
+                except errors.Unavailable:
+                    continue  # bounded by the pool's own wait, and by the timeout around
+
+
+async def test_a_connection_ended_while_it_works_has_an_unknown_outcome(fresh_database):
+    async with pool_of(await fresh_database()) as pool:
+        async with connection(pool) as victim:
+            sleeping = asyncio.create_task(sleep_in(victim))
+            pid = victim.info.backend_pid
+            while await one(pool, "select state from pg_stat_activity where pid = %s", (pid,)) != "active":
+                await asyncio.sleep(0)
+            assert await one(pool, "select pg_terminate_backend(%s)", (pid,))
+            with pytest.raises(errors.Unavailable) as caught:
+                await sleeping
+        assert (caught.value.reason, caught.value.metadata) == ("POSTGRES_UNAVAILABLE", {"outcome": "unknown"})
+
+
+async def sleep_in(postgres) -> None:
+    with domain_errors():
+        await postgres.execute("select pg_sleep(30)")
+
+
+async def test_a_server_that_is_not_there_is_unavailable_in_time(unused_tcp_port):
+    dsn = f"postgresql://tenure@127.0.0.1:{unused_tcp_port}/x"
+    options = PoolOptions(start_timeout_seconds=0.5)
+    with pytest.raises(errors.Unavailable):
+        async with open_pool(dsn, options=options), asyncio.timeout(5):
+            pytest.fail("opened a pool to nothing")
+
+
+async def test_a_service_may_start_before_its_server(own_postgres):
+    dsn = own_postgres.dsn()
+    await own_postgres.stop_async()
+
+    async def work() -> int:
+        async with pool_of(dsn, start_timeout_seconds=30.0) as pool:
+            return await one(pool, "select 1")
+
+    starting = asyncio.create_task(work())
+    await own_postgres.start_async()
+    assert await starting == 1
+
+
+@pytest.mark.parametrize("setting", ["fsync", "full_page_writes"])
+async def test_a_server_that_may_lose_entries_is_refused(tmp_path, setting):
+    async with PostgresProcess(tmp_path / "data", settings={setting: "off"}) as server, pool_of(server.dsn()) as pool:
+        with pytest.raises(ConfigurationError, match=f"{setting}=off"):
+            await startup_guard(pool)
+        await startup_guard(pool, allow_unsafe=True)
+
+
+async def test_asynchronous_commits_are_refused(fresh_database):
+    async with pool_of(await fresh_database(), settings=(("synchronous_commit", "off"),)) as pool:
+        with pytest.raises(ConfigurationError, match="synchronous_commit=off"):
+            await startup_guard(pool)
+
+
+async def test_a_server_too_old_is_refused_whatever_is_allowed(fresh_database, monkeypatch):
+    monkeypatch.setattr("tenure.runtime.postgres.OLDEST_VERSION", 990000)
+    async with pool_of(await fresh_database()) as pool:
+        with pytest.raises(ConfigurationError, match="14 or newer"):
+            await startup_guard(pool, allow_unsafe=True)
+
+
+async def test_a_durable_server_is_accepted(fresh_database):
+    async with pool_of(await fresh_database()) as pool:
+        await startup_guard(pool)
+
+
+async def test_a_listener_says_when_it_may_have_missed_something(fresh_database, postgres_server, tcp_proxy):
+    dsn = await fresh_database()
+    proxy = await tcp_proxy("127.0.0.1", postgres_server.port)
+    through = dsn.replace(f":{postgres_server.port}/", f":{proxy.port}/")
+    async with pool_of(dsn) as pool, aclosing(listen(through, ["work", "Other"])) as heard, asyncio.timeout(20):
+        assert await anext(heard) == Reconnected()
+        await say(pool, "work", "1")
+        assert await anext(heard) == Notification("work", "1")
+        await proxy.reset()
+        assert await anext(heard) == Reconnected()
+        await say(pool, "Other", "2")
+        assert await anext(heard) == Notification("Other", "2")
+
+
+async def say(pool, channel: str, payload: str) -> None:
+    async with connection(pool) as postgres:
+        await postgres.execute("select pg_notify(%s, %s)", (channel, payload))
+
+
+async def test_a_connection_that_breaks_leaves_the_outcome_unknown_and_the_next_one_works(
+    fresh_database, postgres_server, tcp_proxy
+):
+    dsn = await fresh_database()
+    proxy = await tcp_proxy("127.0.0.1", postgres_server.port)
+    through = dsn.replace(f":{postgres_server.port}/", f":{proxy.port}/")
+    async with pool_of(dsn) as direct, pool_of(through) as pool, asyncio.timeout(20):
+        sleeping = asyncio.create_task(one(pool, "select pg_sleep(30) as broken_off"))
+        while not await one(direct, "select count(*) from pg_stat_activity where query like '%% as broken_off'"):
+            await asyncio.sleep(0.01)
+        await proxy.reset()
+        with pytest.raises(errors.Unavailable) as caught:
+            await sleeping
+        assert caught.value.metadata == {"outcome": "unknown"}
+        assert await one(pool, "select 1") == 1
+
+
+async def test_what_was_asked_of_a_silent_server_is_answered_when_it_hears_again(
+    fresh_database, postgres_server, tcp_proxy
+):
+    dsn = await fresh_database()
+    proxy = await tcp_proxy("127.0.0.1", postgres_server.port)
+    through = dsn.replace(f":{postgres_server.port}/", f":{proxy.port}/")
+    async with pool_of(through) as pool, asyncio.timeout(20):
+        assert await one(pool, "select 1") == 1
+        proxy.deaf()
+        asking = asyncio.create_task(one(pool, "select 2"))
+        done, _ = await asyncio.wait([asking], timeout=0.2)
+        assert not done
+        proxy.hear()
+        assert await asking == 2

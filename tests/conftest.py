@@ -1,0 +1,3 @@
+"""What all tests share: the fixtures, one module per real component."""
+
+pytest_plugins = ["tests.fix_etcd", "tests.fix_postgres", "tests.fix_proxy", "tests.fix_sandbox", "tests.fix_simulator"]
