@@ -12,6 +12,7 @@ import grpc_tools
 from grpc_tools import protoc
 
 PROTOS = Path(__file__).resolve().parent
+SCRIPTS = Path(sys.executable).parent  # of this environment, whatever PATH says
 WELL_KNOWN = Path(grpc_tools.__file__).parent / "_proto"
 
 
@@ -25,6 +26,8 @@ def generate(output_root: Path) -> None:
             "protoc",
             f"--proto_path={PROTOS}",
             f"--proto_path={WELL_KNOWN}",
+            f"--plugin=protoc-gen-mypy={SCRIPTS / 'protoc-gen-mypy'}",
+            f"--plugin=protoc-gen-mypy_grpc={SCRIPTS / 'protoc-gen-mypy_grpc'}",
             f"--python_out={out}",
             f"--mypy_out=readable_stubs,quiet:{out}",
             f"--grpc_python_out={out}",
