@@ -18,15 +18,25 @@ A `group` is settings that several processes share, under a prefix of its own.
 
 from __future__ import annotations
 
-import math
 from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, dataclass_transform, get_type_hints
+
+from tenure.runtime.settings_types import PARSERS, Address, Secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+__all__ = (
+    "Address",
+    "ConfigurationError",
+    "Secret",
+    "describe",
+    "group",
+    "load",
+    "setting",
+    "settings_class",
+)
 _Settings = TypeVar("_Settings")
 SHARED_PREFIX: Final = "TENURE_"
 
@@ -37,39 +47,6 @@ class ConfigurationError(Exception):
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(["the configuration does not hold:", *(f"  - {problem}" for problem in problems)]))
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Secret:
-    """A text that shows itself to nobody, logs included: only `reveal()` gives it out."""
-
-    _text: str
-
-    def reveal(self) -> str:
-        """The secret itself, to be handed to whoever needs it."""
-        return self._text
-
-    def __repr__(self) -> str:
-        return "Secret(***)"
-
-    def __str__(self) -> str:
-        return "***"
-
-
-class Address(str):
-    """A checked `host:port`; an IPv6 host stands in brackets."""
-
-    __slots__ = ()
-
-    @property
-    def host(self) -> str:
-        """Without the port, and without brackets."""
-        return self.rpartition(":")[0].strip("[]")
-
-    @property
-    def port(self) -> int:
-        """0 asks for a free one."""
-        return int(self.rpartition(":")[2])
 
 
 def setting(
@@ -136,7 +113,7 @@ class _Declared:
     def type_name(self) -> str:
         if choices := self.metadata.get("choices"):
             return "|".join(choices)
-        return getattr(self.type, "__name__", str(self.type)) if self.type in _PARSERS else str(self.type)
+        return getattr(self.type, "__name__", str(self.type)) if self.type in PARSERS else str(self.type)
 
     @property
     def default_text(self) -> str:
@@ -154,7 +131,7 @@ class _Declared:
 
     def parse(self, text: str) -> Any:
         """The value; ValueError says what it should have been."""
-        value = _PARSERS[self.type](text)
+        value = PARSERS[self.type](text)
         low, high = self.metadata.get("minimum"), self.metadata.get("maximum")
         if low is not None and value < low:
             raise ValueError(f"must be at least {low}")
@@ -174,7 +151,7 @@ def _declared(kind: type[Any], prefix: str, *, groups: bool = True) -> Iterator[
             continue
         variable = one.metadata.get("variable") or f"{prefix}{one.name.upper()}"
         plain = _without_none(hints[one.name])
-        assert plain in _PARSERS, f"{kind.__name__}.{one.name}: no way to read a {plain} from a variable"
+        assert plain in PARSERS, f"{kind.__name__}.{one.name}: no way to read a {plain} from a variable"
         yield _Declared(one.name, variable, plain, one.default, one.metadata)
 
 
@@ -215,53 +192,3 @@ def _fill(kind: type[_Settings], environment: Mapping[str, str], prefix: str, pr
     relations: Callable[[], Iterator[str]] | None = getattr(filled, "problems", None)
     problems.extend(relations() if relations else ())
     return filled
-
-
-def _int(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError("must be a whole number") from None
-
-
-def _float(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise ValueError("must be a number")
-    return value
-
-
-def _bool(text: str) -> bool:
-    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    if text.lower() not in words:
-        raise ValueError("must be true or false")
-    return words[text.lower()]
-
-
-def _address(text: str) -> Address:
-    host, separator, port = text.rpartition(":")
-    if not (separator and host and port.isascii() and port.isdecimal() and int(port) <= 65535):
-        raise ValueError("must be host:port")
-    if ":" in host and not (host.startswith("[") and host.endswith("]")):
-        raise ValueError("must be host:port, with an IPv6 host in brackets")
-    return Address(text)
-
-
-def _parts(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-_PARSERS: Final[dict[Any, Callable[[str], Any]]] = {
-    int: _int,
-    float: _float,
-    bool: _bool,
-    str: str,
-    Secret: Secret,
-    Address: _address,
-    Path: Path,
-    tuple[str, ...]: lambda text: tuple(_parts(text)),
-    tuple[Address, ...]: lambda text: tuple(_address(part) for part in _parts(text)),
-}

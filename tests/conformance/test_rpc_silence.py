@@ -1,0 +1,82 @@
+"""Laws of silence: a peer that is frozen or cut off is noticed by both ends, soon, though no connection closes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from tenure.domain import errors
+from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.rpc_options import Keepalive, ServerLimits
+from tenure.runtime.rpc_server import RpcServer
+
+QUICK = Keepalive(interval_seconds=1.0, timeout_seconds=0.5)
+
+
+class Session:
+    """One stream that stays open; tells when it begins and how it ends."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.ended = asyncio.Event()
+
+    async def hold(self, _requests: Any, _context: Any) -> Any:
+        try:
+            yield b"welcome"
+            self.begun.set()
+            await asyncio.Event().wait()
+        finally:
+            self.ended.set()
+
+
+def serve(session: Session, keepalive: Keepalive) -> RpcServer:
+    limits = ServerLimits(min_ping_interval_seconds=0.1)
+    server = RpcServer("127.0.0.1:0", keepalive=keepalive, limits=limits, grace_seconds=0.1)
+    handler = grpc.method_handlers_generic_handler(
+        "t.Session", {"Hold": grpc.stream_stream_rpc_method_handler(session.hold)}
+    )
+    server.add("t.Session", lambda one, to: to.add_generic_rpc_handlers((one,)), handler)
+    return server
+
+
+async def test_a_client_notices_a_server_that_fell_silent(tcp_proxy):
+    async with serve(Session(), Keepalive()) as server:
+        proxy = await tcp_proxy("127.0.0.1", server.port)
+        async with open_channel(proxy.address, keepalive=QUICK) as channel:
+            call = channel.stream_stream("/t.Session/Hold")()
+            assert await call.read() == b"welcome"
+            proxy.deaf()
+            async with asyncio.timeout(10):  # not the minute of gRPC's own ping timeout
+                with pytest.raises(errors.Unavailable) as caught:
+                    await call.read()
+            assert caught.value.metadata == {"outcome": "unknown"}
+
+
+async def test_a_server_notices_a_client_that_fell_silent(tcp_proxy):
+    session = Session()
+    async with serve(session, QUICK) as server:
+        proxy = await tcp_proxy("127.0.0.1", server.port)
+        async with open_channel(proxy.address, keepalive=Keepalive()) as channel:
+            call = channel.stream_stream("/t.Session/Hold")()
+            assert await call.read() == b"welcome"
+            await session.begun.wait()
+            proxy.deaf()
+            async with asyncio.timeout(10):
+                await session.ended.wait()
+
+
+async def test_a_client_that_pings_within_the_limit_is_never_told_to_go_away():
+    """Its pings come faster than gRPC accepts by default; our limit allows them, and the connection stays."""
+    async with serve(Session(), Keepalive()) as server:
+        fast = Keepalive(interval_seconds=0.2, timeout_seconds=1.0)
+        async with open_channel(server.address, keepalive=fast) as channel:
+            call = channel.stream_stream("/t.Session/Hold")()
+            assert await call.read() == b"welcome"
+            reading = asyncio.create_task(call.read())
+            done, _ = await asyncio.wait([reading], timeout=3.0)
+            assert not done
+            call.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
