@@ -17,7 +17,7 @@ from tenure.dev.postgres_errors import DataDirectoryRefused, PostgresStartFailed
 
 SUPERUSER = "tenure"
 INITDB_TIMEOUT_SECONDS = 120.0
-PASSWORD_FILE = "tenure.password"  # noqa: S105  the name of a file
+PASSWORD_FILE = "tenure.password"
 LOG_FILE = "server.log"
 
 

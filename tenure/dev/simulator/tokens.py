@@ -13,13 +13,15 @@ import hashlib
 import json
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 BYTES_PER_TOKEN = 4
 MAX_PREFIXES = 10_000
+# One encoder for all parts: json.dumps with options of its own would build one per call.
+_ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,7 @@ class InputTokens:
         return self.plain + self.cache_creation + self.cache_read
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     text: bytes
     marked: bool
 
@@ -65,10 +66,13 @@ class PromptCache:
 
     def price(self, body: Mapping[str, Any]) -> InputTokens:
         """The input tokens of a valid request, and remember its marked prefixes."""
+        parts = _parts(body)
+        if not any(part.marked for part in parts):
+            return InputTokens(sum(tokens_of_bytes(len(part.text)) for part in parts))
         running = hashlib.blake2b(str(body.get("model")).encode(), digest_size=16)
         total = read = marked_total = 0
         marks: list[bytes] = []
-        for part in _parts(body):
+        for part in parts:
             total += tokens_of_bytes(len(part.text))
             running.update(len(part.text).to_bytes(8) + part.text)
             prefix = running.digest()
@@ -89,11 +93,11 @@ class PromptCache:
             self._prefixes.popitem(last=False)
 
 
-def _parts(body: Mapping[str, Any]) -> Iterator[_Part]:
+def _parts(body: Mapping[str, Any]) -> list[_Part]:
     everything = list(_unmarked_parts(body))
     if body.get("cache_control") and everything:  # the request's own mark stands for one on its last block
         everything[-1] = _Part(everything[-1].text, marked=True)
-    return iter(everything)
+    return everything
 
 
 def _unmarked_parts(body: Mapping[str, Any]) -> Iterator[_Part]:
@@ -117,4 +121,4 @@ def _part(block: Mapping[str, Any]) -> _Part:
     if block.get("type") == "text":
         return _Part(str(block["text"]).encode(), marked)
     bare = {key: value for key, value in block.items() if key != "cache_control"} if marked else block
-    return _Part(json.dumps(bare, ensure_ascii=False, separators=(",", ":")).encode(), marked)
+    return _Part(_ENCODE(bare).encode(), marked)

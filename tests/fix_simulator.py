@@ -1,0 +1,77 @@
+"""A model simulator: one process for the whole session, emptied before every test."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REPOSITORY = Path(__file__).parents[1]
+ANSWER_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class SimulatorControl:
+    """The simulator as tests see it: where it is, what it billed, how it shall fail."""
+
+    url: str
+    log_path: Path
+
+    def calls(self, endpoint: str = "messages") -> list[dict[str, Any]]:
+        return [call for call in self._ask("/_sim/calls?limit=20000")["calls"] if call["endpoint"] == endpoint]
+
+    def billed(self) -> dict[str, int]:
+        """The sums of all calls of this test."""
+        return self._ask("/_sim/calls?limit=0")["billed"]
+
+    def order_fault(self, **fault: Any) -> None:
+        """For example `status=529, count=2`, `broken_stream=3, model="sim-hello"`, `latency_ms=500`."""
+        self._ask("/_sim/faults", fault)
+
+    def reset(self) -> None:
+        self._ask("/_sim/reset", {})
+
+    def logged(self) -> list[dict[str, Any]]:
+        """The file of the whole session."""
+        return [json.loads(line) for line in self.log_path.read_text().splitlines()]
+
+    def _ask(self, path: str, value: dict[str, Any] | None = None) -> Any:
+        data = None if value is None else json.dumps(value).encode()
+        with urllib.request.urlopen(self.url + path, data, timeout=ANSWER_SECONDS) as response:
+            return json.load(response)
+
+
+@contextlib.contextmanager
+def running_simulator(log_path: Path, *options: str) -> Iterator[SimulatorControl]:
+    """A simulator process of one's own, on a free port."""
+    command = [sys.executable, "-m", "tenure.dev.simulator", "--log", str(log_path), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as process:
+        try:
+            announced = process.stdout.readline()  # it listens once it says where
+            assert announced.startswith("model simulator on http://"), f"the simulator did not start: {announced!r}"
+            yield SimulatorControl(announced.split()[-1], log_path)
+        finally:
+            process.terminate()
+            process.wait(timeout=ANSWER_SECONDS)
+
+
+@pytest.fixture(scope="session")
+def simulator_process(tmp_path_factory):
+    with running_simulator(tmp_path_factory.mktemp("simulator") / "calls.jsonl") as control:
+        yield control
+
+
+@pytest.fixture
+def simulator(simulator_process):
+    simulator_process.reset()
+    return simulator_process

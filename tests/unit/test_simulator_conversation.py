@@ -1,0 +1,143 @@
+"""The simulator is the oracle for valid conversations: it takes what the provider takes and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from tenure.dev.simulator.api_errors import ApiError
+from tenure.dev.simulator.validation import check_count, check_create
+
+GOAL = {"role": "user", "content": "go"}
+
+
+def tool_use(identity, **arguments):
+    return {"type": "tool_use", "id": identity, "name": "read_file", "input": arguments}
+
+
+def result(identity, content="ok", **more):
+    return {"type": "tool_result", "tool_use_id": identity, "content": content, **more}
+
+
+def assistant(*blocks):
+    return {"role": "assistant", "content": list(blocks)}
+
+
+def user(*blocks):
+    return {"role": "user", "content": list(blocks)}
+
+
+def text(words):
+    return {"type": "text", "text": words}
+
+
+def check(*messages, **fields):
+    return check_create({"model": "sim-hello", "max_tokens": 10, "messages": list(messages), **fields})
+
+
+def refusal(*messages, **fields):
+    with pytest.raises(ApiError) as caught:
+        check(*messages, **fields)
+    assert caught.value.status == 400
+    return caught.value.message
+
+
+def test_a_tool_loop_with_one_message_for_all_results_is_valid():
+    check(GOAL, assistant(text("two"), tool_use("t1"), tool_use("t2")), user(result("t2"), result("t1", is_error=True)))
+
+
+def test_text_may_follow_results():
+    check(GOAL, assistant(tool_use("t1")), user(result("t1"), text("and another thing")))
+
+
+def test_messages_of_one_role_are_combined():
+    check(GOAL, GOAL, assistant(tool_use("t1"), tool_use("t2")), user(result("t1")), user(result("t2"), text("more")))
+
+
+def test_a_tool_use_without_result_is_refused():
+    words = refusal(GOAL, assistant(tool_use("t1"), tool_use("t2")), user(result("t1")))
+    assert words.startswith("messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: t2.")
+
+
+def test_a_tool_use_at_the_end_is_refused():
+    assert "without `tool_result`" in refusal(GOAL, assistant(tool_use("t1")))
+
+
+def test_text_before_results_is_refused():
+    words = refusal(GOAL, assistant(tool_use("t1")), user(text("well"), result("t1")))
+    assert "immediately after: t1" in words
+
+
+def test_a_result_that_nothing_asked_for_is_refused():
+    words = refusal(GOAL, assistant(text("no tools")), user(result("t9")))
+    assert words.startswith("messages.2.content: unexpected `tool_use_id` found in `tool_result` blocks: t9.")
+
+
+def test_a_result_of_an_earlier_turn_is_refused():
+    first = (GOAL, assistant(tool_use("t1")), user(result("t1")))
+    assert "unexpected `tool_use_id`" in refusal(*first, assistant(text("hm")), user(result("t1")))
+
+
+def test_two_results_of_one_tool_use_are_refused():
+    words = refusal(GOAL, assistant(tool_use("t1")), user(result("t1"), result("t1")))
+    assert "each tool_use must have a single result" in words
+
+
+def test_repeated_tool_use_ids_are_refused():
+    loop = (assistant(tool_use("t1")), user(result("t1")))
+    assert "ids must be unique" in refusal(GOAL, *loop, *loop)
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([], "at least one message is required"),
+        ([assistant(text("I begin"))], 'first message must use the "user" role'),
+        ([{"role": "user", "content": ""}], "must have non-empty content"),
+        ([{"role": "user", "content": []}], "must have non-empty content"),
+        ([user(text(""))], "text content blocks must be non-empty"),
+        ([user(text(" \n"))], "must contain non-whitespace text"),
+        ([{"role": "tool", "content": "x"}], "messages.0.role: Input should be"),
+        ([{"role": "user"}], "messages.0.content: Field required"),
+        ([{**GOAL, "name": "x"}], "messages.0.name: Extra inputs are not permitted"),
+        ([user({"type": "tool_call"})], "does not match any of the expected tags"),
+        ([user(tool_use("t1"))], "can only be in `assistant` messages"),
+        ([GOAL, assistant(result("t1"))], "can only be in `user` messages"),
+        ([GOAL, assistant({**tool_use("t1"), "input": "{}"})], "tool_use.input: Input should be a valid dictionary"),
+        ([GOAL, assistant(tool_use("call:1"))], "tool_use.id: String should match pattern"),
+        ([user({**result("t1"), "content": {"a": 1}})], "tool_result.content: Input should be"),
+        (["hello"], "messages.0: Input should be a valid dictionary"),
+    ],
+)
+def test_what_is_no_conversation_is_refused(messages, words):
+    assert words in refusal(*messages)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"max_tokens": None}, "max_tokens: Field required"),
+        ({"max_tokens": -1}, "max_tokens: Input should be an integer"),
+        ({"max_tokens": True}, "max_tokens: Input should be an integer"),
+        ({"model": ""}, "model: Input should be a valid string"),
+        ({"stream": "yes"}, "stream: Input should be a valid boolean"),
+        ({"messages": None}, "messages: Field required"),
+        ({"request_id": "x"}, "request_id: Extra inputs are not permitted"),
+        ({"system": [text("")]}, "system: text content blocks must be non-empty"),
+        ({"tools": [{"name": "a b", "input_schema": {"type": "object"}}]}, "tools.0.custom.name"),
+        ({"tools": [{"name": "a", "input_schema": {}}]}, "tools.0.custom.input_schema"),
+        ({"tools": [{"name": "a", "input_schema": {"type": "object"}}] * 2}, "Tool names must be unique"),
+        ({"tool_choice": {"type": "auto"}}, "may only be specified while providing tools"),
+        ({"metadata": {"user_id": 7}}, "metadata.user_id: Input should be a valid string"),
+        ({"system": [{**text("a"), "cache_control": {"type": "ephemeral"}}] * 5}, "maximum of 4 blocks"),
+    ],
+)
+def test_what_is_no_request_is_refused(fields, words):
+    with pytest.raises(ApiError) as caught:
+        check_create({"model": "sim-hello", "max_tokens": 10, "messages": [GOAL], **fields})
+    assert (caught.value.status, words in caught.value.message) == (400, True)
+
+
+def test_counting_takes_no_max_tokens():
+    assert check_count({"model": "m", "messages": [GOAL]})["model"] == "m"
+    with pytest.raises(ApiError, match="max_tokens: Extra inputs"):
+        check_count({"model": "m", "messages": [GOAL], "max_tokens": 1})

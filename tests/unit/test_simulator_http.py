@@ -1,0 +1,126 @@
+"""The HTTP server under the simulator, byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tenure.dev.simulator.http_server import HttpServer
+
+PATIENCE_SECONDS = 10.0
+HEAD = b"POST /x HTTP/1.1\r\nHost: a\r\n"
+
+
+class Echo:
+    """Answers with the body it got; /wait never answers, /crash fails."""
+
+    def __init__(self):
+        self.waiting = asyncio.Event()
+        self.cancelled = asyncio.Event()
+
+    async def __call__(self, request, reply):
+        if request.path == "/crash":
+            raise RuntimeError("as ordered")
+        if request.path == "/wait":
+            self.waiting.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.cancelled.set()
+        reply.send(200, request.body)
+
+
+@pytest.fixture
+async def echo():
+    return Echo()
+
+
+@pytest.fixture
+async def server(echo):
+    async with HttpServer(echo, max_body_bytes=1000) as server:
+        yield server
+
+
+@pytest.fixture
+async def connection(server):
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        yield reader, writer
+    writer.close()
+    await writer.wait_closed()
+
+
+async def answer(reader):
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    length = next((int(line.split(":")[1]) for line in head.splitlines() if line.startswith("content-length")), 0)
+    return int(head.split()[1]), await reader.readexactly(length)
+
+
+async def test_requests_sent_at_once_are_answered_in_order(connection):
+    reader, writer = connection
+    writer.write(b"".join(HEAD + b"Content-Length: 3\r\n\r\n" + body for body in (b"one", b"two", b"six")))
+    assert [await answer(reader) for _ in range(3)] == [(200, b"one"), (200, b"two"), (200, b"six")]
+
+
+async def test_a_request_may_come_in_single_bytes(connection):
+    reader, writer = connection
+    for byte in HEAD + b"Content-Length: 2\r\n\r\nok":
+        writer.write(bytes([byte]))
+        await writer.drain()
+    assert await answer(reader) == (200, b"ok")
+
+
+async def test_a_body_is_asked_for_when_the_client_waits_for_that(connection):
+    reader, writer = connection
+    writer.write(HEAD + b"Content-Length: 2\r\nExpect: 100-continue\r\n\r\n")
+    assert await answer(reader) == (100, b"")
+    writer.write(b"ok")
+    assert await answer(reader) == (200, b"ok")
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET\r\n\r\n", 400),
+        (b"GET / HTTP/1.0\r\n\r\n", 505),
+        (HEAD + b"no colon\r\n\r\n", 400),
+        (HEAD + b"Content-Length: -1\r\n\r\n", 400),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", 411),
+        (HEAD + b"Content-Length: 1001\r\n\r\n" + b"x" * 1001, 413),
+        (HEAD + b"X: " + b"x" * 70_000, 431),
+    ],
+)
+async def test_what_cannot_be_read_is_refused_and_the_connection_ends(connection, request_bytes, status):
+    reader, writer = connection
+    writer.write(request_bytes)
+    found, body = await answer(reader)
+    assert (found, body.startswith(b'{"error"')) == (status, True)
+    writer.write_eof()
+    assert await reader.read() == b""
+
+
+async def test_a_failing_handler_is_told_as_500_without_its_secrets(connection):
+    reader, writer = connection
+    writer.write(b"GET /crash HTTP/1.1\r\n\r\n")
+    assert await answer(reader) == (500, b'{"error": "Internal server error"}')
+
+
+async def test_a_client_that_leaves_cancels_its_request(server, echo):
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"GET /wait HTTP/1.1\r\n\r\n")
+        await echo.waiting.wait()
+        writer.close()
+        await echo.cancelled.wait()
+        await writer.wait_closed()
+
+
+async def test_stopping_cancels_what_is_being_answered(server, echo, connection):
+    reader, writer = connection
+    writer.write(b"GET /wait HTTP/1.1\r\n\r\n")
+    await echo.waiting.wait()
+    await server.stop()
+    assert echo.cancelled.is_set()
+    with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+        await reader.readexactly(1)

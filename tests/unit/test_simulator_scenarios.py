@@ -1,0 +1,182 @@
+"""Scenario files: what is told about a wrong one, what a right one plays."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from tenure.dev.search_stub import search
+from tenure.dev.simulator.library import SHIPPED, ScenarioError, ScenarioLibrary, load_scenario
+from tenure.dev.simulator.model_reply import compose
+from tenure.dev.simulator.scenario import Turn
+
+BUILT_IN_ARGUMENTS = {
+    "web_search": {"query", "num_results"},
+    "execute_python": {"code"},
+    "read_file": {"path"},
+    "write_file": {"path", "content"},
+    "list_files": {"path"},
+    "append_record": {"file", "line"},
+    "append_record_unsafe": {"file", "line"},
+}
+
+
+def calls_of(name):
+    scenario = load_scenario(SHIPPED / f"{name}.yaml")
+    return [call for turn in scenario.turns for call in turn.calls]
+
+
+@pytest.fixture
+def load(tmp_path):
+    def write_and_load(text):
+        path = tmp_path / "mine.yaml"
+        path.write_text(text)
+        return load_scenario(path)
+
+    return write_and_load
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "words"),
+    [
+        ("turns: []", "the file as a whole", "is not of type 'array'"),
+        ("[]", "the file as a whole", "should be non-empty"),
+        ("- text: a\n- txt: b", "turn 1", "'txt' was unexpected"),
+        ("- text: 7", "turn 0, text", "7 is not of type 'string'"),
+        ("- calls: [{name: f}]", "turn 0, calls.0", "'arguments' is a required property"),
+        ("- {text: a, stop_reason: done}", "turn 0, stop_reason", "'done' is not one of"),
+        ("- {text: a, fault: {times: 2}}", "turn 0, fault", "is not valid under any of the given schemas"),
+        ("- {text: a, fault: {status: 429, broken_stream: 1}}", "turn 0, fault", "valid under each of"),
+        ("- {text: a, fault: {status: 200}}", "turn 0, fault.status", "less than the minimum"),
+        ("- text: a\n- text: '{{password}}'", "turn 1", "unknown reference {{password}}"),
+        ("- calls: [{name: f, arguments: {a: ['{{result.1}}']}}]\n- text: a", "turn 0", "unknown reference"),
+        ("- calls: [{name: f, arguments: {}}]", "turn 0", "last turn must not call tools"),
+        ("- {text: a, stop_reason: tool_use}", "turn 0", "needs calls"),
+        ("- {text: a, repeat: 100000}\n- {text: b, repeat: 2}", "mine.yaml", "at most 100000"),
+        ("- text: [", "mine.yaml", "while parsing"),
+    ],
+)
+def test_a_wrong_file_is_told_with_its_name_and_turn(load, text, place, words):
+    with pytest.raises(ScenarioError) as caught:
+        load(text)
+    assert "mine.yaml" in str(caught.value)
+    assert place in str(caught.value)
+    assert words in str(caught.value)
+
+
+def test_a_repeated_turn_is_played_so_often_and_the_last_one_for_ever(load):
+    scenario = load("- {text: again, repeat: 3}\n- text: end")
+    assert [scenario.turn(index).text for index in range(6)] == ["again"] * 3 + ["end"] * 3
+
+
+def test_a_file_of_mine_replaces_a_shipped_one(tmp_path):
+    (tmp_path / "hello.yaml").write_text("- text: mine")
+    assert ScenarioLibrary([tmp_path]).find("sim-hello").turn(0).text == "mine"
+
+
+def test_any_real_models_name_plays_research():
+    library = ScenarioLibrary()
+    assert library.find("claude-opus-4-8").name == "research"
+    assert library.find("sim-no-such-scenario") is None
+
+
+def test_steps_call_their_tool_n_times_and_end():
+    scenario = ScenarioLibrary().find("sim-steps-1000-write_file-5ms-200b")
+    turns = [scenario.turn(index) for index in range(1002)]
+    assert [len(turn.calls) for turn in turns] == [1] * 1000 + [0, 0]
+    assert {call.name for turn in turns for call in turn.calls} == {"write_file"}
+    assert {turn.latency_ms for turn in turns} == {5}
+    assert {len(turn.text) for turn in turns[:1000]} == {200}
+    assert turns[1].calls != turns[2].calls
+
+
+@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_scenarios_call_built_in_tools_with_their_arguments(path):
+    for turn in load_scenario(path).turns:
+        for call in turn.calls:
+            assert set(call.arguments) == BUILT_IN_ARGUMENTS[call.name]
+
+
+def test_research_uses_every_kind_of_tool_and_some_at_once():
+    calls = calls_of("research")
+    assert 10 <= len(calls) <= 20
+    assert {call.name for call in calls} == {"web_search", "execute_python", "write_file", "read_file", "list_files"}
+    assert any(len(turn.calls) > 1 for turn in load_scenario(SHIPPED / "research.yaml").turns)
+
+
+def test_research_finds_what_it_searches_for():
+    for call in calls_of("research"):
+        if call.name == "web_search":
+            first = search(call.arguments["query"], call.arguments["num_results"])[0]
+            assert "library.example" not in first.url
+
+
+@pytest.mark.parametrize("name", ["research", "demo", "parallel-tools"])
+def test_the_code_of_scenarios_runs_in_plain_python(name, tmp_path):
+    codes = [call.arguments["code"] for call in calls_of(name) if call.name == "execute_python"]
+    assert codes
+    for code in codes:
+        command = [sys.executable, "-I", "-W", "error", "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=tmp_path, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.strip()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_prices_in_research_are_those_its_code_computes():
+    code = next(call.arguments["code"] for call in calls_of("research") if call.name == "execute_python")
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        exec(code, {})
+    written = {
+        call.arguments["path"]: call.arguments["content"] for call in calls_of("research") if call.name == "write_file"
+    }
+    rows = [" | ".join(line.split()) for line in output.getvalue().splitlines() if line.strip()[:1].isdigit()]
+    assert len(rows) == 5
+    for row in rows:
+        assert row in written["research/pricing.md"]
+        assert row in written["competitive-analysis-final.md"]
+
+
+def test_every_side_effect_of_demo_is_distinct():
+    lines = [(call.name, call.arguments["line"]) for call in calls_of("demo") if call.name.startswith("append_record")]
+    assert len(set(lines)) == len(lines)
+    assert {name for name, _ in lines} == {"append_record", "append_record_unsafe"}
+    assert 8 <= len(yaml.safe_load((SHIPPED / "demo.yaml").read_text())) <= 10
+
+
+MESSAGES = [
+    {"role": "user", "content": "the goal"},
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]},
+    {
+        "role": "user",
+        "content": [{"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "42"}]}],
+    },
+    {"role": "user", "content": "and now?"},
+]
+
+
+@pytest.mark.parametrize(
+    ("template", "filled"),
+    [
+        ("{{turn}}", "1"),
+        ("{{goal}}: {{ last_user_text }}", "the goal: and now?"),
+        ("<{{result.0.0}}>", "<42>"),
+        ("<{{result.0.1}}{{result.7.0}}>", "<>"),
+        ("{plain}", "{plain}"),
+    ],
+)
+def test_references_are_filled_from_the_conversation(template, filled):
+    reply = compose(Turn(text=template), {"model": "m", "max_tokens": 100, "messages": MESSAGES})
+    assert reply.blocks[0].text == filled
+
+
+def test_a_filled_reference_is_not_filled_again():
+    messages = [{"role": "user", "content": "{{turn}}"}]
+    reply = compose(Turn(text="{{goal}}"), {"model": "m", "max_tokens": 100, "messages": messages})
+    assert reply.blocks[0].text == "{{turn}}"
