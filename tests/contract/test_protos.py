@@ -16,4 +16,4 @@ def test_generated_code_is_fresh(tmp_path: Path) -> None:
     committed = {path.name for path in (ROOT / "tenure" / "v1").glob("*_pb2*")}
     assert fresh == committed, "run `make protos`"
     _, differing, failing = filecmp.cmpfiles(tmp_path / "tenure" / "v1", ROOT / "tenure" / "v1", fresh, shallow=False)
-    assert not differing and not failing, f"run `make protos`: {differing + failing} are not what protos/ say"
+    assert differing + failing == [], "run `make protos`: these are not what protos/ say"
