@@ -66,6 +66,14 @@ class ResumePoint:
         """Whether there are words the model has not been sent yet."""
         return bool(self._texts)
 
+    @property
+    def pending_content(self) -> list[dict[str, Any]]:
+        """What was collected since the last answer, as the next attempt will send it: tool results, then words."""
+        results = [
+            _tool_result(intent, self.outcomes[call]) for call, intent in self.intents.items() if call in self.outcomes
+        ]
+        return [*results, *({"type": "text", "text": text} for text in self._texts)]
+
     def apply(self, entry: Entry) -> None:
         """Takes the next entry in; ValueError when it is not the next."""
         if entry.sequence != self.sequence + 1:
@@ -114,12 +122,8 @@ class ResumePoint:
         self.open_attempt = body
 
     def _close_turn(self) -> None:
-        """What was collected since the last answer becomes one user message: tool results first, then words."""
-        content: list[dict[str, Any]] = [
-            _tool_result(intent, self.outcomes[call]) for call, intent in self.intents.items() if call in self.outcomes
-        ]
-        content += [{"type": "text", "text": text} for text in self._texts]
-        if content:
+        """What was collected since the last answer becomes one user message."""
+        if content := self.pending_content:
             self.messages.append({"role": "user", "content": content})
         self.intents.clear()
         self.outcomes.clear()
@@ -131,7 +135,8 @@ class ResumePoint:
         self.failures.clear()
         self.retries = 0
         self.answer = body
-        self.messages.append({"role": "assistant", "content": list(body.content)})
+        if body.content:  # an answer cut off in its first call has none, and providers refuse empty messages
+            self.messages.append({"role": "assistant", "content": list(body.content)})
         self.truncations = self.truncations + 1 if body.stop_reason == "max_tokens" else 0
         text = text_of(body.content)
         if text:

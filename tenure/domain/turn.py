@@ -81,6 +81,8 @@ def _after_answer(point: ResumePoint, stop_reason: str) -> NextMove:
             return _failed(point, Reason.MODEL_REFUSED, "the model declined to go on")
         case "model_context_window_exceeded":
             return _failed(point, Reason.CONTEXT_WINDOW_EXCEEDED, "the conversation no longer fits the model")
+        case _ if point.has_pending_words:  # somebody said something meanwhile: the answer is not the last word
+            return CallModel(point.step + 1, 1)
         case _:
             return CloseOut(TaskState.SUCCEEDED, Reason.FINAL_ANSWER, "", point.last_text)
 
