@@ -1,0 +1,43 @@
+"""What follows a failed model call: a rule without clock or dice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tenure.domain.entries import ModelFailure, Transition
+from tenure.domain.retry import MODEL_CALL_RETRY, RetryPolicy
+from tenure.domain.states import Reason, TaskState
+
+INTERRUPTED: Final = "INTERRUPTED"
+"""The class of a call that we broke off ourselves: it settles its attempt, and says nothing against the provider."""
+
+
+@dataclass(frozen=True, slots=True)
+class TryAgain:
+    """Another attempt of the same step, after a wait."""
+
+    wait_seconds: float
+
+
+def after_failure(
+    failures: Sequence[ModelFailure], retries: int, policy: RetryPolicy, *, result: str, luck: float
+) -> TryAgain | Transition:
+    """`failures` in a row, the newest last; `retries`: how often the task was scheduled again; `result` so far.
+
+    A failure that another attempt cannot mend ends the task in the provider's words. After the tries of one call the
+    task's own policy takes over, and then it fails.
+    """
+    newest = failures[-1]
+    told = f"{newest.error_class}: {newest.message}"
+    if not newest.retryable:
+        return Transition(TaskState.FAILED, Reason.MODEL_REJECTED, told, result)
+    count = sum(1 for failure in failures if failure.error_class != INTERRUPTED)
+    if not MODEL_CALL_RETRY.exhausted(count):
+        return TryAgain(MODEL_CALL_RETRY.wait_seconds(count, luck, newest.retry_after_seconds) if count else 0.0)
+    reason = Reason.MODEL_RATE_LIMITED if newest.error_class == "RATE_LIMITED" else Reason.MODEL_UNAVAILABLE
+    if policy.exhausted(retries):
+        return Transition(TaskState.FAILED, reason, f"{told} (after {retries} retries of the task)", result)
+    delay = policy.wait_seconds(retries + 1, luck, newest.retry_after_seconds)
+    return Transition(TaskState.RETRY_SCHEDULED, reason, told, retry_delay_seconds=delay)

@@ -1,0 +1,190 @@
+"""One claim's hold on the ledger: opens the task, appends under its commit numbers, keeps the fold up to date."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from services.worker.holdings import Holding
+from services.worker.interrupts import Interruption
+from services.worker.ledger_client import LedgerClient
+from tenure.domain import entries as facts
+from tenure.domain.budget import Denied, Granted, ReserveRequest
+from tenure.domain.errors import SequenceConflict, TryLater, Unavailable
+from tenure.domain.fold import ResumePoint, fold
+from tenure.domain.retry import RetryPolicy
+from tenure.runtime.retrying import retrying
+from tenure.runtime.status import PeerFailed
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import ledger_pb2
+from tenure.wire.entries import entry_to_domain, new_entry
+from tenure.wire.enums import STATES
+from tenure.wire.times import duration
+
+TRIES: Final = RetryPolicy(max_attempts=3, initial_seconds=1.0, factor=2.0, cap_seconds=5.0)
+"""After so many failures of storage the task is let go: whoever claims it next may be luckier."""
+
+MOST_ENTRIES: Final = 256
+MOST_BYTES: Final = 900_000
+"""Under the ledger's 1 MiB, which counts the whole commit."""
+
+Fact = tuple[int, facts.Body]
+"""A fact to be appended, with its step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What a commit asked for, to be folded in once it is durable."""
+
+    own: Sequence[Fact]
+    reserve: ReserveRequest | None
+    transition: facts.Transition | None
+
+
+class ClaimLedger:
+    """Every method may raise Fenced (drop the task at once) and, after `TRIES`, TryLater (let it go)."""
+
+    def __init__(self, client: LedgerClient, holding: Holding) -> None:
+        self._client = client
+        self._holding = holding
+        self._commit_number = 1
+        self.point = ResumePoint()
+
+    async def open(self) -> None:
+        """Takes the task over and folds its history; repeatable, which reads everything anew."""
+
+        async def attempt() -> None:
+            opened = await self._client.open(self._holding.token)
+            self._commit_number = opened.next_commit_number
+            self.point = fold(opened.entries)
+            if opened.task.cancel_requested:
+                self._holding.interrupts.request(Interruption.END)
+
+        await retrying(attempt, TRIES, on=(TryLater, PeerFailed))
+        self._holding.progress.sequence = self.point.sequence
+
+    async def append(self, own: Sequence[Fact]) -> None:
+        """Writes facts, in as many commits as their size needs."""
+        for part in _parts(own):
+            await self._commit(_Written(part, None, None))
+
+    async def reserve(self, own: Sequence[Fact], request: ReserveRequest) -> Granted | Denied:
+        """Writes facts and asks for the tokens of a model call; the facts are written whatever the answer."""
+        *before, last = _parts(own) or [()]
+        for part in before:
+            await self._commit(_Written(part, None, None))
+        return _reserve_result(await self._commit(_Written(last, request, None)))
+
+    async def leave(self, own: Sequence[Fact], transition: facts.Transition) -> None:
+        """Writes facts and moves the task out of RUNNING, all at once: afterwards the claim holds nothing."""
+        *before, last = _parts(own) or [()]
+        for part in before:
+            await self._commit(_Written(part, None, None))
+        await self._commit(_Written(last, None, transition))
+
+    async def _commit(self, written: _Written) -> pb.CommitResponse:
+        request = self._request(written)
+        response = await retrying(lambda: self._client.commit(request), TRIES, on=(TryLater, PeerFailed))
+        self._commit_number += 1
+        if written.transition is None:
+            self._fold_in(written, response)
+        self._holding.progress.sequence = response.sequence
+        if response.cancel_requested:
+            self._holding.interrupts.request(Interruption.END)
+        return response
+
+    def _request(self, written: _Written) -> pb.CommitRequest:
+        """The same object is sent again after a failure: its number and id are what makes a repeat harmless."""
+        reserve, transition = written.reserve, written.transition
+        return pb.CommitRequest(
+            token=self._holding.token,
+            commit_id=str(uuid.uuid4()),
+            commit_number=self._commit_number,
+            known_sequence=self.point.sequence,
+            entries=[new_entry(step, body) for step, body in written.own],
+            reserve=None if reserve is None else _reserve_to_wire(reserve),
+            transition=None if transition is None else _transition_to_wire(transition),
+        )
+
+    def _fold_in(self, written: _Written, response: pb.CommitResponse) -> None:
+        """Our facts and those of others, in the order the ledger gave them. SequenceConflict: read everything anew."""
+        foreign = {entry.sequence: entry for entry in response.foreign_entries}
+        own = list(written.own)
+        if written.reserve is not None and isinstance(granted := _reserve_result(response), Granted):
+            own.append((written.reserve.step, _attempt(written.reserve, granted)))
+        ours = iter(own)
+        while self.point.sequence < response.sequence:
+            sequence = self.point.sequence + 1
+            if sequence in foreign:
+                self.point.apply(entry_to_domain(foreign[sequence]))
+                continue
+            fact = next(ours, None)
+            if fact is None:
+                break
+            self.point.apply(facts.Entry(sequence, *fact))
+        if self.point.sequence != response.sequence or next(ours, None) is not None:
+            raise SequenceConflict("the ledger holds entries that this answer did not tell of")
+
+
+def _parts(own: Sequence[Fact]) -> list[Sequence[Fact]]:
+    """The facts in portions that fit into a commit. One fact alone always fits: its own limits are lower."""
+    parts: list[Sequence[Fact]] = []
+    current: list[Fact] = []
+    size = 0
+    for step, body in own:
+        entry_size = _size(new_entry(step, body))
+        if current and (len(current) == MOST_ENTRIES or size + entry_size > MOST_BYTES):
+            parts.append(current)
+            current, size = [], 0
+        current.append((step, body))
+        size += entry_size
+    return [*parts, current] if current else parts
+
+
+def _size(entry: ledger_pb2.NewEntry) -> int:
+    return entry.ByteSize()
+
+
+def _attempt(request: ReserveRequest, granted: Granted) -> facts.ModelAttempt:
+    return facts.ModelAttempt(
+        attempt_number=request.attempt_number,
+        model=request.model,
+        input_tokens=request.input_tokens,
+        max_output_tokens=granted.max_output_tokens,
+        reserved_tokens=granted.reserved_tokens,
+    )
+
+
+def _reserve_to_wire(request: ReserveRequest) -> pb.Reserve:
+    return pb.Reserve(
+        step=request.step,
+        attempt_number=request.attempt_number,
+        model=request.model,
+        input_tokens=request.input_tokens,
+        max_output_tokens=request.max_output_tokens,
+        min_output_tokens=request.min_output_tokens,
+    )
+
+
+def _reserve_result(response: pb.CommitResponse) -> Granted | Denied:
+    result = response.reserve
+    match result.WhichOneof("result"):
+        case "granted":
+            return Granted(result.granted.max_output_tokens, result.granted.reserved_tokens)
+        case "denied":
+            return Denied(result.denied.reason, result.denied.message)
+        case _:
+            raise Unavailable("the answer says nothing of the reserve", reason="NO_RESERVE_RESULT")
+
+
+def _transition_to_wire(transition: facts.Transition) -> pb.Transition:
+    delay = transition.retry_delay_seconds
+    return pb.Transition(
+        to_state=STATES.to_wire(transition.to_state),
+        reason=transition.reason,
+        message=transition.message,
+        result=transition.result,
+        retry_delay=None if delay is None else duration(delay),
+    )

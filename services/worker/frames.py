@@ -1,0 +1,130 @@
+"""One stream to a service, for all tasks of the worker. Its frames carry whatever became ready while the last write was
+in flight: no timer, so one message alone is never delayed, and many together cost little more than one.
+
+After a broken stream everything unanswered is sent again. That is safe because both services recognise a repeat: a
+commit by its number and id, a call by its call_id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Never
+
+import grpc
+from google.protobuf.message import Message
+
+from tenure.domain.errors import LimitReached, TenureError, Unavailable
+from tenure.domain.retry import RetryPolicy
+from tenure.runtime import metrics
+from tenure.runtime.status import PeerFailed
+
+_log: Final = logging.getLogger(__name__)
+MOST_PER_FRAME: Final = 128
+MOST_BYTES_PER_FRAME: Final = 2 * 1024 * 1024
+MOST_UNANSWERED: Final = 8192
+RECONNECT: Final = RetryPolicy(initial_seconds=0.05, factor=2.0, cap_seconds=1.0)
+
+OnEvent = Callable[[Any], None]
+Tagged = tuple[int, Any]
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A message without its last answer. `size` in bytes."""
+
+    message: Message
+    size: int
+    on_event: OnEvent
+
+
+@dataclass(frozen=True, slots=True)
+class FrameShape:
+    """What differs between the two services: how to connect, to build a frame and to take one apart."""
+
+    name: str
+    connect: Callable[[], Any]
+    build: Callable[[list[Tagged]], Message]
+    events: Callable[[Any], Iterable[Tagged]]
+
+
+class FrameClient:
+    """Sends messages under tags and gives back their events. `run` is an endless duty: without it nothing moves."""
+
+    def __init__(self, shape: FrameShape) -> None:
+        self._shape = shape
+        self._asked: OrderedDict[int, _Asked] = OrderedDict()
+        self._unsent: deque[int] = deque()
+        self._ready = asyncio.Event()
+        self._next_tag = 1
+        self._failures = 0
+
+    def ask(self, message: Message, on_event: OnEvent) -> int:
+        """Sends `message` as soon as may be; `on_event` is called with each event. LimitReached when too many wait."""
+        if len(self._asked) >= MOST_UNANSWERED:
+            raise LimitReached(f"{MOST_UNANSWERED} messages to {self._shape.name} are unanswered")
+        tag, self._next_tag = self._next_tag, self._next_tag + 1
+        self._asked[tag] = _Asked(message, message.ByteSize(), on_event)
+        self._unsent.append(tag)
+        self._ready.set()
+        return tag
+
+    def forget(self, tag: int) -> None:
+        """No event of this tag is wanted any more; if it was not sent yet it never will be."""
+        self._asked.pop(tag, None)
+
+    async def run(self) -> None:
+        """Keeps a stream for ever."""
+        while True:
+            try:
+                await self._one_stream()
+            except* (TenureError, PeerFailed) as broken:
+                self._failures += 1
+                facts = {"peer": self._shape.name, "unanswered": len(self._asked), "why": str(broken.exceptions[0])}
+                _log.warning("a stream broke and is opened anew", extra=facts)
+            metrics.count("tenure_worker_streams_broken_total", peer=self._shape.name)
+            await asyncio.sleep(RECONNECT.wait_seconds(self._failures, random.random()))
+
+    async def _one_stream(self) -> None:
+        call = self._shape.connect()
+        self._unsent = deque(self._asked)  # all that is unanswered, in the order it was asked
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._write(call))
+                group.create_task(self._read(call))
+        finally:
+            call.cancel()
+
+    async def _write(self, call: Any) -> Never:
+        while True:
+            while not (batch := self._take()):
+                self._ready.clear()
+                await self._ready.wait()
+            await call.write(self._shape.build(batch))
+
+    async def _read(self, call: Any) -> Never:
+        while (frame := await call.read()) is not grpc.aio.EOF:
+            self._failures = 0
+            for tag, event in self._shape.events(frame):
+                asked = self._asked.get(tag)
+                if asked is not None:
+                    asked.on_event(event)
+        raise Unavailable(f"{self._shape.name} ended the stream", reason="STREAM_ENDED")
+
+    def _take(self) -> list[Tagged]:
+        """The next frame's content, at least one message if any waits."""
+        batch: list[Tagged] = []
+        left_bytes = MOST_BYTES_PER_FRAME
+        while self._unsent and len(batch) < MOST_PER_FRAME:
+            asked = self._asked.get(self._unsent[0])
+            if asked is not None:
+                left_bytes -= asked.size
+                if batch and left_bytes < 0:
+                    break
+                batch.append((self._unsent[0], asked.message))
+            self._unsent.popleft()
+        return batch

@@ -1,0 +1,90 @@
+"""The worker's side of the checkpoint service: Open as a stream of pages, commits in frames."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from services.worker.frames import FrameClient, FrameShape, Tagged
+from tenure.domain.entries import Entry
+from tenure.domain.errors import Unavailable
+from tenure.runtime.rpc_channel import TenureChannel
+from tenure.runtime.status import OUTCOME_UNKNOWN
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import checkpoint_service_pb2_grpc as grpc_pb
+from tenure.v1 import task_pb2, token_pb2
+from tenure.wire.entries import entries_to_domain
+from tenure.wire.refusal import refusal_to_domain
+
+COMMIT_TIMEOUT_SECONDS: Final = 10.0
+OPEN_TIMEOUT_SECONDS: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A task as Open left it, with its whole history."""
+
+    task: task_pb2.Task
+    next_commit_number: int
+    entries: list[Entry]
+
+
+class LedgerClient:
+    """Raises domain errors: Fenced when the claim is no longer the ledger's, TryLater when it may work later."""
+
+    def __init__(self, channel: TenureChannel) -> None:
+        self._stub: Any = grpc_pb.CheckpointServiceStub(channel)
+        shape = FrameShape("checkpoint", self._stub.CommitStream, _build_frame, _events)
+        self._frames = FrameClient(shape)
+
+    async def run(self) -> None:
+        """Keeps the commit stream; a duty."""
+        await self._frames.run()
+
+    async def open(self, token: token_pb2.FencingToken) -> Opened:
+        """Takes the task over. Repeatable under the same claim. WrongState when it cannot be opened."""
+        header: pb.OpenHeader | None = None
+        entries: list[Entry] = []
+        async for part in self._stub.Open(pb.OpenRequest(token=token), timeout=OPEN_TIMEOUT_SECONDS):
+            if part.HasField("header"):
+                header = part.header
+            else:
+                entries.extend(entries_to_domain(part.page.entries))
+        if header is None or header.task.sequence != (entries[-1].sequence if entries else 0):
+            raise Unavailable("the answer to Open was cut off", reason="CUT_OFF")
+        return Opened(header.task, header.next_commit_number, entries)
+
+    async def commit(
+        self, request: pb.CommitRequest, timeout_seconds: float = COMMIT_TIMEOUT_SECONDS
+    ) -> pb.CommitResponse:
+        """Durable when it returns. On Unavailable its fate is unknown: commit the very same request again."""
+        answer: asyncio.Future[pb.TaggedCommitResult] = asyncio.get_running_loop().create_future()
+        tag = self._frames.ask(request, partial(_settle, answer))
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                result = await answer
+        except TimeoutError:
+            raise Unavailable(
+                f"no answer to a commit within {timeout_seconds:g} s", reason="TIMEOUT", metadata=OUTCOME_UNKNOWN
+            ) from None
+        finally:
+            self._frames.forget(tag)
+        if result.HasField("refusal"):
+            raise refusal_to_domain(result.refusal)
+        return result.response
+
+
+def _settle(answer: asyncio.Future[pb.TaggedCommitResult], result: pb.TaggedCommitResult) -> None:
+    if not answer.done():
+        answer.set_result(result)
+
+
+def _build_frame(batch: list[Tagged]) -> pb.CommitStreamRequest:
+    return pb.CommitStreamRequest(commits=[pb.TaggedCommit(tag=tag, commit=commit) for tag, commit in batch])
+
+
+def _events(frame: pb.CommitStreamResponse) -> Iterator[Tagged]:
+    return ((result.tag, result) for result in frame.results)

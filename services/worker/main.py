@@ -1,0 +1,125 @@
+"""The worker: works on tasks. Stateless: whatever happens to it, another one goes on from the last commit."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from services.worker.drain import drain
+from services.worker.holdings import Holdings
+from services.worker.ledger_client import LedgerClient
+from services.worker.live import LiveServicer
+from services.worker.model import ModelClient
+from services.worker.parts import ModelDefaults, Parts
+from services.worker.session import Session, WorkerIdentity
+from services.worker.supervisor import Supervisor
+from services.worker.tools_client import ToolsClient
+from services.worker.trust_gate import TrustGate
+from tenure.runtime.duties import Duties
+from tenure.runtime.process import Process
+from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.rpc_server import RpcServer
+from tenure.runtime.service import CommonSettings, run_service
+from tenure.runtime.settings import Address, Secret, group, setting
+from tenure.v1.worker_service_pb2_grpc import add_WorkerServiceServicer_to_server
+from tenure.validators import validate
+
+_log: Final = logging.getLogger(__name__)
+LIVE_GRACE_SECONDS: Final = 0.1
+NO_KEY: Final = "none"  # an endpoint of one's own may want no key; the library insists on sending some
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProviderSettings:
+    """The provider's own variables."""
+
+    api_key: Secret = setting("the provider's key", default=Secret(""), variable="ANTHROPIC_API_KEY")
+    base_url: str = setting("another endpoint than the provider's", default="", variable="ANTHROPIC_BASE_URL")
+
+    def problems(self) -> Iterator[str]:
+        """Without either, every call would fail; better not to begin."""
+        if not self.api_key and not self.base_url:
+            yield "ANTHROPIC_API_KEY is missing (or ANTHROPIC_BASE_URL, for an endpoint that wants no key)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """TENURE_WORKER_…"""
+
+    id: str = setting("unique among live workers (default: host-pid-random)", default="")
+    listen: Address = setting("where to serve live text", default=Address("127.0.0.1:0"))
+    advertise: str = setting("host:port under which gateways reach it (default: as bound)", default="")
+    coordinator_addresses: tuple[Address, ...] = setting("coordinators", default=(Address("127.0.0.1:8471"),))
+    checkpoint_address: tuple[Address, ...] = setting("checkpoint services", default=(Address("127.0.0.1:8472"),))
+    tools_address: tuple[Address, ...] = setting("tool services", default=(Address("127.0.0.1:8473"),))
+    slots: int = setting("tasks at once", default=16, minimum=1, maximum=1024)
+    queues: tuple[str, ...] = setting("queues to take tasks from", default=("default",))
+    loops: tuple[str, ...] = setting("loops it knows", default=("messages",))
+    model: str = setting("for tasks that name none", default="claude-opus-4-8")
+    max_output_tokens: int = setting(
+        "of one model call, for tasks that name none", default=8192, minimum=1, maximum=64000
+    )
+    model_timeout_seconds: float = setting("of one model call, whole", default=600.0, minimum=0.1)
+    model_silence_seconds: float = setting("of one model call, between two bytes", default=60.0, minimum=0.1)
+    drain_seconds: float = setting("to give tasks back at the end", default=5.0, minimum=0.0)
+    provider: ProviderSettings = group(ProviderSettings)
+    common: CommonSettings = group(CommonSettings)
+
+    def identity(self, bound_address: str) -> WorkerIdentity:
+        """What coordinators are told."""
+        worker_id = self.id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        return WorkerIdentity(worker_id, self.queues, self.loops, self.advertise or bound_address)
+
+
+async def compose(process: Process, settings: Settings) -> None:
+    """Clients, the server of live text, then the session, which brings tasks. Draining comes before all closing."""
+    holdings, trust = Holdings(), TrustGate()
+    duties = await process.open(Duties())
+    parts = await _open_parts(process, settings, trust, duties)
+    address = await _serve_live_text(process, settings, holdings)
+
+    def free_slots() -> int:
+        return 0 if process.stopping.is_set() else max(0, settings.slots - len(holdings))
+
+    addresses = settings.coordinator_addresses
+    session = Session(addresses, settings.identity(address), holdings, trust, free_slots)
+    supervisor = await process.open(Supervisor(parts, holdings, session.release, settings.slots))
+    duties.start("session", lambda: session.run(supervisor.take))
+    await process.run_until_stopped()
+    await drain(session, holdings, settings.drain_seconds)
+
+
+async def _open_parts(process: Process, settings: Settings, trust: TrustGate, duties: Duties) -> Parts:
+    """What all tasks share; its streams run as duties."""
+    ledger = LedgerClient(await process.open(open_channel(settings.checkpoint_address)))
+    tools = ToolsClient(await process.open(open_channel(settings.tools_address)))
+    model = await process.open(
+        ModelClient(
+            api_key=settings.provider.api_key.reveal() or NO_KEY,
+            base_url=settings.provider.base_url or None,
+            timeout_seconds=settings.model_timeout_seconds,
+            silence_seconds=settings.model_silence_seconds,
+        )
+    )
+    duties.start("commit stream", ledger.run)
+    duties.start("tool stream", tools.run)
+    return Parts(ledger, tools, model, trust, ModelDefaults(settings.model, settings.max_output_tokens))
+
+
+async def _serve_live_text(process: Process, settings: Settings, holdings: Holdings) -> str:
+    """The address it is bound to."""
+    server = RpcServer(settings.listen, validate=validate, grace_seconds=LIVE_GRACE_SECONDS)
+    server.add("tenure.v1.WorkerService", add_WorkerServiceServicer_to_server, LiveServicer(holdings))
+    await process.open(server)
+    _log.info("listening", extra={"address": server.address})
+    return server.address
+
+
+def main() -> int:
+    """The exit code."""
+    return run_service("worker", Settings, os.environ, compose)

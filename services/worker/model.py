@@ -1,0 +1,223 @@
+"""The model: one client for the process, one request per attempt. The only file that knows the provider's library.
+
+Retries are the worker's, written into the ledger: the library's own two would be invisible there and on the bill.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+import anthropic
+import httpx2
+
+from services.worker.answer_fold import AnswerFold, MalformedAnswer
+from tenure.domain.budget import TokenUsage
+from tenure.domain.entries import ContentBlock
+from tenure.domain.fold import Message
+
+MAX_CONNECTIONS: Final = 4096
+_CLASSES: Final = {
+    400: "INVALID_REQUEST",
+    401: "AUTHENTICATION",
+    402: "BILLING",
+    403: "PERMISSION",
+    404: "NOT_FOUND",
+    408: "TIMEOUT",
+    409: "CONFLICT",
+    413: "REQUEST_TOO_LARGE",
+    422: "INVALID_REQUEST",
+    429: "RATE_LIMITED",
+    504: "TIMEOUT",
+    529: "OVERLOADED",
+}
+_STATUS_OF_TYPE: Final = {
+    "rate_limit_error": 429,
+    "overloaded_error": 529,
+    "api_error": 500,
+    "timeout_error": 504,
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+}
+_RETRYABLE: Final = frozenset({408, 409, 429})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """One attempt. `attempt` names it to the provider's logs."""
+
+    model: str
+    messages: Sequence[Message]
+    max_output_tokens: int
+    system: str = ""
+    tools: Sequence[Mapping[str, Any]] = ()
+    attempt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAnswer:
+    """What the model said, as it goes into the ledger."""
+
+    content: tuple[ContentBlock, ...]
+    stop_reason: str
+    usage: TokenUsage
+    model: str
+    request_id: str
+    latency_seconds: float
+
+
+class ModelCallFailed(Exception):  # noqa: N818  what happened, told in the words of the ledger
+    """The call gave no answer. `retryable`: another attempt may; `usage`: what it is billed, as far as is known."""
+
+    def __init__(
+        self,
+        error_class: str,
+        message: str,
+        *,
+        retryable: bool,
+        status_code: int = 0,
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        super().__init__(f"{error_class}: {message}")
+        self.error_class = error_class
+        self.message = message
+        self.retryable = retryable
+        self.status_code = status_code
+        self.retry_after_seconds = retry_after_seconds
+        self.usage = TokenUsage()
+        self.request_id = ""
+
+
+@dataclass(slots=True)
+class ModelCall:
+    """What is heard of a call while it runs; to be read whenever it is cut short."""
+
+    on_text: Callable[[int, str], None]
+    on_characters: Callable[[int], None]
+    fold: AnswerFold = field(default_factory=AnswerFold)
+    request_id: str = ""
+
+    @property
+    def usage(self) -> TokenUsage:
+        """What it is billed so far."""
+        return self.fold.usage()
+
+    def hear(self, event: Any) -> None:
+        """Takes one event of the stream."""
+        text = self.fold.take(event)
+        if event.type == "content_block_delta":
+            self.on_characters(self.fold.characters)
+            if text:
+                self.on_text(event.index, text)
+
+
+class ModelClient:
+    """Shared by all tasks: a client of its own for each call would cost ten times the processor time."""
+
+    def __init__(self, *, api_key: str, base_url: str | None, timeout_seconds: float, silence_seconds: float) -> None:
+        self._timeout_seconds = timeout_seconds
+        limits = httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS)
+        timeout = anthropic.Timeout(silence_seconds, connect=5.0)
+        self._client = anthropic.AsyncAnthropic(
+            api_key=api_key,
+            base_url=base_url,
+            max_retries=0,
+            timeout=timeout,
+            http_client=anthropic.DefaultAsyncHttpxClient(limits=limits, timeout=timeout),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()
+
+    async def answer(self, request: ModelRequest, call: ModelCall) -> ModelAnswer:
+        """Sends one request and reads its answer to the end. Raises ModelCallFailed, whatever went wrong."""
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                await self._stream(request, call)
+            content = call.fold.content()
+        except (TimeoutError, anthropic.AnthropicError, httpx2.HTTPError, MalformedAnswer, ValueError) as error:
+            failure = self._failure(error)
+            failure.usage = call.usage
+            failure.request_id = getattr(error, "request_id", None) or call.request_id
+            raise failure from error
+        return ModelAnswer(
+            content=content,
+            stop_reason=call.fold.stop_reason or "end_turn",
+            usage=call.usage,
+            model=call.fold.model,
+            request_id=call.request_id,
+            latency_seconds=time.monotonic() - began,
+        )
+
+    async def _stream(self, request: ModelRequest, call: ModelCall) -> None:
+        messages: Any = request.messages  # the ledger's blocks are the provider's own, as plain JSON
+        tools: Any = request.tools
+        async with await self._client.messages.create(
+            model=request.model,
+            max_tokens=request.max_output_tokens,
+            messages=messages,
+            system=request.system or anthropic.omit,
+            tools=tools or anthropic.omit,
+            extra_headers={"x-tenure-attempt": request.attempt},
+            stream=True,
+        ) as events:
+            call.request_id = events.response.headers.get("request-id", "")
+            async for event in events:
+                call.hear(event)
+        if not call.fold.stopped:
+            raise MalformedAnswer("the stream ended before the answer did")
+
+    def _failure(self, error: Exception) -> ModelCallFailed:
+        match error:
+            case anthropic.APIStatusError():
+                return _refused(error)
+            case TimeoutError():
+                words = f"no whole answer within {self._timeout_seconds:g} s"
+                return ModelCallFailed("TIMEOUT", words, retryable=True)
+            case anthropic.APITimeoutError() | httpx2.TimeoutException():
+                return ModelCallFailed("TIMEOUT", "the provider was silent for too long", retryable=True)
+            case anthropic.APIConnectionError():
+                return ModelCallFailed("CONNECTION", _words(error.__cause__ or error), retryable=True)
+            case httpx2.HTTPError() | MalformedAnswer():
+                return ModelCallFailed("BROKEN_STREAM", _words(error), retryable=True)
+            case _:  # the library could not read what came, or refused to send: no attempt will do better
+                return ModelCallFailed("INVALID_REQUEST", _words(error), retryable=False)
+
+
+def _refused(error: anthropic.APIStatusError) -> ModelCallFailed:
+    """An error status, or an error event inside a stream that began with status 200."""
+    status = error.status_code
+    if status < 400:
+        status = _STATUS_OF_TYPE.get(error.type or "", 500)
+    server_side = status >= 500
+    return ModelCallFailed(
+        _CLASSES.get(status, "SERVER_ERROR" if server_side else "INVALID_REQUEST"),
+        error.api_message or error.message,
+        retryable=server_side or status in _RETRYABLE,
+        status_code=status,
+        retry_after_seconds=_retry_after_seconds(error.response.headers),
+    )
+
+
+def _retry_after_seconds(headers: Mapping[str, str]) -> float | None:
+    """What the provider asked us to wait; a date or nonsense counts as nothing."""
+    for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        text = headers.get(name, "")
+        if text.replace(".", "", 1).isdecimal():
+            return float(text) * scale
+    return None
+
+
+def _words(error: BaseException) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,183 @@
+"""One model call of a step: reserve, call, and write down what came, answer or failure."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+
+from services.worker.after_failure import INTERRUPTED
+from services.worker.claim_ledger import ClaimLedger, Fact
+from services.worker.estimate import InputEstimate
+from services.worker.holdings import Holding
+from services.worker.interrupts import Interrupted
+from services.worker.model import ModelAnswer, ModelCall, ModelCallFailed, ModelRequest
+from services.worker.parts import Parts
+from tenure.domain import entries as facts
+from tenure.domain.budget import Denied, ReserveRequest
+from tenure.domain.fold import Message
+from tenure.domain.task import TaskSpec
+from tenure.domain.tools import ToolDefinition, call_id
+from tenure.domain.turn import CallModel
+from tenure.runtime import metrics, semconv
+from tenure.runtime.failpoint import failpoint
+from tenure.runtime.telemetry import span
+
+_log: Final = logging.getLogger(__name__)
+MIN_OUTPUT_TOKENS: Final = 256
+"""Less is not worth a call: the task ends at its token limit instead."""
+
+
+class ModelStep:
+    """The model calls of one task, under one claim."""
+
+    def __init__(self, parts: Parts, holding: Holding, ledger: ClaimLedger, spec: TaskSpec) -> None:
+        self._parts, self._holding, self._ledger = parts, holding, ledger
+        self._model = spec.agent.model or parts.defaults.model
+        self._max_output_tokens = spec.agent.max_output_tokens or parts.defaults.max_output_tokens
+        self._system = spec.agent.system
+        self._tools: list[dict[str, Any]] = []
+        self._estimate = InputEstimate(self._system, ())
+        self.interrupted_call: facts.ModelFailure | None = None
+
+    def use_tools(self, tools: Sequence[ToolDefinition]) -> None:
+        """The definitions as the task keeps them."""
+        self._tools = [_tool_to_provider(tool) for tool in tools]
+        self._estimate = InputEstimate(self._system, self._tools)
+
+    async def reserve(self, move: CallModel, pending: Sequence[Fact], to_come: Message | None) -> Denied | None:
+        """Commits `pending` and sets the call's tokens aside. None: granted, call it."""
+        messages = self._ledger.point.messages
+        request = ReserveRequest(
+            step=move.step,
+            attempt_number=move.attempt_number,
+            model=self._model,
+            input_tokens=self._estimate.upper_bound(messages, () if to_come is None else (to_come,)),
+            max_output_tokens=self._max_output_tokens,
+            min_output_tokens=min(MIN_OUTPUT_TOKENS, self._max_output_tokens),
+        )
+        result = await self._ledger.reserve(pending, request)
+        return result if isinstance(result, Denied) else None
+
+    async def call(self) -> facts.ModelFailure | None:
+        """Sends the reserved call and commits its answer and intents, or gives back its failure, not yet committed.
+
+        Interrupted: the call is broken off, and `interrupted_call` settles its attempt.
+        """
+        attempt = self._ledger.point.open_attempt
+        assert attempt is not None, "nothing is reserved"
+        step = self._ledger.point.step
+        heard = ModelCall(on_text=self._holding.live.append, on_characters=self._holding.progress.hear_text)
+        self._holding.live.begin(step, attempt.attempt_number)
+        try:
+            await failpoint("worker.before_model")
+            with span(f"{semconv.CHAT} {attempt.model}", self._attributes(attempt, step)) as chat:
+                answer = await self._holding.interrupts.guard(
+                    self._parts.model.answer(self._request(attempt, step), heard)
+                )
+                chat.set_attributes(_answer_attributes(answer))
+        except ModelCallFailed as error:
+            metrics.count("tenure_worker_model_failures_total", error_class=error.error_class)
+            _log.warning("a model call failed", extra={"step": step, "why": str(error)})
+            return _failure(attempt, error)
+        except Interrupted:
+            self.interrupted_call = interrupted_call(attempt, heard)
+            raise
+        finally:
+            self._holding.live.finish()
+            self._holding.progress.hear_text(0)
+        await failpoint("worker.after_model")
+        sent_messages = len(self._ledger.point.messages)
+        await self._ledger.append(_answer_facts(step, attempt, answer))
+        self._estimate.learn(sent_messages, answer.usage)
+        return None
+
+    def _request(self, attempt: facts.ModelAttempt, step: int) -> ModelRequest:
+        """Words that slipped in between estimate and commit are paid for out of the output."""
+        messages = self._ledger.point.messages
+        unforeseen = max(0, self._estimate.upper_bound(messages) - attempt.input_tokens)
+        return ModelRequest(
+            model=attempt.model,
+            messages=messages,
+            max_output_tokens=max(1, attempt.max_output_tokens - unforeseen),
+            system=self._system,
+            tools=self._tools,
+            attempt=f"{self._holding.task_id}/{step}/{attempt.attempt_number}",
+        )
+
+    def _attributes(self, attempt: facts.ModelAttempt, step: int) -> dict[str, Any]:
+        return {
+            semconv.OPERATION_NAME: semconv.CHAT,
+            semconv.PROVIDER_NAME: semconv.PROVIDER_ANTHROPIC,
+            semconv.REQUEST_MODEL: attempt.model,
+            semconv.REQUEST_MAX_TOKENS: attempt.max_output_tokens,
+            semconv.CONVERSATION_ID: self._holding.task_id,
+            semconv.STEP: step,
+        }
+
+
+def interrupted_call(attempt: facts.ModelAttempt, heard: ModelCall | None) -> facts.ModelFailure:
+    """Settles an attempt that was broken off by us, or never sent (`heard` None), with what is known of its bill."""
+    failure = ModelCallFailed(INTERRUPTED, "the worker broke the call off", retryable=True)
+    if heard is not None:
+        failure.usage, failure.request_id = heard.usage, heard.request_id
+    return _failure(attempt, failure)
+
+
+def _failure(attempt: facts.ModelAttempt, error: ModelCallFailed) -> facts.ModelFailure:
+    return facts.ModelFailure(
+        attempt_number=attempt.attempt_number,
+        error_class=error.error_class,
+        message=error.message,
+        retryable=error.retryable,
+        status_code=error.status_code,
+        retry_after_seconds=error.retry_after_seconds,
+        usage=error.usage,
+        provider_request_id=error.request_id,
+    )
+
+
+def _answer_facts(step: int, attempt: facts.ModelAttempt, answer: ModelAnswer) -> list[Fact]:
+    """The answer, and an intent for each call in it, to be written before any tool runs."""
+    message = facts.AssistantMessage(
+        attempt_number=attempt.attempt_number,
+        content=answer.content,
+        stop_reason=answer.stop_reason,
+        usage=answer.usage,
+        model=answer.model,
+        provider_request_id=answer.request_id,
+        latency_seconds=answer.latency_seconds,
+    )
+    uses = [block for block in answer.content if block.get("type") == "tool_use"]
+    intents = [
+        facts.ToolIntent(
+            call_id=call_id(step, index),
+            tool_use_id=block["id"],
+            tool=block["name"],
+            arguments_json=json.dumps(block["input"], ensure_ascii=False, separators=(",", ":")),
+        )
+        for index, block in enumerate(uses)
+    ]
+    return [(step, message), *((step, intent) for intent in intents)]
+
+
+def _answer_attributes(answer: ModelAnswer) -> dict[str, Any]:
+    usage = answer.usage
+    return {
+        semconv.RESPONSE_MODEL: answer.model,
+        semconv.RESPONSE_ID: answer.request_id,
+        semconv.RESPONSE_FINISH_REASONS: [answer.stop_reason],
+        semconv.USAGE_INPUT_TOKENS: usage.total - usage.output_tokens,
+        semconv.USAGE_OUTPUT_TOKENS: usage.output_tokens,
+        semconv.USAGE_CACHE_READ_INPUT_TOKENS: usage.cache_read_input_tokens,
+        semconv.USAGE_CACHE_CREATION_INPUT_TOKENS: usage.cache_creation_input_tokens,
+    }
+
+
+def _tool_to_provider(tool: ToolDefinition) -> dict[str, Any]:
+    return {
+        "name": tool.name,
+        "description": tool.description,
+        "input_schema": json.loads(tool.input_schema_json),
+    }

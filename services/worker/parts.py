@@ -1,0 +1,29 @@
+"""What every task's loop works with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.worker.ledger_client import LedgerClient
+from services.worker.model import ModelClient
+from services.worker.tools_client import ToolsClient
+from services.worker.trust_gate import TrustGate
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDefaults:
+    """For tasks that leave it to the worker."""
+
+    model: str
+    max_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Shared by all tasks of the process."""
+
+    ledger: LedgerClient
+    tools: ToolsClient
+    model: ModelClient
+    trust: TrustGate
+    defaults: ModelDefaults

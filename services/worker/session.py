@@ -1,0 +1,191 @@
+"""The worker's session: one lease for all its tasks, attached to any coordinator.
+
+A stream's break is not the session's end: the worker attaches to another coordinator under the same session_id and
+keeps its claims. The old stream is let go only when the new one stands, so that nobody takes the worker for dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Final, NamedTuple
+
+import grpc
+
+from services.worker.holdings import Holding, Holdings
+from services.worker.interrupts import Interruption
+from services.worker.session_stream import Detached, SessionStream, ToSay
+from services.worker.trust_gate import TrustGate
+from tenure.domain.errors import Refused, TenureError, Unavailable
+from tenure.domain.retry import RetryPolicy
+from tenure.runtime import metrics
+from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.status import PeerFailed
+from tenure.v1 import coordinator_service_pb2 as pb
+from tenure.v1 import coordinator_service_pb2_grpc as grpc_pb
+from tenure.wire.times import seconds
+
+_log: Final = logging.getLogger(__name__)
+ATTACH_TIMEOUT_SECONDS: Final = 2.0
+GOODBYE_TIMEOUT_SECONDS: Final = 0.2
+REATTACH: Final = RetryPolicy(initial_seconds=0.1, factor=2.0, cap_seconds=2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """What Hello says of this worker."""
+
+    worker_id: str
+    queues: tuple[str, ...]
+    loops: tuple[str, ...]
+    live_address: str
+
+
+class _Attached(NamedTuple):
+    """A stream that stands."""
+
+    call: Any
+    renew_interval_seconds: float
+
+
+class Session:
+    """Keeps the session for as long as `run`, an endless duty, runs. `take` is called with every grant."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        identity: WorkerIdentity,
+        holdings: Holdings,
+        trust: TrustGate,
+        free_slots: Callable[[], int],
+    ) -> None:
+        self._addresses = random.sample(list(addresses), len(addresses))
+        self._identity = identity
+        self._holdings = holdings
+        self._trust = trust
+        self._to_say = ToSay(free_slots)
+        self._session_id = ""
+        self._failures = 0
+        self._attached: _Attached | None = None
+        self._take: Callable[[Holding], None] | None = None
+
+    async def run(self, take: Callable[[Holding], None]) -> None:
+        """Attaches, and again whenever the stream breaks."""
+        self._take = take
+        async with AsyncExitStack() as former:
+            while True:
+                try:
+                    await self._one_attachment(former)
+                except (TenureError, PeerFailed, Detached, TimeoutError) as error:
+                    self._lose_attachment(error)
+                await asyncio.sleep(REATTACH.wait_seconds(self._failures, random.random()) if self._failures else 0)
+
+    def release(self, holding: Holding, reason: str) -> None:
+        """Gives a claim back: CLOSED, FENCED, HALTED or WORKER_DRAINED."""
+        claims = holding.claims
+        self._to_say.releases.append(pb.Release(task_id=claims.task_id, claim_id=claims.claim_id, reason=reason))
+        self.tell_slots()
+
+    def tell_slots(self) -> None:
+        """There is room for another number of tasks now."""
+        self._to_say.slots_changed = True
+        self._speak()
+
+    def drain(self) -> None:
+        """No more tasks, please."""
+        self._to_say.draining = True
+        self._speak()
+
+    async def say_goodbye(self) -> None:
+        """Everything that is to be said is said, and the stream ends in order; gives up after a moment."""
+        try:
+            async with asyncio.timeout(GOODBYE_TIMEOUT_SECONDS):
+                await self._to_say.all_said.wait()
+                if self._attached is not None:
+                    await self._attached.call.done_writing()
+        except TimeoutError:
+            _log.warning("the coordinator could not be told everything", extra={"left": len(self._to_say.releases)})
+
+    def hear_grant(self, grant: pb.Grant) -> None:
+        """A task to work on."""
+        assert self._take is not None, "grants come while `run` runs"
+        holding = Holding.of_grant(grant)
+        if self._to_say.draining:
+            self.release(holding, "WORKER_DRAINED")
+        else:
+            self._take(holding)
+
+    def hear_revoke(self, revoke: pb.Revoke) -> None:
+        """A claim is lost."""
+        _log.warning("a claim was revoked", extra={"task": revoke.task_id, "why": revoke.reason})
+        self._holdings.drop_claims({revoke.claim_id})
+
+    def hear_cancel(self, notice: pb.CancelNotice) -> None:
+        """The task's end was asked for."""
+        holding = self._holdings.get(notice.task_id)
+        if holding is not None:
+            holding.interrupts.request(Interruption.END)
+
+    async def _one_attachment(self, former: AsyncExitStack) -> None:
+        """Serves one stream to its break. Its resources go to `former`, freed once the next attachment stands."""
+        address = self._addresses[0]
+        async with AsyncExitStack() as opened:
+            channel = await opened.enter_async_context(open_channel(address))
+            call = grpc_pb.CoordinatorServiceStub(channel).Session()
+            opened.callback(call.cancel)
+            async with asyncio.timeout(ATTACH_TIMEOUT_SECONDS):
+                attached = await self._attach(call)
+            await former.aclose()
+            former.push_async_exit(opened.pop_all())
+        _log.info("attached", extra={"coordinator": address, "session": self._session_id})
+        self._failures = 0
+        self._attached = attached
+        self._to_say.drain_said = False
+        stream = SessionStream(call, self._holdings, self._trust, self._to_say, self)
+        await stream.serve(attached.renew_interval_seconds)
+
+    async def _attach(self, call: Any) -> _Attached:
+        sent_at = monotonic()
+        await call.write(pb.SessionRequest(hello=self._hello()))
+        answer = await call.read()
+        if answer is grpc.aio.EOF or not answer.HasField("welcome"):
+            raise Unavailable("no Welcome came", reason="STREAM_ENDED")
+        welcome = answer.welcome
+        if welcome.session_id != self._session_id:
+            # Only a new lease lives from our asking on; an old one may be about to end until a renewal is answered.
+            self._trust.begin(sent_at, seconds(welcome.ttl))
+        self._session_id = welcome.session_id
+        self._holdings.drop_claims(set(welcome.lost_claim_ids))
+        return _Attached(call, seconds(welcome.renew_interval))
+
+    def _hello(self) -> pb.Hello:
+        return pb.Hello(
+            worker_id=self._identity.worker_id,
+            session_id=self._session_id,
+            holdings=self._holdings.to_wire(),
+            free_slots=self._to_say.free_slots(),
+            queues=self._identity.queues,
+            loops=self._identity.loops,
+            live_address=self._identity.live_address,
+        )
+
+    def _lose_attachment(self, error: Exception) -> None:
+        metrics.count("tenure_worker_detachments_total", why=type(error).__name__)
+        _log.warning("detached", extra={"coordinator": self._addresses[0], "why": str(error) or type(error).__name__})
+        if self._attached is None or not isinstance(error, Detached):
+            self._failures += 1
+        if self._attached is None and isinstance(error, Refused) and self._session_id:
+            # This session is not to be had back: its claims are gone, begin anew.
+            self._session_id = ""
+            self._holdings.drop_claims({holding.claims.claim_id for holding in self._holdings})
+        self._attached = None
+        self._addresses.append(self._addresses.pop(0))
+
+    def _speak(self) -> None:
+        self._to_say.all_said.clear()
+        self._to_say.something.set()

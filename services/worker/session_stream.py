@@ -1,0 +1,152 @@
+"""One attachment of the session: a stream with one coordinator, from Welcome to its break.
+
+What is to be said is state, not a queue: a renewal that is due, slots that changed, claims to give back. So nothing
+grows while the coordinator is slow, and what was not said is said to the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Never, Protocol
+
+import grpc
+
+from services.worker.holdings import Holdings
+from services.worker.trust_gate import TrustGate
+from tenure.domain.errors import Unavailable
+from tenure.v1 import coordinator_service_pb2 as pb
+
+
+class Detached(Exception):  # noqa: N818  a reason to attach elsewhere, not an error
+    """The attachment is over; the session and its claims are not."""
+
+
+class Hears(Protocol):
+    """Who acts on what the coordinator says."""
+
+    def hear_grant(self, grant: pb.Grant) -> None: ...
+
+    def hear_revoke(self, revoke: pb.Revoke) -> None: ...
+
+    def hear_cancel(self, notice: pb.CancelNotice) -> None: ...
+
+
+@dataclass(slots=True)
+class ToSay:
+    """What the worker has to say, apart from renewals; outlives attachments."""
+
+    free_slots: Callable[[], int]
+    releases: deque[pb.Release] = field(default_factory=deque)
+    slots_changed: bool = False
+    draining: bool = False
+    drain_said: bool = False
+    something: asyncio.Event = field(default_factory=asyncio.Event)
+    all_said: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def next(self) -> pb.SessionRequest | None:
+        """The next message. It counts as said only by `said`, so that a broken write loses nothing."""
+        if self.draining and not self.drain_said:
+            return pb.SessionRequest(drain=pb.Drain())
+        if self.releases:
+            return pb.SessionRequest(release=self.releases[0])
+        if self.slots_changed and not self.draining:
+            return pb.SessionRequest(slots=pb.Slots(free_slots=self.free_slots()))
+        return None
+
+    def said(self, message: pb.SessionRequest) -> None:
+        """The message was written."""
+        match message.WhichOneof("message"):
+            case "drain":
+                self.drain_said = True
+            case "release":
+                self.releases.popleft()
+            case "slots":
+                self.slots_changed = False
+
+
+class SessionStream:
+    """Renews, says and hears until it breaks. Only the writing task writes: gRPC wants one at a time."""
+
+    def __init__(self, call: Any, holdings: Holdings, trust: TrustGate, to_say: ToSay, hears: Hears) -> None:
+        self._call, self._holdings, self._trust = call, holdings, trust
+        self._to_say, self._hears = to_say, hears
+        self._renew: pb.Renew | None = None
+        self._sent_at: dict[int, float] = {}
+        self._answered = asyncio.Event()
+
+    async def serve(self, renew_interval_seconds: float) -> Never:
+        """Works until the stream breaks, and raises why: Detached, or what the coordinator ended it with."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._write())
+                group.create_task(self._read())
+                group.create_task(self._keep_renewing(renew_interval_seconds))
+        except ExceptionGroup as broken:
+            raise broken.exceptions[0] from broken
+        raise AssertionError("a stream ends by an exception only")
+
+    async def _keep_renewing(self, interval_seconds: float) -> Never:
+        number = 0
+        while True:
+            number += 1
+            sent_at = monotonic()
+            self._sent_at = {number: sent_at}
+            self._answered.clear()
+            self._renew = pb.Renew(
+                renew_number=number, holdings=self._holdings.to_wire(), free_slots=self._to_say.free_slots()
+            )
+            self._to_say.something.set()
+            try:
+                async with asyncio.timeout(interval_seconds):
+                    await self._answered.wait()
+            except TimeoutError:
+                raise Detached(f"renewal {number} was not answered within {interval_seconds:g} s") from None
+            await asyncio.sleep(max(0.0, sent_at + interval_seconds - monotonic()))
+
+    async def _write(self) -> Never:
+        while True:
+            while (message := self._next()) is not None:
+                await self._call.write(message)
+                self._said(message)
+            self._to_say.all_said.set()
+            await self._to_say.something.wait()
+            self._to_say.something.clear()
+
+    def _next(self) -> pb.SessionRequest | None:
+        if self._renew is not None:
+            return pb.SessionRequest(renew=self._renew)
+        return self._to_say.next()
+
+    def _said(self, message: pb.SessionRequest) -> None:
+        if message.HasField("renew"):
+            self._renew = None
+        else:
+            self._to_say.said(message)
+
+    async def _read(self) -> Never:
+        while (message := await self._call.read()) is not grpc.aio.EOF:
+            match message.WhichOneof("message"):
+                case "renewed":
+                    self._hear_renewed(message.renewed)
+                case "grant":
+                    self._hears.hear_grant(message.grant)
+                case "revoke":
+                    self._hears.hear_revoke(message.revoke)
+                case "cancel":
+                    self._hears.hear_cancel(message.cancel)
+                case "goaway":
+                    raise Detached("the coordinator drains")
+        raise Unavailable("the coordinator ended the session's stream", reason="STREAM_ENDED")
+
+    def _hear_renewed(self, renewed: pb.Renewed) -> None:
+        sent_at = self._sent_at.get(renewed.renew_number)
+        if sent_at is None:
+            return
+        self._trust.renew(sent_at)
+        self._answered.set()
+        for token in renewed.tokens:
+            self._holdings.replace_token(token)

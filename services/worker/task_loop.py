@@ -1,0 +1,220 @@
+"""The `messages` loop of one task under one claim: open, fold, and do what comes next until the task is left.
+
+reserve ──▶ call the model ──▶ commit answer + intents ──▶ run the tools ──▶ commit outcomes + reserve …
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Sequence
+from typing import Final
+
+from services.worker.after_failure import after_failure
+from services.worker.claim_ledger import ClaimLedger, Fact
+from services.worker.close_out import leave
+from services.worker.holdings import Holding
+from services.worker.interrupts import Interrupted, Interruption
+from services.worker.model_step import ModelStep, interrupted_call
+from services.worker.parts import Parts
+from services.worker.tool_step import ToolStep
+from tenure.domain import entries as facts
+from tenure.domain.budget import Denied
+from tenure.domain.errors import SequenceConflict, TryLater
+from tenure.domain.fold import Message, ResumePoint
+from tenure.domain.retry import RetryPolicy
+from tenure.domain.states import Reason, TaskState
+from tenure.domain.task import TaskSpec
+from tenure.domain.turn import NUDGE, CallModel, CloseOut, ExecuteTools, Nudge, next_move
+from tenure.runtime.failpoint import failpoint
+from tenure.runtime.retrying import retrying
+from tenure.runtime.status import PeerFailed
+
+_log: Final = logging.getLogger(__name__)
+MOST_CONFLICTS: Final = 3
+BUDGET_RETRY: Final = RetryPolicy(initial_seconds=0.2, factor=2.0, cap_seconds=5.0)
+LIST_TOOLS_TRIES: Final = RetryPolicy(max_attempts=8, initial_seconds=0.2, factor=2.0, cap_seconds=5.0)
+
+
+class TaskLoop:
+    """`run` returns the reason to release the claim with. Raises Fenced (drop it), anything else (let it go)."""
+
+    def __init__(self, parts: Parts, holding: Holding) -> None:
+        self._parts, self._holding = parts, holding
+        self._ledger = ClaimLedger(parts.ledger, holding)
+        self._pending: list[Fact] = []
+        self._model: ModelStep
+        self._tools: ToolStep
+
+    async def run(self) -> str:
+        """Works until the task is left."""
+        await failpoint("worker.after_grant")
+        await self._ledger.open()
+        await failpoint("worker.after_open")
+        for _ in range(MOST_CONFLICTS):
+            try:
+                return await self._work()
+            except Interrupted as interrupted:
+                return await self._stop(interrupted.kind)
+            except SequenceConflict as conflict:
+                _log.warning("the task is opened again", extra={"why": str(conflict)})
+                await self._ledger.open()
+        raise SequenceConflict(f"{MOST_CONFLICTS} conflicts under one claim")
+
+    @property
+    def _point(self) -> ResumePoint:
+        return self._ledger.point
+
+    @property
+    def _spec(self) -> TaskSpec:
+        assert self._point.spec is not None, "the first entry of every ledger is the spec"
+        return self._point.spec
+
+    async def _work(self) -> str:
+        self._begin()
+        await self._define_tools()
+        while True:
+            self._holding.interrupts.check()
+            transition = await self._one_move()
+            if transition is not None:
+                await leave(self._parts, self._holding, self._ledger, self._pending, transition)
+                return "CLOSED"
+
+    def _begin(self) -> None:
+        """After an Open: nothing is pending, except an attempt of our own that an interrupted commit left open."""
+        self._model = ModelStep(self._parts, self._holding, self._ledger, self._spec)
+        self._tools = ToolStep(self._parts, self._holding, self._ledger, self._spec.policy.on_in_doubt)
+        self._pending = []
+        self._settle_open_attempt()
+
+    async def _define_tools(self) -> None:
+        """The tools as they are at the first Open go into the ledger; a resumed task keeps them."""
+        tools = self._point.tools
+        if tools is None:
+            await self._holding.interrupts.guard(self._parts.trust.wait_open())
+            token = self._holding.token
+            tools = await retrying(
+                lambda: self._parts.tools.list_tools(token), LIST_TOOLS_TRIES, on=(TryLater, PeerFailed)
+            )
+            self._pending.append((0, facts.ToolsDefined(tools)))
+        self._model.use_tools(tools)
+        self._tools.use_tools(tools)
+
+    async def _one_move(self) -> facts.Transition | None:
+        """Does what comes next; a transition is how the task is to be left."""
+        match next_move(self._point):
+            case CallModel() as move:
+                return await self._call_model(move)
+            case ExecuteTools() as move:
+                return await self._execute(move)
+            case Nudge(step=step):
+                self._pending.append((step, facts.UserMessage(NUDGE)))
+                return await self._call_model(CallModel(step + 1, 1))
+            case CloseOut() as end:
+                return facts.Transition(end.to_state, end.reason, end.message, end.result)
+
+    async def _call_model(self, move: CallModel) -> facts.Transition | None:
+        denied = await self._reserve(move)
+        if denied is not None:
+            return facts.Transition(TaskState.COST_EXCEEDED, denied.reason, denied.message, self._point.last_text)
+        await failpoint("worker.after_reserve")
+        await self._holding.interrupts.guard(self._parts.trust.wait_open())
+        failure = await self._model.call()
+        return None if failure is None else await self._after_failure(failure)
+
+    async def _reserve(self, move: CallModel) -> Denied | None:
+        """Waits while others' reservations are in the way; their settling is a matter of one model call."""
+        await self._wait_trusted()
+        failures = 0
+        while True:
+            denied = await self._model.reserve(move, self._pending, self._to_come())
+            self._pending = []
+            if denied is None or denied.reason != Reason.BUDGET_BUSY:
+                return denied
+            failures += 1
+            await self._back_off(BUDGET_RETRY.wait_seconds(failures, random.random()))
+
+    async def _wait_trusted(self) -> None:
+        """Nothing new begins outside of the trust window; what is known is written down all the same."""
+        if self._parts.trust.is_open:
+            return
+        await self._ledger.append(self._pending)
+        self._pending = []
+        await self._holding.interrupts.guard(self._parts.trust.wait_open())
+
+    async def _after_failure(self, failure: facts.ModelFailure) -> facts.Transition | None:
+        self._pending.append((self._point.step, failure))
+        failures = [*self._point.failures, failure]
+        retry = self._spec.policy.retry
+        verdict = after_failure(
+            failures, self._point.retries, retry, result=self._point.last_text, luck=random.random()
+        )
+        if isinstance(verdict, facts.Transition):
+            return verdict
+        await self._ledger.append(self._pending)  # before the wait: its bill must not be guessed by a successor
+        self._pending = []
+        await self._back_off(verdict.wait_seconds)
+        return None
+
+    async def _execute(self, move: ExecuteTools) -> facts.Transition | None:
+        await failpoint("worker.after_intent")
+        try:
+            in_doubt = await self._tools.run(move.step, move.intents)
+        finally:
+            self._pending += self._tools.uncommitted
+            self._tools.uncommitted = []
+        await failpoint("worker.after_execute")
+        if in_doubt:
+            calls = ", ".join(f"{intent.call_id} ({intent.tool})" for intent in in_doubt)
+            told = f"it is not known whether these calls happened: {calls}"
+            return facts.Transition(TaskState.WAITING_USER, Reason.TOOL_IN_DOUBT, told)
+        return await self._call_model(CallModel(move.step + 1, 1))
+
+    async def _stop(self, kind: Interruption) -> str:
+        """Interrupted: one commit with all that is known leaves the task, as it is to be left."""
+        if kind is Interruption.DRAIN:
+            transition = facts.Transition(TaskState.QUEUED, Reason.WORKER_DRAINED, "its worker shuts down")
+        else:
+            transition = await self._requested_ending()
+        self._settle_open_attempt()
+        await leave(self._parts, self._holding, self._ledger, self._pending, transition)
+        return "WORKER_DRAINED" if kind is Interruption.DRAIN else "CLOSED"
+
+    async def _requested_ending(self) -> facts.Transition:
+        """A cancel is an entry; when there is none even after reading anew, it is the deadline that passed."""
+        if self._point.cancel_reason is None:
+            await self._ledger.open()
+        if self._point.cancel_reason is None:
+            return facts.Transition(
+                TaskState.TIMED_OUT, Reason.DEADLINE_PASSED, "the task's time is over", self._point.last_text
+            )
+        return facts.Transition(
+            TaskState.CANCELLED, Reason.CANCEL_REQUESTED, self._point.cancel_reason, self._point.last_text
+        )
+
+    def _settle_open_attempt(self) -> None:
+        attempt = self._point.open_attempt
+        if attempt is not None:
+            settled = self._model.interrupted_call or interrupted_call(attempt, None)
+            self._pending.append((self._point.step, settled))
+
+    async def _back_off(self, wait_seconds: float) -> None:
+        self._holding.progress.announce_backoff(wait_seconds)
+        await self._holding.interrupts.sleep(wait_seconds)
+
+    def _to_come(self) -> Message | None:
+        """The user message that the next attempt will send, as far as it is known before the commit."""
+        content = [*self._point.pending_content, *_content_of(self._pending)]
+        return {"role": "user", "content": content} if content else None
+
+
+def _content_of(pending: Sequence[Fact]) -> list[dict[str, str]]:
+    """For measuring only: what the pending facts add to the next message."""
+    content: list[dict[str, str]] = []
+    for _, body in pending:
+        match body:
+            case facts.ToolOutcome():
+                content.append({"type": "tool_result", "tool_use_id": body.call_id, "content": body.outcome.content})
+            case facts.UserMessage():
+                content.append({"type": "text", "text": body.text})
+    return content

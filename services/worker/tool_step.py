@@ -1,0 +1,112 @@
+"""The tool calls of one step: run in parallel, their outcomes collected for the next commit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from typing import Final
+
+from services.worker.claim_ledger import ClaimLedger, Fact
+from services.worker.holdings import Holding
+from services.worker.parts import Parts
+from tenure.domain.entries import ToolIntent, ToolOutcome
+from tenure.domain.errors import InvalidRequest, TryLater
+from tenure.domain.retry import RetryPolicy
+from tenure.domain.task import InDoubtPolicy
+from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition
+from tenure.runtime import semconv
+from tenure.runtime.failpoint import failpoint
+from tenure.runtime.retrying import retrying
+from tenure.runtime.telemetry import span
+
+SIBLING_WAIT_SECONDS: Final = 1.0
+"""So long an outcome waits for the other calls of its step, then it is committed without them."""
+
+GRACE_SECONDS: Final = 30.0
+"""Beyond a tool's own timeout, for its queue and its records."""
+
+UNKNOWN_TOOL_TIMEOUT_SECONDS: Final = 60.0
+TRIES: Final = RetryPolicy(max_attempts=30, initial_seconds=0.1, factor=2.0, cap_seconds=5.0)
+
+
+class ToolStep:
+    """`uncommitted` has the outcomes that no commit took along yet, also after an interruption."""
+
+    def __init__(self, parts: Parts, holding: Holding, ledger: ClaimLedger, policy: InDoubtPolicy) -> None:
+        self._parts, self._holding, self._ledger, self._policy = parts, holding, ledger, policy
+        self._tools: Mapping[str, ToolDefinition] = {}
+        self.uncommitted: list[Fact] = []
+
+    def use_tools(self, tools: Sequence[ToolDefinition]) -> None:
+        """The definitions as the task keeps them: how long a call may take."""
+        self._tools = {tool.name: tool for tool in tools}
+
+    async def run(self, step: int, intents: Sequence[ToolIntent]) -> list[ToolIntent]:
+        """Runs all of them; returns those in doubt that a person must settle.
+
+        Interrupted: stops waiting. What runs goes on, and is joined by whoever executes it again.
+        """
+        in_doubt: list[ToolIntent] = []
+        running = {asyncio.create_task(self._execute(intent)): intent for intent in intents}
+        commit_at: float | None = None
+        try:
+            while running:
+                for call in await self._holding.interrupts.guard(_first_done(running, commit_at)):
+                    intent, outcome = running.pop(call), call.result()
+                    if outcome.status is OutcomeStatus.IN_DOUBT and self._policy is InDoubtPolicy.WAIT_FOR_PERSON:
+                        in_doubt.append(intent)
+                    else:
+                        self.uncommitted.append((step, ToolOutcome(intent.call_id, outcome)))
+                commit_at = await self._commit_overdue(commit_at) if running else None
+        finally:
+            for call in running:
+                call.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        return in_doubt
+
+    async def _commit_overdue(self, commit_at: float | None) -> float | None:
+        """When the outcomes so far are to be committed at the latest; commits them when that is now."""
+        if not self.uncommitted:
+            return None
+        if commit_at is None:
+            return monotonic() + SIBLING_WAIT_SECONDS
+        if monotonic() < commit_at:
+            return commit_at
+        await self._ledger.append(self.uncommitted)
+        self.uncommitted.clear()
+        await failpoint("worker.after_outcome")
+        return None
+
+    async def _execute(self, intent: ToolIntent) -> Outcome:
+        tool = self._tools.get(intent.tool)
+        timeout_seconds = (tool.timeout_seconds if tool else UNKNOWN_TOOL_TIMEOUT_SECONDS) + GRACE_SECONDS
+
+        async def ask() -> Outcome:
+            await self._parts.trust.wait_open()
+            return await self._parts.tools.execute(
+                self._holding.token, intent, self._holding.progress.hear_tool, timeout_seconds
+            )
+
+        attributes = {
+            semconv.OPERATION_NAME: semconv.EXECUTE_TOOL,
+            semconv.TOOL_NAME: intent.tool,
+            semconv.TOOL_CALL_ID: intent.call_id,
+        }
+        with span(f"{semconv.EXECUTE_TOOL} {intent.tool}", attributes) as executing:
+            try:
+                outcome = await retrying(ask, TRIES, on=(TryLater,))
+            except InvalidRequest as refusal:  # the model's own doing, for example arguments beyond all bounds
+                outcome = Outcome(OutcomeStatus.INVALID_ARGUMENTS, refusal.message)
+            if outcome.is_error:
+                executing.set_attribute(semconv.ERROR_TYPE, outcome.status.value)
+            return outcome
+
+
+async def _first_done(
+    running: Mapping[asyncio.Task[Outcome], ToolIntent], until: float | None
+) -> set[asyncio.Task[Outcome]]:
+    """The calls that ended; none when `until` comes first."""
+    timeout = None if until is None else max(0.0, until - monotonic())
+    done, _ = await asyncio.wait(running, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    return done

@@ -1,0 +1,98 @@
+"""The worker's side of the tool service: calls in frames, definitions and fences one by one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from services.worker.frames import FrameClient, FrameShape, Tagged
+from tenure.domain.entries import ToolIntent
+from tenure.domain.errors import Unavailable
+from tenure.domain.tools import CallState, Outcome, ToolDefinition
+from tenure.runtime.rpc_channel import TenureChannel
+from tenure.runtime.status import OUTCOME_UNKNOWN
+from tenure.v1 import token_pb2
+from tenure.v1 import tool_service_pb2 as pb
+from tenure.v1 import tool_service_pb2_grpc as grpc_pb
+from tenure.wire.enums import CALL_STATES
+from tenure.wire.refusal import refusal_to_domain
+from tenure.wire.tools import outcome_to_domain, tool_to_domain
+
+UNARY_TIMEOUT_SECONDS: Final = 10.0
+
+CallStandings = dict[str, tuple[CallState, Outcome | None]]
+"""How the calls of a task stand, by call_id."""
+
+
+class ToolsClient:
+    """Raises domain errors: Fenced when the tools' fence is above this claim."""
+
+    def __init__(self, channel: TenureChannel) -> None:
+        self._stub: Any = grpc_pb.ToolServiceStub(channel)
+        self._frames = FrameClient(FrameShape("tools", self._stub.ExecuteStream, _build_frame, _events))
+
+    async def run(self) -> None:
+        """Keeps the call stream; a duty."""
+        await self._frames.run()
+
+    async def list_tools(self, token: token_pb2.FencingToken) -> tuple[ToolDefinition, ...]:
+        """The tools this token may call, by name."""
+        answer = await self._stub.ListTools(pb.ListToolsRequest(token=token), timeout=UNARY_TIMEOUT_SECONDS)
+        return tuple(tool_to_domain(tool) for tool in answer.tools)
+
+    async def fence(self, token: token_pb2.FencingToken, *, close: bool) -> CallStandings:
+        """Raises the fence; with `close` nothing of this task starts or runs any more. Repeatable."""
+        answer = await self._stub.Fence(pb.FenceRequest(token=token, close=close), timeout=UNARY_TIMEOUT_SECONDS)
+        return {
+            call.call_id: (
+                CALL_STATES.to_domain(call.state),
+                outcome_to_domain(call.outcome) if call.HasField("outcome") else None,
+            )
+            for call in answer.calls
+        }
+
+    async def execute(
+        self,
+        token: token_pb2.FencingToken,
+        intent: ToolIntent,
+        on_sign: Callable[[], None],
+        timeout_seconds: float,
+    ) -> Outcome:
+        """Runs the call or joins it. `on_sign` hears every sign of life. Cancelling this stops waiting, not the tool.
+
+        Unavailable after `timeout_seconds` without an outcome: execute it again, which joins.
+        """
+        ending: asyncio.Future[pb.TaggedExecuteEvent] = asyncio.get_running_loop().create_future()
+
+        def hear(event: pb.TaggedExecuteEvent) -> None:
+            on_sign()
+            if event.WhichOneof("event") in {"outcome", "refusal"} and not ending.done():
+                ending.set_result(event)
+
+        request = pb.ExecuteRequest(
+            token=token, call_id=intent.call_id, tool=intent.tool, arguments_json=intent.arguments_json
+        )
+        tag = self._frames.ask(request, hear)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                event = await ending
+        except TimeoutError:
+            raise Unavailable(
+                f"call {intent.call_id} of {intent.tool} gave no outcome within {timeout_seconds:g} s",
+                reason="TIMEOUT",
+                metadata=OUTCOME_UNKNOWN,
+            ) from None
+        finally:
+            self._frames.forget(tag)
+        if event.HasField("refusal"):
+            raise refusal_to_domain(event.refusal)
+        return outcome_to_domain(event.outcome)
+
+
+def _build_frame(batch: list[Tagged]) -> pb.ExecuteStreamRequest:
+    return pb.ExecuteStreamRequest(calls=[pb.TaggedExecute(tag=tag, call=call) for tag, call in batch])
+
+
+def _events(frame: pb.ExecuteStreamResponse) -> Iterator[Tagged]:
+    return ((event.tag, event) for event in frame.events)
