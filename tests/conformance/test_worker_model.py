@@ -1,0 +1,188 @@
+"""The worker's model client against the simulator: what it folds, what it bills, what it makes of every failure."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from services.worker.estimate import InputEstimate
+from services.worker.model import ModelCall, ModelCallFailed, ModelClient, ModelRequest
+from tenure.domain.fold import text_of
+
+GOAL = [{"role": "user", "content": [{"type": "text", "text": "Research our competitor's pricing."}]}]
+TOOLS = [
+    {"name": name, "description": f"The tool {name}.", "input_schema": {"type": "object", "properties": {}}}
+    for name in ("write_file", "execute_python", "web_search", "list_files")
+]
+
+
+@pytest.fixture
+async def client(simulator):
+    async with ModelClient(
+        api_key="sk-test", base_url=simulator.url, timeout_seconds=20.0, silence_seconds=10.0
+    ) as client:
+        yield client
+
+
+def listening():
+    heard = []
+    return ModelCall(on_text=lambda block, text: heard.append((block, text)), on_characters=lambda _: None), heard
+
+
+def request_of(model, messages=GOAL, max_output_tokens=4096):
+    return ModelRequest(model, messages, max_output_tokens, system="Be brief.", tools=TOOLS, attempt="task/1/1")
+
+
+async def ask(client, model, messages=GOAL, max_output_tokens=4096):
+    call, _ = listening()
+    return await client.answer(request_of(model, messages, max_output_tokens), call)
+
+
+def billed_total(simulator):
+    return sum(simulator.billed().values())
+
+
+async def test_an_answer_is_folded_and_its_usage_is_the_bill(client, simulator):
+    answer = await ask(client, "sim-parallel-tools")
+    assert answer.stop_reason == "tool_use"
+    assert [block["type"] for block in answer.content] == ["text", "tool_use", "tool_use", "tool_use"]
+    assert answer.content[1]["input"] == {"path": "a.txt", "content": "a"}
+    assert answer.usage.total == billed_total(simulator)
+    (line,) = simulator.calls()
+    assert (line["request_id"], line["attempt"]) == (answer.request_id, "task/1/1")
+
+
+async def test_live_text_is_the_text_of_the_answer(client):
+    call, heard = listening()
+    answer = await client.answer(request_of("sim-echo"), call)
+    assert "".join(text for _, text in heard) == text_of(answer.content)
+
+
+async def test_a_folded_answer_can_be_sent_back(client):
+    answer = await ask(client, "sim-parallel-tools")
+    results = [
+        {"type": "tool_result", "tool_use_id": block["id"], "content": "done", "is_error": False}
+        for block in answer.content
+        if block["type"] == "tool_use"
+    ]
+    messages = [*GOAL, {"role": "assistant", "content": list(answer.content)}, {"role": "user", "content": results}]
+    final = await ask(client, "sim-parallel-tools", messages)
+    assert text_of(final.content) == "All three are done."
+
+
+async def test_a_call_cut_off_by_the_output_limit_is_left_out(client):
+    answer = await ask(client, "sim-parallel-tools", max_output_tokens=12)
+    assert answer.stop_reason == "max_tokens"
+    assert [block["type"] for block in answer.content] == ["text"]
+
+
+@pytest.mark.parametrize(
+    ("status", "error_class", "retryable"),
+    [
+        (400, "INVALID_REQUEST", False),
+        (401, "AUTHENTICATION", False),
+        (403, "PERMISSION", False),
+        (404, "NOT_FOUND", False),
+        (413, "REQUEST_TOO_LARGE", False),
+        (429, "RATE_LIMITED", True),
+        (500, "SERVER_ERROR", True),
+        (503, "SERVER_ERROR", True),
+        (529, "OVERLOADED", True),
+    ],
+)
+async def test_every_status_says_whether_another_attempt_may_help(client, simulator, status, error_class, retryable):
+    simulator.order_fault(status=status, message="the provider's words")
+    with pytest.raises(ModelCallFailed) as failed:
+        await ask(client, "sim-hello")
+    failure = failed.value
+    assert (failure.error_class, failure.retryable, failure.status_code) == (error_class, retryable, status)
+    assert "the provider's words" in failure.message
+    assert failure.usage.total == 0
+    assert failure.request_id.startswith("req_")
+    assert len(simulator.calls()) == 1, "the library retried by itself"
+
+
+async def test_the_wait_a_provider_asks_for_is_kept(client, simulator):
+    simulator.order_fault(status=429, retry_after_seconds=7)
+    with pytest.raises(ModelCallFailed) as failed:
+        await ask(client, "sim-hello")
+    assert failed.value.retry_after_seconds == 7
+
+
+async def test_a_broken_stream_may_be_retried_and_is_billed_for_what_came(client, simulator):
+    simulator.order_fault(broken_stream=3)
+    with pytest.raises(ModelCallFailed) as failed:
+        await ask(client, "sim-slow")
+    assert (failed.value.error_class, failed.value.retryable) == ("BROKEN_STREAM", True)
+    assert abs(failed.value.usage.total - billed_total(simulator)) <= 3
+
+
+async def test_an_error_inside_a_stream_is_told_by_its_type(client, simulator):
+    simulator.order_fault(overloaded=2)
+    with pytest.raises(ModelCallFailed) as failed:
+        await ask(client, "sim-hello")
+    assert (failed.value.error_class, failed.value.status_code) == ("OVERLOADED", 529)
+    assert failed.value.usage.input_tokens > 0
+
+
+async def test_a_dripping_answer_ends_at_the_whole_calls_timeout(simulator):
+    simulator.order_fault(drip_ms=200)
+    async with ModelClient(
+        api_key="sk-test", base_url=simulator.url, timeout_seconds=0.5, silence_seconds=10.0
+    ) as client:
+        with pytest.raises(ModelCallFailed) as failed:
+            await ask(client, "sim-slow")
+    assert (failed.value.error_class, failed.value.retryable) == ("TIMEOUT", True)
+
+
+async def test_a_silent_provider_is_given_up(simulator):
+    simulator.order_fault(drip_ms=3000)
+    async with ModelClient(
+        api_key="sk-test", base_url=simulator.url, timeout_seconds=20.0, silence_seconds=0.3
+    ) as client:
+        with pytest.raises(ModelCallFailed) as failed:
+            await ask(client, "sim-hello")
+    assert (failed.value.error_class, failed.value.retryable) == ("TIMEOUT", True)
+
+
+async def test_nobody_there_is_a_connection_that_may_be_tried_again():
+    async with ModelClient(
+        api_key="sk-test", base_url="http://127.0.0.1:9", timeout_seconds=5.0, silence_seconds=5.0
+    ) as client:
+        with pytest.raises(ModelCallFailed) as failed:
+            await ask(client, "sim-hello")
+    assert (failed.value.error_class, failed.value.retryable) == ("CONNECTION", True)
+
+
+async def test_a_call_that_is_broken_off_knows_its_bill(client, simulator):
+    began = asyncio.Event()
+    call = ModelCall(on_text=lambda *_: began.set(), on_characters=lambda _: None)
+    asking = asyncio.create_task(client.answer(request_of("sim-slow"), call))
+    async with asyncio.timeout(10):
+        await began.wait()
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    async with asyncio.timeout(10):
+        while not simulator.calls():
+            await asyncio.sleep(0.02)
+    assert call.usage.input_tokens > 0
+    assert abs(call.usage.total - billed_total(simulator)) <= 3
+
+
+@pytest.mark.parametrize(
+    "words", ["short", "Größenwahn über Äcker " * 50, "漢字仮名交じり文" * 100, '{"a": [1, 2]}' * 99]
+)
+async def test_the_estimate_is_never_below_what_is_billed(client, words):
+    goal = [{"role": "user", "content": [{"type": "text", "text": words}]}]
+    estimate = InputEstimate("Be brief.", TOOLS)
+    bound = estimate.upper_bound(goal)
+    answer = await ask(client, "sim-one-tool", goal)
+    assert bound >= answer.usage.total - answer.usage.output_tokens
+    estimate.learn(1, answer.usage)
+    result = {"type": "tool_result", "tool_use_id": answer.content[-1]["id"], "content": words, "is_error": False}
+    messages = [*goal, {"role": "assistant", "content": list(answer.content)}, {"role": "user", "content": [result]}]
+    second = await ask(client, "sim-one-tool", messages)
+    bound = estimate.upper_bound(messages)
+    billed = second.usage.total - second.usage.output_tokens
+    assert billed <= bound <= 2 * billed + 100

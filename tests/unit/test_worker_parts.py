@@ -1,0 +1,208 @@
+"""The worker's small parts: interruptions, the trust gate, live text, what is held, what is said."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from time import monotonic
+
+import pytest
+
+from services.worker.holdings import Holding, Holdings
+from services.worker.interrupts import Interrupted, Interruption, Interrupts
+from services.worker.live_text import MOST_CHARACTERS_PER_DELTA, LiveText
+from services.worker.progress import ProgressHeard
+from services.worker.session_stream import ToSay
+from services.worker.trust_gate import TrustGate
+from tenure.domain.token import Claims
+from tenure.runtime import failpoint
+from tenure.v1 import coordinator_service_pb2 as pb
+from tenure.v1 import token_pb2
+
+
+def holding(task_id="t1", epoch=1):
+    claims = Claims(f"tasks/{task_id}", "default", epoch, str(uuid.uuid4()), "w1")
+    return Holding(claims, token_pb2.FencingToken(), "messages")
+
+
+async def test_an_interruption_ends_a_wait_at_once_and_tells_why():
+    interrupts = Interrupts()
+    waiting = asyncio.create_task(interrupts.sleep(60))
+    await asyncio.sleep(0)
+    interrupts.request(Interruption.DRAIN)
+    with pytest.raises(Interrupted) as interrupted:
+        await waiting
+    assert interrupted.value.kind is Interruption.DRAIN
+
+
+async def test_an_end_outranks_a_drain():
+    interrupts = Interrupts()
+    interrupts.request(Interruption.END)
+    interrupts.request(Interruption.DRAIN)
+    with pytest.raises(Interrupted) as interrupted:
+        interrupts.check()
+    assert interrupted.value.kind is Interruption.END
+
+
+async def test_interrupted_work_has_ended_before_the_interruption_is_told():
+    interrupts, ended = Interrupts(), []
+
+    async def work():
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0)
+            ended.append(True)
+
+    waiting = asyncio.create_task(interrupts.guard(work()))
+    await asyncio.sleep(0.01)
+    interrupts.request(Interruption.END)
+    with pytest.raises(Interrupted):
+        await waiting
+    assert ended
+
+
+async def test_work_that_ended_in_time_gives_its_result_and_its_error():
+    interrupts = Interrupts()
+
+    async def fail():
+        raise LookupError
+
+    async def succeed():
+        return 7
+
+    assert await interrupts.guard(succeed()) == 7
+    with pytest.raises(LookupError):
+        await interrupts.guard(fail())
+
+
+async def test_nothing_is_begun_once_interrupted():
+    interrupts, began = Interrupts(), []
+    interrupts.request(Interruption.DRAIN)
+
+    async def work():
+        began.append(True)
+
+    with pytest.raises(Interrupted):
+        await interrupts.guard(work())
+    assert not began
+
+
+async def test_the_gate_is_closed_until_a_session_begins_and_after_its_window():
+    gate = TrustGate()
+    assert not gate.is_open
+    gate.begin(monotonic(), 5.0)
+    assert gate.is_open
+    gate.begin(monotonic() - 10, 5.0)
+    assert not gate.is_open
+
+
+async def test_a_renewal_opens_the_gate_for_those_who_wait():
+    gate = TrustGate()
+    gate.begin(monotonic() - 10, 5.0)
+    waiting = asyncio.create_task(gate.wait_open())
+    await asyncio.sleep(0)
+    gate.renew(monotonic() - 9)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    gate.renew(monotonic())
+    async with asyncio.timeout(1):
+        await waiting
+
+
+async def test_the_switch_makes_a_zombie():
+    failpoint.arm("worker.ignore_trust_window")
+    try:
+        assert TrustGate().is_open
+    finally:
+        failpoint.disarm()
+
+
+async def test_a_late_reader_gets_the_unfinished_text_and_a_slow_one_one_large_piece():
+    live = LiveText()
+    live.begin(3, 1)
+    for word in ("one ", "two ", "three"):
+        live.append(0, word)
+    reader = live.cursor()
+    assert [tuple(piece) for piece in live.since(reader)] == [(3, 1, 0, 0, "one two three")]
+    live.append(0, "!")
+    assert [(piece.offset, piece.text) for piece in live.since(reader)] == [(13, "!")]
+    assert list(live.since(reader)) == []
+
+
+async def test_a_finished_answer_is_not_shown_to_those_who_come_now():
+    live = LiveText()
+    live.begin(1, 1)
+    live.append(0, "whole")
+    early = live.cursor()
+    live.finish()
+    assert list(live.since(live.cursor())) == []
+    assert [piece.text for piece in live.since(early)] == ["whole"]
+
+
+async def test_a_new_attempt_begins_anew_for_every_reader():
+    live = LiveText()
+    live.begin(1, 1)
+    live.append(0, "first")
+    reader = live.cursor()
+    list(live.since(reader))
+    live.begin(1, 2)
+    live.append(0, "again")
+    assert [(piece.attempt_number, piece.offset, piece.text) for piece in live.since(reader)] == [(2, 0, "again")]
+
+
+async def test_live_pieces_are_bounded():
+    live = LiveText()
+    live.begin(1, 1)
+    live.append(0, "x" * (MOST_CHARACTERS_PER_DELTA + 1))
+    assert [len(piece.text) for piece in live.since(live.cursor())] == [MOST_CHARACTERS_PER_DELTA, 1]
+
+
+async def test_every_reader_wakes_for_text_and_for_the_end():
+    live = LiveText()
+    live.begin(1, 1)
+    waiting = [asyncio.create_task(live.wait_changed(live.cursor())) for _ in range(3)]
+    await asyncio.sleep(0)
+    live.append(0, "x")
+    async with asyncio.timeout(1):
+        await asyncio.gather(*waiting)
+    reader = live.cursor()
+    list(live.since(reader))
+    ending = asyncio.create_task(live.wait_changed(reader))
+    await asyncio.sleep(0)
+    live.close()
+    async with asyncio.timeout(1):
+        await ending
+
+
+async def test_a_newer_claim_of_a_task_takes_the_place_of_the_older():
+    holdings, old, new = Holdings(), holding(epoch=1), holding(epoch=2)
+    holdings.add(old)
+    holdings.add(new)
+    assert old.lost
+    holdings.remove(old)
+    assert holdings.get("t1") is new
+
+
+async def test_lost_claims_are_not_named_as_held():
+    holdings, one, other = Holdings(), holding("t1"), holding("t2")
+    holdings.add(one)
+    holdings.add(other)
+    holdings.drop_claims({one.claims.claim_id})
+    assert [held.task_id for held in holdings.to_wire()] == ["t2"]
+
+
+def test_an_announced_backoff_is_what_is_left_of_it():
+    progress = ProgressHeard()
+    assert not progress.to_wire().HasField("backoff")
+    progress.announce_backoff(30)
+    assert 29 < progress.to_wire().backoff.seconds + 1 <= 30
+
+
+async def test_what_was_not_written_is_said_again():
+    to_say = ToSay(lambda: 3)
+    to_say.releases.append(pb.Release(task_id="t1", reason="CLOSED"))
+    message = to_say.next()
+    assert to_say.next() == message
+    to_say.said(message)
+    assert to_say.next() is None
