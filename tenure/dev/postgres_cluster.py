@@ -27,6 +27,7 @@ class PostmasterFile:
 
     pid: int
     ready: bool
+    socket_directory: Path | None
 
 
 class PostgresCluster:
@@ -92,7 +93,7 @@ class PostgresCluster:
         _write_secret(password_file, secrets.token_urlsafe(24))
         account.own(password_file)
         self._run_initdb(account, unfinished, password_file)
-        shutil.copyfile(password_file, unfinished / PASSWORD_FILE)
+        shutil.move(password_file, unfinished / PASSWORD_FILE)  # in one place only, and that one private
         (unfinished / PASSWORD_FILE).chmod(0o600)
         account.own(unfinished / PASSWORD_FILE)
         unfinished.replace(self.directory)
@@ -104,7 +105,8 @@ class PostgresCluster:
         """None when there is none, or it is still being written."""
         try:
             lines = (self.directory / "postmaster.pid").read_text(encoding="utf-8").splitlines()
-            return PostmasterFile(int(lines[0]), ready=len(lines) > 7 and lines[7].strip() == "ready")
+            sockets = Path(lines[4]) if len(lines) > 4 and lines[4] else None
+            return PostmasterFile(int(lines[0]), len(lines) > 7 and lines[7].strip() == "ready", sockets)
         except (FileNotFoundError, IndexError, ValueError):
             return None
 

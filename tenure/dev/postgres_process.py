@@ -7,7 +7,6 @@ with PostgresProcess(data_directory) as postgres:
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
 from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
@@ -22,6 +21,7 @@ from tenure.dev.postgres_server import (
     end_server,
     free_port,
     make_socket_directory,
+    remove_socket_directory,
 )
 
 if TYPE_CHECKING:
@@ -165,11 +165,13 @@ class PostgresProcess:
         await self.stop_async()
 
     def _end_leftover(self) -> None:
-        """The lock is ours, so a server on this data is an orphan: its parent was killed."""
+        """The lock is ours, so a server on this data is an orphan: its parent was killed. Its sockets are left too."""
+        leftover = self.cluster.read_postmaster_file()
         pid = self.cluster.running_pid()
         if pid is not None:
             end_server(pid, lambda: self.cluster.running_pid() is None, self._stop_timeout_seconds)
         self.cluster.forget_dead_server()
+        remove_socket_directory(leftover.socket_directory if leftover is not None else None)
 
     def _launch_until_ready(self, account: PostgresAccount, deadline: float) -> None:
         while True:
@@ -193,7 +195,6 @@ class PostgresProcess:
 
     def _release(self) -> None:
         self._server = None
-        if self._socket_directory is not None:
-            shutil.rmtree(self._socket_directory, ignore_errors=True)
-            self._socket_directory = None
+        remove_socket_directory(self._socket_directory)
+        self._socket_directory = None
         self.cluster.unlock()

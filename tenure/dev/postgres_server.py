@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,6 +27,7 @@ PROBE_TIMEOUT_SECONDS = 10.0
 IMMEDIATE_STOP_SECONDS = 5.0
 LOG_TAIL_BYTES = 4000
 LOG_KEPT_BYTES = 32 * 1024 * 1024
+SOCKET_PREFIX = "tenure-pg-"
 # unix(7) allows 108 bytes for a socket's path, and $TMPDIR of macOS is half of that.
 SOCKET_ROOT = "/tmp"  # noqa: S108  the directory below it is made by mkdtemp, private and unpredictable
 
@@ -132,9 +134,15 @@ def free_port() -> int:
 
 
 def make_socket_directory(account: PostgresAccount) -> Path:
-    directory = Path(tempfile.mkdtemp(prefix="tenure-pg-", dir=SOCKET_ROOT))
+    directory = Path(tempfile.mkdtemp(prefix=SOCKET_PREFIX, dir=SOCKET_ROOT))
     account.own(directory)
     return directory
+
+
+def remove_socket_directory(directory: Path | None) -> None:
+    """Remove what `make_socket_directory` made, in whatever run; any other directory is left alone."""
+    if directory is not None and directory.parent == Path(SOCKET_ROOT) and directory.name.startswith(SOCKET_PREFIX):
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _open_log(path: Path, account: PostgresAccount) -> BinaryIO:

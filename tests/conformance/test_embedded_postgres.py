@@ -124,10 +124,13 @@ def test_a_server_whose_parent_was_killed_is_ended_by_the_next_start(data_direct
         orphan_pid, orphan_dsn = parent.stdout.readline().split()
         parent.kill()
     psycopg.connect(orphan_dsn).close()  # it outlived its parent
+    sockets = Path((data_directory / "postmaster.pid").read_text().splitlines()[4])
+    assert sockets.is_dir()
     with PostgresProcess(data_directory) as postgres:
         assert postgres.pid != int(orphan_pid)
         with pytest.raises(psycopg.OperationalError):
             psycopg.connect(orphan_dsn)
+        assert not sockets.exists()
 
 
 def test_a_stale_pid_file_naming_a_living_stranger_does_not_keep_it_from_starting(data_directory):
