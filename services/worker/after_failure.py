@@ -10,6 +10,9 @@ from tenure.domain.entries import ModelFailure, Transition
 from tenure.domain.retry import MODEL_CALL_RETRY, RetryPolicy
 from tenure.domain.states import Reason, TaskState
 
+LONGEST_WAIT_SECONDS: Final = 60.0
+"""A provider that wants a longer pause gets it, but without a worker that holds the task all the while."""
+
 INTERRUPTED: Final = "INTERRUPTED"
 """The class of a call that we broke off ourselves: it settles its attempt, and says nothing against the provider."""
 
@@ -34,8 +37,9 @@ def after_failure(
     if not newest.retryable:
         return Transition(TaskState.FAILED, Reason.MODEL_REJECTED, told, result)
     count = sum(1 for failure in failures if failure.error_class != INTERRUPTED)
-    if not MODEL_CALL_RETRY.exhausted(count):
-        return TryAgain(MODEL_CALL_RETRY.wait_seconds(count, luck, newest.retry_after_seconds) if count else 0.0)
+    wait = MODEL_CALL_RETRY.wait_seconds(count, luck, newest.retry_after_seconds) if count else 0.0
+    if not MODEL_CALL_RETRY.exhausted(count) and wait <= LONGEST_WAIT_SECONDS:
+        return TryAgain(wait)
     reason = Reason.MODEL_RATE_LIMITED if newest.error_class == "RATE_LIMITED" else Reason.MODEL_UNAVAILABLE
     if policy.exhausted(retries):
         return Transition(TaskState.FAILED, reason, f"{told} (after {retries} retries of the task)", result)

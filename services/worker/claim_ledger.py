@@ -30,6 +30,8 @@ MOST_ENTRIES: Final = 256
 MOST_BYTES: Final = 900_000
 """Under the ledger's 1 MiB, which counts the whole commit."""
 
+MOST_MESSAGE_CHARACTERS: Final = 4000
+
 Fact = tuple[int, facts.Body]
 """A fact to be appended, with its step."""
 
@@ -184,7 +186,7 @@ def _transition_to_wire(transition: facts.Transition) -> pb.Transition:
     return pb.Transition(
         to_state=STATES.to_wire(transition.to_state),
         reason=transition.reason,
-        message=transition.message,
+        message=transition.message[:MOST_MESSAGE_CHARACTERS],
         result=transition.result,
         retry_delay=None if delay is None else duration(delay),
     )

@@ -145,7 +145,7 @@ class Session:
         _log.info("attached", extra={"coordinator": address, "session": self._session_id})
         self._failures = 0
         self._attached = attached
-        self._to_say.drain_said = False
+        self._to_say.begin()
         stream = SessionStream(call, self._holdings, self._trust, self._to_say, self)
         await stream.serve(attached.renew_interval_seconds)
 

@@ -37,15 +37,24 @@ class Hears(Protocol):
 
 @dataclass(slots=True)
 class ToSay:
-    """What the worker has to say, apart from renewals; outlives attachments."""
+    """What the worker has to say, apart from renewals; outlives attachments.
+
+    `grants_read` counts those of the present attachment: the coordinator takes off what it sent and we had not read.
+    """
 
     free_slots: Callable[[], int]
+    grants_read: int = 0
     releases: deque[pb.Release] = field(default_factory=deque)
     slots_changed: bool = False
     draining: bool = False
     drain_said: bool = False
     something: asyncio.Event = field(default_factory=asyncio.Event)
     all_said: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def begin(self) -> None:
+        """A new attachment: its coordinator was told nothing yet."""
+        self.drain_said = False
+        self.grants_read = 0
 
     def next(self) -> pb.SessionRequest | None:
         """The next message. It counts as said only by `said`, so that a broken write loses nothing."""
@@ -54,7 +63,7 @@ class ToSay:
         if self.releases:
             return pb.SessionRequest(release=self.releases[0])
         if self.slots_changed and not self.draining:
-            return pb.SessionRequest(slots=pb.Slots(free_slots=self.free_slots()))
+            return pb.SessionRequest(slots=pb.Slots(free_slots=self.free_slots(), grants_read=self.grants_read))
         return None
 
     def said(self, message: pb.SessionRequest) -> None:
@@ -97,7 +106,10 @@ class SessionStream:
             self._sent_at = {number: sent_at}
             self._answered.clear()
             self._renew = pb.Renew(
-                renew_number=number, holdings=self._holdings.to_wire(), free_slots=self._to_say.free_slots()
+                renew_number=number,
+                holdings=self._holdings.to_wire(),
+                free_slots=self._to_say.free_slots(),
+                grants_read=self._to_say.grants_read,
             )
             self._to_say.something.set()
             try:
@@ -133,6 +145,7 @@ class SessionStream:
                 case "renewed":
                     self._hear_renewed(message.renewed)
                 case "grant":
+                    self._to_say.grants_read += 1
                     self._hears.hear_grant(message.grant)
                 case "revoke":
                     self._hears.hear_revoke(message.revoke)

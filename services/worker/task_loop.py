@@ -81,11 +81,10 @@ class TaskLoop:
                 return "CLOSED"
 
     def _begin(self) -> None:
-        """After an Open: nothing is pending, except an attempt of our own that an interrupted commit left open."""
+        """After an Open: nothing is pending, and no attempt is open."""
         self._model = ModelStep(self._parts, self._holding, self._ledger, self._spec)
         self._tools = ToolStep(self._parts, self._holding, self._ledger, self._spec.policy.on_in_doubt)
         self._pending = []
-        self._settle_open_attempt()
 
     async def _define_tools(self) -> None:
         """The tools as they are at the first Open go into the ledger; a resumed task keeps them."""
@@ -115,6 +114,7 @@ class TaskLoop:
 
     async def _call_model(self, move: CallModel) -> facts.Transition | None:
         denied = await self._reserve(move)
+        self._holding.interrupts.check()  # what looks like a limit may be the end that was asked for
         if denied is not None:
             return facts.Transition(TaskState.COST_EXCEEDED, denied.reason, denied.message, self._point.last_text)
         await failpoint("worker.after_reserve")
@@ -175,22 +175,15 @@ class TaskLoop:
         if kind is Interruption.DRAIN:
             transition = facts.Transition(TaskState.QUEUED, Reason.WORKER_DRAINED, "its worker shuts down")
         else:
-            transition = await self._requested_ending()
+            transition = self._requested_ending()
         self._settle_open_attempt()
         await leave(self._parts, self._holding, self._ledger, self._pending, transition)
         return "WORKER_DRAINED" if kind is Interruption.DRAIN else "CLOSED"
 
-    async def _requested_ending(self) -> facts.Transition:
-        """A cancel is an entry; when there is none even after reading anew, it is the deadline that passed."""
-        if self._point.cancel_reason is None:
-            await self._ledger.open()
-        if self._point.cancel_reason is None:
-            return facts.Transition(
-                TaskState.TIMED_OUT, Reason.DEADLINE_PASSED, "the task's time is over", self._point.last_text
-            )
-        return facts.Transition(
-            TaskState.CANCELLED, Reason.CANCEL_REQUESTED, self._point.cancel_reason, self._point.last_text
-        )
+    def _requested_ending(self) -> facts.Transition:
+        """The ledger knows best which end was asked for (a cancel, a deadline), and writes that one."""
+        told = self._point.cancel_reason or "its end was asked for"
+        return facts.Transition(TaskState.CANCELLED, Reason.CANCEL_REQUESTED, told, self._point.last_text)
 
     def _settle_open_attempt(self) -> None:
         attempt = self._point.open_attempt
