@@ -1,0 +1,104 @@
+"""When to ask the ledger for queued tasks, and for how many: only for what sessions here can take now.
+
+Hints say when; a poll stands behind them. Once a list came back short, the next free slot alone is no reason to ask
+again: something has to have been queued since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from services.coordinator.lease_store.claim_keys import MAX_BATCH
+from tenure.domain.errors import TenureError
+
+if TYPE_CHECKING:
+    from services.coordinator.generation import Generation
+    from services.coordinator.granting import Granting
+    from services.coordinator.ledger import Ledger
+    from services.coordinator.session import Profile, Session
+    from services.coordinator.sessions import Sessions
+
+_log: Final = logging.getLogger(__name__)
+_POLL_SECONDS: Final = 0.5
+
+
+class Dispatch:
+    """The duty `run` brings offers and sessions together, profile by profile."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        sessions: Sessions,
+        granting: Granting,
+        generation: Generation,
+        stopping: asyncio.Event,
+    ) -> None:
+        self._ledger = ledger
+        self._sessions = sessions
+        self._granting = granting
+        self._generation = generation
+        self._stopping = stopping
+        self._woken = asyncio.Event()
+        self._hints = 0
+        self._dry: set[Profile] = set()
+
+    def on_queued(self) -> None:
+        """Something may be claimable."""
+        self._hints += 1
+        self._dry.clear()
+        self._woken.set()
+
+    def on_slots(self, session: Session) -> None:
+        """A session can take something, if there is anything."""
+        if session.profile not in self._dry:
+            self._woken.set()
+
+    async def run(self) -> None:
+        """Duty: until the replica drains; a batch that was begun is carried to its end."""
+        while not self._stopping.is_set():
+            self._woken.clear()
+            try:
+                while await self._round():
+                    pass
+            except TenureError as error:
+                _log.warning("nothing could be granted for now", extra={"error": error})
+            await self._wait()
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(_POLL_SECONDS):
+                await self._woken.wait()
+        except TimeoutError:
+            self._dry.clear()
+
+    async def _round(self) -> bool:
+        """Serve each profile with free slots once; whether there may be more for any of them."""
+        more = False
+        for profile, sessions in self._by_profile().items():
+            if self._stopping.is_set() or not self._generation.is_settled:
+                return False
+            more |= await self._serve(profile, sessions)
+        return more
+
+    async def _serve(self, profile: Profile, sessions: list[Session]) -> bool:
+        now = asyncio.get_running_loop().time()
+        limit = min(MAX_BATCH, sum(session.free_slots(now) for session in sessions))
+        if limit == 0:
+            return False
+        hints = self._hints
+        offers = await self._ledger.list_claimable(profile.queues, profile.priorities, profile.loops, limit)
+        if len(offers) < limit and hints == self._hints:
+            self._dry.add(profile)
+        if offers:
+            await self._granting.grant(offers, sessions)
+        return len(offers) == limit
+
+    def _by_profile(self) -> dict[Profile, list[Session]]:
+        now = asyncio.get_running_loop().time()
+        grouped: dict[Profile, list[Session]] = {}
+        for session in self._sessions:
+            if session.profile not in self._dry and session.free_slots(now) > 0:
+                grouped.setdefault(session.profile, []).append(session)
+        return grouped

@@ -1,0 +1,144 @@
+"""One ending of a task by somebody other than its worker, through the same fences as everybody.
+
+Delete the owner's claim, claim under the coordinator's own session, register, Open, close the tools' fence, then ONE
+commit with an outcome for every open intent and the end. Without the fence an Execute that was delayed on its way would
+start an effect after the end.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+from services.coordinator.lease_store import ClaimRecord, HeldClaim
+from services.coordinator.lease_store.claim_keys import NewClaim, Refusal
+from services.coordinator.losses import LostClaim
+from tenure.domain.entries import ToolIntent, ToolOutcome
+from tenure.domain.errors import Fenced, TenureError, Unavailable, WrongState
+from tenure.domain.fold import fold
+from tenure.domain.retry import RetryPolicy
+from tenure.domain.states import Reason
+from tenure.domain.tools import CallState, Outcome, outcome_of_ended_call
+from tenure.runtime import metrics
+from tenure.runtime.retrying import retrying
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import token_pb2, tool_pb2
+from tenure.wire.entries import entries_to_domain, new_entry
+from tenure.wire.enums import CALL_STATES
+from tenure.wire.tools import outcome_to_domain
+
+if TYPE_CHECKING:
+    from services.coordinator.generation import Generation
+    from services.coordinator.issuing import Issuer
+    from services.coordinator.lease_store import LeaseStore
+    from services.coordinator.ledger import Ledger
+    from services.coordinator.losses import Losses
+    from services.coordinator.own_session import OwnSession
+    from services.coordinator.tool_fence import ToolFence
+
+_log: Final = logging.getLogger(__name__)
+_COMMIT: Final = RetryPolicy(max_attempts=4, initial_seconds=0.1, factor=2.0, cap_seconds=1.0)
+
+
+class Ender:
+    """Ends tasks. An ending that fails half-way lets go of the task; it is listed again."""
+
+    def __init__(
+        self,
+        store: LeaseStore,
+        ledger: Ledger,
+        tool_fence: ToolFence,
+        losses: Losses,
+        issuer: Issuer,
+        generation: Generation,
+        own_session: OwnSession,
+    ) -> None:
+        self._store = store
+        self._ledger = ledger
+        self._tool_fence = tool_fence
+        self._losses = losses
+        self._issuer = issuer
+        self._generation = generation
+        self._own_session = own_session
+
+    async def end(self, ending: pb.ListEndingsResponse.Ending) -> bool:
+        """Whether it was ended here and now. Raises Unavailable; somebody else being quicker is no error."""
+        held = await self._claim(ending)
+        if held is None:
+            return False
+        try:
+            if held.record.claim_id not in await self._ledger.register([held]):
+                self._generation.doubt()
+                return False
+            await self._close_out(ending, held)
+        except (Fenced, WrongState) as error:
+            _log.info("somebody else ended or took the task", extra={"task": ending.task_id, "error": error})
+            return False
+        except TenureError as error:
+            message = f"{self._own_session.holder} could not end the task: {error.message}"
+            await self._losses.requeue([LostClaim.of(held, Reason.CLAIM_LOST, message)])
+            raise
+        finally:
+            await self._losses.delete(held)
+        metrics.count("tenure_endings_total", reason=ending.reason)
+        _log.info("ended a task", extra={"task": ending.task_id, "epoch": held.epoch, "reason": ending.reason})
+        return True
+
+    async def _claim(self, ending: pb.ListEndingsResponse.Ending) -> HeldClaim | None:
+        """Our claim, after the owner's was deleted; None if somebody else claimed in between."""
+        owner = (await self._store.claims.find_many([ending.task_id])).get(ending.task_id)
+        if owner is not None:
+            await self._losses.delete(owner)
+        session = await self._own_session.current()
+        record = ClaimRecord(
+            claim_id=str(uuid4()),
+            worker_id=self._own_session.holder,
+            session_id=session.session_id,
+            generation=session.record.generation,
+            tenant=ending.tenant,
+            reason=ending.reason,
+            previous_epoch=owner.epoch if owner is not None else 0,
+            key_id=self._issuer.key_id,
+            tools=(),
+        )
+        [claimed] = await self._store.claims.claim_many([NewClaim(ending.task_id, record, session)])
+        if claimed.refusal is Refusal.SESSION_GONE:
+            self._own_session.forget(session)
+        elif claimed.refusal is Refusal.GENERATION:
+            self._generation.doubt()
+        elif claimed.refusal is Refusal.UNCLEAR:
+            raise Unavailable("a claim for an ending is unclear")
+        return claimed.held
+
+    async def _close_out(self, ending: pb.ListEndingsResponse.Ending, held: HeldClaim) -> None:
+        token = self._issuer.issue(held)
+        opened = await self._ledger.open(token)
+        point = fold(entries_to_domain(opened.entries))
+        outcomes = await self._outcomes(token, point.open_intents)
+        request = pb.CommitRequest(
+            token=token,
+            commit_id=str(uuid4()),
+            commit_number=opened.next_commit_number,
+            known_sequence=opened.task.sequence,
+            entries=[new_entry(point.step, outcome) for outcome in outcomes],
+            transition=pb.Transition(
+                to_state=ending.to_state, reason=ending.reason, message=ending.message, result=point.last_text
+            ),
+        )
+        await retrying(lambda: self._ledger.commit(request), _COMMIT)
+
+    async def _outcomes(self, token: token_pb2.FencingToken, intents: list[ToolIntent]) -> list[ToolOutcome]:
+        """What each open intent came to. A task without any has nothing at the tools that could still begin."""
+        if not intents:
+            return []
+        calls = {call.call_id: call for call in await self._tool_fence.close(token)}
+        return [ToolOutcome(intent.call_id, _outcome(calls.get(intent.call_id))) for intent in intents]
+
+
+def _outcome(call: tool_pb2.CallRecord | None) -> Outcome:
+    """A call that never reached the tools does not, now that the fence is closed: it is not run."""
+    if call is None:
+        return outcome_of_ended_call(CallState.NOT_RUN, None)
+    recorded = outcome_to_domain(call.outcome) if call.HasField("outcome") else None
+    return outcome_of_ended_call(CALL_STATES.to_domain(call.state), recorded)

@@ -1,0 +1,81 @@
+"""Endings that are due: owners are told first; what they do not carry out in time is carried out here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from tenure.domain.errors import TenureError
+from tenure.runtime.logs import log_context
+from tenure.runtime.tenancy import set_tenant
+from tenure.v1 import coordinator_service_pb2 as pb
+
+if TYPE_CHECKING:
+    from services.coordinator.ending import Ender
+    from services.coordinator.ledger import Ledger
+    from services.coordinator.sessions import Sessions
+    from tenure.v1 import checkpoint_service_pb2
+
+_log: Final = logging.getLogger(__name__)
+_POLL_SECONDS: Final = 0.5
+_AT_ONCE: Final = 16
+_FAILED_PAUSE_SECONDS: Final = 1.0
+
+
+class Endings:
+    """The duty `run` asks the ledger what is to be ended. In every replica: the ledger gives each to one of them."""
+
+    def __init__(self, ledger: Ledger, sessions: Sessions, ender: Ender, *, grace_seconds: float) -> None:
+        self._ledger = ledger
+        self._sessions = sessions
+        self._ender = ender
+        self._grace_seconds = grace_seconds
+        self._woken = asyncio.Event()
+
+    def on_cancels(self, task_ids: Iterable[str]) -> None:
+        """Tell the owners that are attached here."""
+        for task_id in task_ids:
+            holder = self._sessions.holder_of(task_id)
+            if holder is not None:
+                holder[0].send(pb.SessionResponse(cancel=pb.CancelNotice(task_id=task_id)))
+            self._woken.set()
+
+    async def run(self) -> None:
+        """Duty."""
+        while True:
+            try:
+                while await self._sweep():
+                    pass
+            except TenureError as error:
+                _log.warning("endings could not be listed", extra={"error": error})
+                await asyncio.sleep(_FAILED_PAUSE_SECONDS)
+            await self._wait()
+
+    async def _sweep(self) -> bool:
+        """End what is due, several at once; whether there may be more."""
+        due = await self._ledger.list_endings(_AT_ONCE, self._grace_seconds)
+        async with asyncio.TaskGroup() as group:
+            for ending in due:
+                group.create_task(self._end(ending))
+        return len(due) == _AT_ONCE
+
+    async def _end(self, ending: checkpoint_service_pb2.ListEndingsResponse.Ending) -> None:
+        set_tenant(ending.tenant)  # of this asyncio task only
+        with log_context(task=ending.task_id):
+            try:
+                await self._ender.end(ending)
+            except TenureError as error:
+                _log.warning("a task could not be ended yet", extra={"error": error})
+                await asyncio.sleep(_FAILED_PAUSE_SECONDS)
+
+    async def _wait(self) -> None:
+        """Until the poll, or the end of the grace of a cancel that was hinted at."""
+        try:
+            async with asyncio.timeout(_POLL_SECONDS):
+                await self._woken.wait()
+        except TimeoutError:
+            return
+        self._woken.clear()
+        await asyncio.sleep(min(self._grace_seconds, _POLL_SECONDS) / 2)

@@ -1,0 +1,207 @@
+"""From offers to grants: claim in etcd, register in the ledger, sign, send. In this order, and no step assumed.
+
+A claim whose fate is unclear is neither granted nor taken for lost. A claim that the ledger does not register is
+deleted. A grant that cannot be sent is taken back at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+from uuid import uuid4
+
+from services.coordinator.lease_store import ClaimRecord, HeldClaim
+from services.coordinator.lease_store.claim_keys import Claimed, NewClaim, Refusal
+from tenure.domain.errors import TenureError
+from tenure.domain.retry import RetryPolicy
+from tenure.runtime import metrics
+from tenure.runtime.failpoint import failpoint
+from tenure.runtime.retrying import retrying
+from tenure.v1 import coordinator_service_pb2 as coordinator_pb
+
+if TYPE_CHECKING:
+    from services.coordinator.generation import Generation
+    from services.coordinator.issuing import Issuer
+    from services.coordinator.lease_store import LeaseStore
+    from services.coordinator.ledger import Ledger
+    from services.coordinator.losses import Losses
+    from services.coordinator.session import Session
+    from tenure.v1 import checkpoint_service_pb2 as pb
+
+_log: Final = logging.getLogger(__name__)
+_REGISTER: Final = RetryPolicy(max_attempts=3, initial_seconds=0.05, factor=2.0, cap_seconds=0.5)
+_MOST_UNCLEAR: Final = 10_000
+
+
+class Assigned(NamedTuple):
+    """An offer, and the session with a slot set aside for it."""
+
+    offer: pb.Offer
+    session: Session
+
+
+class Granting:
+    """One batch at a time, at most MAX_BATCH offers."""
+
+    def __init__(
+        self, store: LeaseStore, ledger: Ledger, losses: Losses, issuer: Issuer, generation: Generation
+    ) -> None:
+        self._store = store
+        self._ledger = ledger
+        self._losses = losses
+        self._issuer = issuer
+        self._generation = generation
+        # Claims of ours that may or may not be in etcd, by task: one that shows up was never granted.
+        self._unclear: OrderedDict[str, str] = OrderedDict()
+
+    async def grant(self, offers: Sequence[pb.Offer], sessions: Sequence[Session]) -> int:
+        """Hand the offers to sessions with free slots. How many were handed out; the others are offered again.
+
+        Raises Unavailable when etcd or the ledger does not answer; what was claimed by then is taken back.
+        """
+        assigned = _assign(offers, sessions, asyncio.get_running_loop().time())
+        for each in assigned:
+            each.session.take_slot()
+        try:
+            return await self._grant(assigned)
+        finally:
+            for each in assigned:
+                each.session.put_slot_back()
+
+    async def _grant(self, assigned: Sequence[Assigned]) -> int:
+        claims = await self._claim(assigned)
+        if not claims:
+            return 0
+        await failpoint("coordinator.after_claim")
+        held = list(claims)
+        try:
+            registered = await retrying(lambda: self._ledger.register(held), _REGISTER)
+        except TenureError:
+            await self._take_back(held)
+            raise
+        await failpoint("coordinator.after_register")
+        unregistered = [each for each in held if each.record.claim_id not in registered]
+        if unregistered:  # the ledger knows a higher epoch: has etcd gone back?
+            _log.warning("claims were not registered", extra={"tasks": [each.task_id for each in unregistered]})
+            metrics.count("tenure_claims_unregistered_total", len(unregistered))
+            self._generation.doubt()
+        unsent = [each for each in held if each.record.claim_id in registered and not self._send(each, claims[each])]
+        await self._take_back([*unregistered, *unsent])
+        return len(held) - len(unregistered) - len(unsent)
+
+    async def _claim(self, assigned: Sequence[Assigned]) -> dict[HeldClaim, Assigned]:
+        """Claim, and once more where only a dead claim was in the way."""
+        made, in_the_way = await self._claim_once(assigned)
+        if in_the_way:
+            await self._take_back([holder for holder, _ in in_the_way])
+            made_again, _ = await self._claim_once([each for _, each in in_the_way])
+            made.update(made_again)
+        return made
+
+    async def _claim_once(
+        self, assigned: Sequence[Assigned]
+    ) -> tuple[dict[HeldClaim, Assigned], list[tuple[HeldClaim, Assigned]]]:
+        generation = self._generation.current()
+        wanted = [self._new_claim(each, generation) for each in assigned]
+        made: dict[HeldClaim, Assigned] = {}
+        in_the_way: list[tuple[HeldClaim, Assigned]] = []
+        for claimed, each in zip(await self._store.claims.claim_many(wanted), assigned, strict=True):
+            if claimed.held is not None:
+                made[claimed.held] = each
+            elif self._is_dead(claimed, each.offer):
+                assert claimed.holder is not None
+                in_the_way.append((claimed.holder, each))
+            else:
+                self._refused(claimed, each)
+        return made, in_the_way
+
+    def _new_claim(self, each: Assigned, generation: int) -> NewClaim:
+        offer, session = each
+        record = ClaimRecord(
+            claim_id=str(uuid4()),
+            worker_id=session.worker_id,
+            session_id=session.session_id,
+            generation=generation,
+            tenant=offer.tenant,
+            reason=offer.reason,
+            previous_epoch=offer.previous_epoch,
+            loop=offer.loop,
+            key_id=self._issuer.key_id,
+            tools=tuple(offer.tools.names) if offer.HasField("tools") else None,
+        )
+        return NewClaim(offer.task_id, record, session.held)
+
+    def _is_dead(self, claimed: Claimed, offer: pb.Offer) -> bool:
+        """Whether the claim in the way is one that nobody works under.
+
+        A queued task whose newest Open was under that very claim was moved out of it: only its release is still to
+        come. And an unclear claim of ours that showed up was never granted.
+        """
+        holder = claimed.holder
+        if claimed.refusal is not Refusal.TAKEN or holder is None:
+            return False
+        return holder.epoch == offer.previous_epoch or self._unclear.get(offer.task_id) == holder.record.claim_id
+
+    def _refused(self, claimed: Claimed, each: Assigned) -> None:
+        assert claimed.refusal is not None
+        metrics.count("tenure_claims_refused_total", refusal=claimed.refusal.name)
+        match claimed.refusal:
+            case Refusal.SESSION_GONE:
+                each.session.lose("the session has ended, or is attached to another coordinator")
+            case Refusal.GENERATION:
+                self._generation.doubt()
+            case Refusal.UNCLEAR:
+                self._unclear[each.offer.task_id] = claimed.wanted.record.claim_id
+                if len(self._unclear) > _MOST_UNCLEAR:
+                    self._unclear.popitem(last=False)
+                self._generation.doubt()
+            case Refusal.TAKEN:
+                pass  # somebody was quicker, or a claim is about to be cleaned up
+
+    def _send(self, held: HeldClaim, assigned: Assigned) -> bool:
+        """Sign and hand over; False if the session is not to be trusted any more, or its stream has ended."""
+        now = asyncio.get_running_loop().time()
+        if not assigned.session.may_be_granted(now):
+            return False
+        grant = coordinator_pb.Grant(
+            task_id=held.task_id,
+            claim_id=held.record.claim_id,
+            token=self._issuer.issue(held),
+            loop=held.record.loop,
+        )
+        sent = assigned.session.send_grant(held, grant, now)
+        if sent:
+            metrics.count("tenure_grants_total")
+            facts = {"task": held.task_id, "epoch": held.epoch, "worker": held.record.worker_id}
+            _log.info("granted a task", extra=facts)
+        return sent
+
+    async def _take_back(self, claims: Sequence[HeldClaim]) -> None:
+        results = await asyncio.gather(*(self._losses.delete(each) for each in claims), return_exceptions=True)
+        for held, result in zip(claims, results, strict=True):
+            if isinstance(result, TenureError):
+                _log.warning("a claim could not be deleted", extra={"task": held.task_id, "error": result})
+            elif isinstance(result, BaseException):
+                raise result
+
+
+def _assign(offers: Sequence[pb.Offer], sessions: Sequence[Session], now: float) -> list[Assigned]:
+    """In the order of the offers, each to the session with the most free slots."""
+    free = [(-session.free_slots(now), index) for index, session in enumerate(sessions)]
+    heap = [each for each in free if each[0] < 0]
+    heapq.heapify(heap)
+    assigned: list[Assigned] = []
+    for offer in offers:
+        if not heap:
+            break
+        slots, index = heap[0]
+        assigned.append(Assigned(offer, sessions[index]))
+        if slots == -1:
+            heapq.heappop(heap)
+        else:
+            heapq.heapreplace(heap, (slots + 1, index))
+    return assigned

@@ -1,0 +1,110 @@
+"""The checkpoint service as the coordinator uses it: every call with its deadline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
+from tenure.wire.times import duration
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterable, Sequence
+
+    from services.coordinator.lease_store import HeldClaim
+    from tenure.runtime.rpc_channel import TenureChannel
+    from tenure.v1 import ledger_pb2, task_pb2, token_pb2
+
+MAX_CLAIMS: Final = 512
+_TIMEOUT_SECONDS: Final = 5.0
+_PAGE: Final = 1000
+_OPEN_TIMEOUT_SECONDS: Final = 30.0
+# A watch is opened anew every quarter of an hour, so that no call is without a deadline.
+_WATCH_SECONDS: Final = 900.0
+
+
+class Opened(NamedTuple):
+    """A task as Open left it, with its whole history."""
+
+    task: task_pb2.Task
+    next_commit_number: int
+    entries: list[ledger_pb2.Entry]
+
+
+class Ledger:
+    """Raises what the checkpoint service answers: domain errors, and Unavailable when it does not."""
+
+    def __init__(self, channel: TenureChannel) -> None:
+        self._stub = CheckpointServiceStub(channel)
+
+    async def list_claimable(
+        self, queues: Iterable[str], priorities: Iterable[task_pb2.Priority.ValueType], loops: Iterable[str], limit: int
+    ) -> Sequence[pb.Offer]:
+        """Queued tasks that nobody else is offered for the next second."""
+        request = pb.ListClaimableRequest(queues=queues, priorities=priorities, loops=loops, limit=limit)
+        return (await self._stub.ListClaimable(request, timeout=_TIMEOUT_SECONDS)).offers
+
+    async def register(self, claims: Sequence[HeldClaim]) -> set[str]:
+        """The claim_ids that now are grants."""
+        grants = [
+            pb.RegisterGrantsRequest.Grant(task_id=each.task_id, epoch=each.epoch, claim_id=each.record.claim_id)
+            for each in claims
+        ]
+        answer = await self._stub.RegisterGrants(pb.RegisterGrantsRequest(grants=grants), timeout=_TIMEOUT_SECONDS)
+        return set(answer.claim_ids)
+
+    async def requeue(self, lost: Sequence[pb.RequeueLostRequest.Lost]) -> Sequence[str]:
+        """The tasks among them that were running under exactly that claim; at most MAX_CLAIMS at once."""
+        return (await self._stub.RequeueLost(pb.RequeueLostRequest(lost=lost), timeout=_TIMEOUT_SECONDS)).task_ids
+
+    async def inspect(self, claims: Sequence[HeldClaim]) -> Sequence[pb.InspectClaimsResponse.Verdict]:
+        """What the ledger knows of these claims, in their order; at most MAX_CLAIMS at once."""
+        asked = [pb.InspectClaimsRequest.Claim(task_id=each.task_id, claim_id=each.record.claim_id) for each in claims]
+        return (
+            await self._stub.InspectClaims(pb.InspectClaimsRequest(claims=asked), timeout=_TIMEOUT_SECONDS)
+        ).verdicts
+
+    async def list_running(self) -> list[pb.ListRunningResponse.Running]:
+        """All running tasks, page by page."""
+        running: list[pb.ListRunningResponse.Running] = []
+        while True:
+            after = running[-1].task_id if running else ""
+            request = pb.ListRunningRequest(page_size=_PAGE, after_task_id=after)
+            page = (await self._stub.ListRunning(request, timeout=_TIMEOUT_SECONDS)).running
+            running.extend(page)
+            if len(page) < _PAGE:
+                return running
+
+    async def list_endings(self, limit: int, grace_seconds: float) -> Sequence[pb.ListEndingsResponse.Ending]:
+        """Tasks that somebody other than their worker must end now."""
+        request = pb.ListEndingsRequest(limit=limit, grace=duration(grace_seconds))
+        return (await self._stub.ListEndings(request, timeout=_TIMEOUT_SECONDS)).endings
+
+    async def watch_queue(self) -> AsyncGenerator[pb.WatchQueueResponse, None]:
+        """Hints, until the stream ends."""
+        async for hint in self._stub.WatchQueue(pb.WatchQueueRequest(), timeout=_WATCH_SECONDS):
+            yield hint
+
+    async def get_epochs(self) -> pb.GetEpochsResponse:
+        """The ledger's generation and its highest registered epoch."""
+        return await self._stub.GetEpochs(pb.GetEpochsRequest(), timeout=_TIMEOUT_SECONDS)
+
+    async def raise_generation(self, expected: int, reason: str) -> int:
+        """Compare-and-set; the generation that stands, whoever raised it."""
+        request = pb.RaiseGenerationRequest(expected=expected, reason=reason)
+        return (await self._stub.RaiseGeneration(request, timeout=_TIMEOUT_SECONDS)).generation
+
+    async def open(self, token: token_pb2.FencingToken) -> Opened:
+        """Take a task over with its history."""
+        header = pb.OpenHeader()
+        entries: list[ledger_pb2.Entry] = []
+        async for part in self._stub.Open(pb.OpenRequest(token=token), timeout=_OPEN_TIMEOUT_SECONDS):
+            if part.HasField("header"):
+                header = part.header
+            else:
+                entries.extend(part.page.entries)
+        return Opened(header.task, header.next_commit_number, entries)
+
+    async def commit(self, request: pb.CommitRequest) -> pb.CommitResponse:
+        """Repeatable with the same request."""
+        return await self._stub.Commit(request, timeout=_TIMEOUT_SECONDS)

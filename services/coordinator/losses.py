@@ -1,0 +1,110 @@
+"""Claims that end without a close-out: their keys are deleted, their tasks go back into the queue."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from services.coordinator.lease_store.claim_keys import MAX_BATCH
+from services.coordinator.ledger import MAX_CLAIMS, Ledger
+from tenure.domain.errors import TenureError
+from tenure.domain.retry import RetryPolicy
+from tenure.runtime import metrics
+from tenure.runtime.batching import Batcher, BatchLimits
+from tenure.runtime.failpoint import failpoint
+from tenure.runtime.retrying import retrying
+from tenure.v1 import checkpoint_service_pb2
+
+if TYPE_CHECKING:
+    from services.coordinator.lease_store import HeldClaim, LeaseStore
+
+_log: Final = logging.getLogger(__name__)
+_AGAIN: Final = RetryPolicy(max_attempts=6, initial_seconds=0.1, factor=2.0, cap_seconds=2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class LostClaim:
+    """A claim that is gone, or has to go. `output_tokens`: what was heard of the model call in flight."""
+
+    task_id: str
+    claim_id: str
+    reason: str
+    message: str
+    output_tokens: int = 0
+
+    @classmethod
+    def of(cls, held: HeldClaim, reason: str, message: str, output_tokens: int = 0) -> LostClaim:
+        """The loss of a claim known from etcd."""
+        return cls(held.task_id, held.record.claim_id, reason, message, output_tokens)
+
+
+class Losses:
+    """Any replica may do this for any claim: deletions name the claim they mean, and so do requeues."""
+
+    def __init__(self, store: LeaseStore, ledger: Ledger) -> None:
+        self._store = store
+        self._ledger = ledger
+        self._tell: Callable[[], None] | None = None
+        limits = BatchLimits(max_items=MAX_BATCH, max_waiting=20_000)
+        self._deletes: Batcher[HeldClaim, bool] = Batcher(
+            "claim deletions", self._delete, key=lambda held: held.task_id, size=lambda _: 0, limits=limits
+        )
+
+    def on_requeued(self, tell: Callable[[], None]) -> None:
+        """Who is to know that something was queued again."""
+        self._tell = tell
+
+    async def run(self) -> None:
+        """Duty: deletes what waits to be deleted, many claims in one request."""
+        await self._deletes.run()
+
+    async def delete(self, held: HeldClaim) -> bool:
+        """Delete a claim's key; whether it was still there. Raises Unavailable when etcd does not answer for long."""
+        return await self._deletes.submit(held)
+
+    async def take_away(self, held: HeldClaim, lost: LostClaim) -> None:
+        """Delete the key, then requeue. A failure of either is told in the log; the reconciliation does it then."""
+        try:
+            await self.delete(held)
+        except TenureError as error:
+            _log.warning("a claim could not be deleted", extra={"task": held.task_id, "error": error})
+            return
+        await self.requeue([lost])
+
+    async def requeue(self, lost: Iterable[LostClaim]) -> None:
+        """Requeue tasks that still run under exactly these claims. A failure is told in the log, as above."""
+        waiting = list(lost)
+        for start in range(0, len(waiting), MAX_CLAIMS):
+            await self._requeue(waiting[start : start + MAX_CLAIMS])
+
+    async def _requeue(self, lost: Sequence[LostClaim]) -> None:
+        await failpoint("coordinator.before_requeue")
+        asked = [_to_wire(each) for each in lost]
+        try:
+            requeued = set(await retrying(lambda: self._ledger.requeue(asked), _AGAIN))
+        except TenureError as error:
+            _log.warning("tasks could not be requeued", extra={"tasks": len(lost), "error": error})
+            return
+        for each in lost:
+            if each.task_id in requeued:
+                metrics.count("tenure_requeued_total", reason=each.reason)
+                facts = {"task": each.task_id, "claim": each.claim_id, "reason": each.reason}
+                _log.info("requeued a task whose claim was lost", extra=facts)
+        if requeued and self._tell is not None:
+            self._tell()
+
+    async def _delete(self, claims: Sequence[HeldClaim]) -> list[bool]:
+        deleted = await self._store.claims.delete_many(claims)
+        return [held.record.claim_id in deleted for held in claims]
+
+
+def _to_wire(lost: LostClaim) -> checkpoint_service_pb2.RequeueLostRequest.Lost:
+    return checkpoint_service_pb2.RequeueLostRequest.Lost(
+        task_id=lost.task_id,
+        claim_id=lost.claim_id,
+        reason=lost.reason,
+        message=lost.message,
+        output_tokens=lost.output_tokens,
+    )

@@ -1,0 +1,99 @@
+"""The coordinator: who may try. Any number of replicas, no leader: all they do is conditional."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from uuid import uuid4
+
+from services.coordinator.attaching import Attaching
+from services.coordinator.dispatch import Dispatch
+from services.coordinator.ending import Ender
+from services.coordinator.endings import Endings
+from services.coordinator.generation import Generation
+from services.coordinator.granting import Granting
+from services.coordinator.hints import Hints
+from services.coordinator.issuing import Issuer
+from services.coordinator.lease_store import LeaseStore
+from services.coordinator.ledger import Ledger
+from services.coordinator.losses import Losses
+from services.coordinator.own_session import OwnSession
+from services.coordinator.reconcile import Reconciliation
+from services.coordinator.releases import Releases
+from services.coordinator.servicer import CoordinatorServicer
+from services.coordinator.sessions import Sessions
+from services.coordinator.settings import Settings
+from services.coordinator.stalled import Stalled
+from services.coordinator.takeover import Takeover
+from services.coordinator.tool_fence import ToolFence
+from services.coordinator.vanishing import Vanishing
+from tenure.runtime.duties import Duties
+from tenure.runtime.etcd.client import EtcdClient
+from tenure.runtime.process import Process
+from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.rpc_options import ServerLimits
+from tenure.runtime.rpc_server import RpcServer
+from tenure.runtime.service import instance_id, run_service, serve
+from tenure.v1.coordinator_service_pb2_grpc import add_CoordinatorServiceServicer_to_server
+from tenure.validators import validate
+
+SERVICE = "tenure.v1.CoordinatorService"
+# Streams are sent away one by one, with an announcement; a connection's age must not break them unannounced.
+LIMITS = ServerLimits(max_connection_age_seconds=20 * 24 * 3600.0)
+
+
+async def compose(process: Process, settings: Settings) -> None:
+    """Clients, then what is known in memory, then the duties, then the server."""
+    coordinator_id = settings.id or f"{instance_id()}-{uuid4().hex[:6]}"
+    timing = settings.timing()
+    store = LeaseStore(await process.open(EtcdClient(settings.etcd_endpoints, tls=settings.etcd_identity())))
+    ledger = Ledger(await process.open(open_channel(settings.checkpoint_address)))
+    tool_fence = ToolFence(await process.open(open_channel(settings.tools_address)))
+    issuer = Issuer(settings.signing_key_file, settings.verifying_keys_file)
+    server = RpcServer(settings.listen, validate=validate, stopping=process.stopping, limits=LIMITS)
+
+    sessions = Sessions()
+    losses = Losses(store, ledger)
+    generation = Generation(store, ledger, losses, server_health(server))
+    granting = Granting(store, ledger, losses, issuer, generation)
+    dispatch = Dispatch(ledger, sessions, granting, generation, process.stopping)
+    losses.on_requeued(dispatch.on_queued)
+
+    duties = await process.open(Duties())
+    own_session = await process.open(OwnSession(coordinator_id, store, generation, timing))
+    ender = Ender(store, ledger, tool_fence, losses, issuer, generation, own_session)
+    endings = Endings(ledger, sessions, ender, grace_seconds=settings.cancel_grace_seconds)
+    reconciliation = Reconciliation(store, ledger, sessions, losses, settings.reconcile_interval_seconds, timing)
+    vanishing = Vanishing(coordinator_id, store, sessions, losses, generation)
+    releases = await process.open(Releases(store, losses))
+    takeover = await process.open(Takeover(store, timing.reconnect_grace_seconds))
+    attaching = Attaching(coordinator_id, store, generation, sessions, timing)
+    servicer = CoordinatorServicer(store, sessions, attaching, takeover, dispatch, releases, issuer, process.stopping)
+    server.add(SERVICE, add_CoordinatorServiceServicer_to_server, servicer)
+
+    duties.start("claim deletions", losses.run)
+    duties.start("generation", generation.watch_over)
+    duties.start("vanishing", vanishing.run)
+    duties.start("dispatch", dispatch.run)
+    duties.start("hints", Hints(ledger, dispatch.on_queued, endings.on_cancels).run)
+    duties.start("stalled", Stalled(sessions, losses).run)
+    duties.start("reconciliation", reconciliation.run)
+    duties.start("own session", own_session.run)
+    duties.start("endings", endings.run)
+    duties.start("signing key", issuer.follow_rotation)
+    await serve(process, server)
+
+
+def server_health(server: RpcServer) -> Callable[[bool], Awaitable[None]]:
+    """How the generation's duty says whether this replica serves: not while etcd does not answer."""
+
+    async def say(serving: bool) -> None:
+        for service in ("", SERVICE):
+            await server.health.set_serving(service, serving)
+
+    return say
+
+
+def main() -> int:
+    """The exit code."""
+    return run_service("coordinator", Settings, os.environ, compose)

@@ -1,0 +1,50 @@
+"""Alive and making progress are two facts. This is the rule for the second; it is told the moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+LONGEST_BACKOFF_SECONDS: Final = 600.0
+"""A worker that means to wait longer than this has to let go of the task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What a renewal says was done under a claim. `backoff_seconds`: the worker waits on purpose for so long."""
+
+    sequence: int = 0
+    output_tokens: int = 0
+    tool_signs: int = 0
+    backoff_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class ProgressWatch:
+    """One claim's progress as heard. Moments are monotonic seconds of this process."""
+
+    patient_until: float
+    timeout_seconds: float
+    heard: Heard = Heard()
+
+    @classmethod
+    def begin(cls, now: float, timeout_seconds: float) -> ProgressWatch:
+        """A claim that was granted, or heard of for the first time, now."""
+        return cls(now + timeout_seconds, timeout_seconds)
+
+    def hear(self, said: Heard, now: float) -> None:
+        """Growth anywhere extends the patience, and so does an announced wait: by the wait and the timeout.
+
+        Output tokens begin at zero in every model call; a call comes after a commit, which is growth itself.
+        """
+        before = self.heard
+        new_call = said.sequence > before.sequence
+        grew = new_call or said.output_tokens > before.output_tokens or said.tool_signs > before.tool_signs
+        pause_seconds = min(said.backoff_seconds, LONGEST_BACKOFF_SECONDS)
+        if grew or (said.backoff_seconds > 0 and before.backoff_seconds <= 0):
+            self.patient_until = max(self.patient_until, now + pause_seconds + self.timeout_seconds)
+        self.heard = said
+
+    def is_stuck(self, now: float) -> bool:
+        """Whether nothing grew for the timeout, announced waits not counted."""
+        return now > self.patient_until

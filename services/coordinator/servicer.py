@@ -1,0 +1,86 @@
+"""CoordinatorService."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, Final
+
+from services.coordinator.listings import list_claims, list_workers
+from services.coordinator.session_stream import Ending, SessionStream
+from tenure.domain.errors import InvalidRequest
+from tenure.runtime.rpc_server import draining
+from tenure.v1 import coordinator_service_pb2 as pb
+from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceServicer
+
+if TYPE_CHECKING:
+    from services.coordinator.attaching import Attaching
+    from services.coordinator.dispatch import Dispatch
+    from services.coordinator.issuing import Issuer
+    from services.coordinator.lease_store import LeaseStore
+    from services.coordinator.releases import Releases
+    from services.coordinator.sessions import Sessions
+    from services.coordinator.takeover import Takeover
+
+_HELLO_SECONDS: Final = 10.0
+
+
+class CoordinatorServicer(CoordinatorServiceServicer):
+    """The methods; what they do is in the modules they are given."""
+
+    def __init__(
+        self,
+        store: LeaseStore,
+        sessions: Sessions,
+        attaching: Attaching,
+        takeover: Takeover,
+        dispatch: Dispatch,
+        releases: Releases,
+        issuer: Issuer,
+        stopping: asyncio.Event,
+    ) -> None:
+        self._store = store
+        self._sessions = sessions
+        self._attaching = attaching
+        self._takeover = takeover
+        self._dispatch = dispatch
+        self._releases = releases
+        self._issuer = issuer
+        self._stopping = stopping
+
+    async def Session(self, request_iterator: AsyncIterator[pb.SessionRequest], context: Any) -> None:
+        """From Hello to the end of the stream, and what follows from how it ended."""
+        if self._stopping.is_set():
+            raise draining()
+        session = await self._attaching.attach(await _hello(request_iterator))
+        stream = SessionStream(session, self._store, self._issuer, self._releases, self._dispatch, self._stopping)
+        try:
+            self._dispatch.on_queued()
+            await stream.serve(request_iterator, context)
+        finally:
+            self._sessions.detach(session)
+            if stream.ending is not Ending.ANNOUNCED:
+                self._takeover.begin(session, announced=stream.ending is Ending.GOODBYE)
+
+    async def ListWorkers(self, _request: Any, _context: Any) -> pb.CoordinatorServiceListWorkersResponse:
+        """Live sessions."""
+        return pb.CoordinatorServiceListWorkersResponse(workers=await list_workers(self._store))
+
+    async def ListClaims(self, request: Any, _context: Any) -> pb.CoordinatorServiceListClaimsResponse:
+        """Live claims."""
+        return pb.CoordinatorServiceListClaimsResponse(claims=await list_claims(self._store, request.task_id))
+
+    async def ListSigningKeys(self, _request: Any, _context: Any) -> pb.ListSigningKeysResponse:
+        """Public keys."""
+        return pb.ListSigningKeysResponse(keys=self._issuer.signing_keys())
+
+
+async def _hello(requests: AsyncIterator[pb.SessionRequest]) -> pb.Hello:
+    try:
+        async with asyncio.timeout(_HELLO_SECONDS):
+            first = await anext(aiter(requests))
+    except (TimeoutError, StopAsyncIteration):
+        raise InvalidRequest(violations=[("hello", f"must come within {_HELLO_SECONDS:g} s")]) from None
+    if not first.HasField("hello"):
+        raise InvalidRequest(violations=[("hello", "must be the first message")])
+    return first.hello

@@ -1,0 +1,198 @@
+"""One session attached to this replica: what it can take, what it holds, what is to be told to its worker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from services.coordinator.progress import Heard, ProgressWatch
+from tenure.domain.errors import TenureError, Unavailable
+from tenure.domain.task import DEFAULT_LOOP, DEFAULT_QUEUE
+from tenure.runtime import metrics
+from tenure.v1 import coordinator_service_pb2 as pb
+from tenure.wire.times import seconds
+
+if TYPE_CHECKING:
+    from services.coordinator.lease_store import HeldClaim, HeldSession
+    from tenure.v1 import task_pb2
+
+_log: Final = logging.getLogger(__name__)
+SESSION_EXPIRED: Final = "SESSION_EXPIRED"
+OUTBOX_MESSAGES: Final = 1024
+"""What may wait for a worker that does not read. One that can take 10,000 tasks gets them as it reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The durations a session lives by, in seconds."""
+
+    ttl_seconds: int = 5
+    renew_interval_seconds: float = 1.5
+    reconnect_grace_seconds: float = 0.5
+    start_timeout_seconds: float = 5.0
+    progress_timeout_seconds: float = 120.0
+
+    @property
+    def doubt_seconds(self) -> float:
+        """A lease is in doubt when so long after its last renewal the next one has not come: one was missed."""
+        return 2 * self.renew_interval_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a worker takes. Sessions of one profile are served from one list of offers."""
+
+    queues: tuple[str, ...]
+    priorities: tuple[task_pb2.Priority.ValueType, ...]
+    loops: tuple[str, ...]
+
+    @classmethod
+    def of(cls, hello: pb.Hello) -> Profile:
+        """What Hello says, its defaults filled in."""
+        return cls(
+            tuple(sorted(set(hello.queues))) or (DEFAULT_QUEUE,),
+            tuple(sorted(set(hello.priorities))),
+            tuple(sorted(set(hello.loops))) or (DEFAULT_LOOP,),
+        )
+
+
+@dataclass(slots=True)
+class WorkedClaim:
+    """A claim of a session, and what its worker's renewals say of it. `unnamed_since` None: the last one named it.
+
+    `key_id`: what its newest token was signed with.
+    """
+
+    held: HeldClaim
+    progress: ProgressWatch
+    unnamed_since: float | None
+    key_id: str
+
+
+class Session:
+    """One attachment of a worker's session to this replica. Re-attaching makes a new one."""
+
+    def __init__(self, held: HeldSession, hello: pb.Hello, timing: Timing, *, renewed_at: float | None) -> None:
+        self.held = held
+        self.profile = Profile.of(hello)
+        self.timing = timing
+        self.claims: dict[str, WorkedClaim] = {}
+        self.draining = False
+        self.lost = False
+        self.heard_at: float | None = None
+        self.ended = asyncio.Event()
+        self.error: TenureError | None = None
+        self._renewed_at = renewed_at
+        self._reported_slots = hello.free_slots
+        self._grants_sent = 0
+        self._grants_read: int | None = None
+        self._taken_slots = 0
+        self._outbox: asyncio.Queue[pb.SessionResponse] = asyncio.Queue(OUTBOX_MESSAGES)
+
+    @property
+    def session_id(self) -> str:
+        return self.held.session_id
+
+    @property
+    def worker_id(self) -> str:
+        return self.held.record.worker_id
+
+    def free_slots(self, now: float) -> int:
+        """How many more tasks may be claimed for it."""
+        if not self.may_be_granted(now):
+            return 0
+        room = OUTBOX_MESSAGES // 2 - self._outbox.qsize()
+        on_their_way = 0 if self._grants_read is None else self._grants_sent - self._grants_read
+        return max(0, min(self._reported_slots - on_their_way - self._taken_slots, room))
+
+    def may_be_granted(self, now: float) -> bool:
+        """Whether it takes tasks at all. Nothing is handed over while its lease is in doubt."""
+        trusted = self._renewed_at is not None and now - self._renewed_at <= self.timing.doubt_seconds
+        return trusted and not self.draining and not self.ended.is_set()
+
+    def take_slot(self) -> None:
+        """Set a slot aside for a claim in the making."""
+        self._taken_slots += 1
+
+    def put_slot_back(self) -> None:
+        """The claim came to nothing, or was sent."""
+        self._taken_slots -= 1
+
+    def report_slots(self, free_slots: int, grants_read: int | None) -> None:
+        """What the worker says it can take, counted when it had read so many of our grants."""
+        self._reported_slots = free_slots
+        self._grants_read = grants_read
+
+    def send_grant(self, claim: HeldClaim, grant: pb.Grant, now: float) -> bool:
+        """Hand a registered claim over. False when the stream has ended: then nobody will work on it."""
+        if not self.send(pb.SessionResponse(grant=grant)):
+            return False
+        self._grants_sent += 1
+        if self._grants_read is None:
+            self._reported_slots -= 1
+        self.hold(claim, now, named=False)
+        return True
+
+    def hold(self, claim: HeldClaim, now: float, *, named: bool) -> None:
+        """From now on this claim is one of the session's."""
+        watch = ProgressWatch.begin(now, self.timing.progress_timeout_seconds)
+        self.claims[claim.record.claim_id] = WorkedClaim(claim, watch, None if named else now, claim.record.key_id)
+
+    def hear(self, holdings: Iterable[pb.Holding], now: float) -> list[pb.Holding]:
+        """Take in what a renewal names. Returns what it names and does not hold: to be revoked."""
+        self.heard_at = now
+        named = {each.claim_id: each for each in holdings}
+        for claim_id, claim in self.claims.items():
+            if claim_id in named:
+                claim.unnamed_since = None
+                claim.progress.hear(_heard(named[claim_id].progress), now)
+            elif claim.unnamed_since is None:
+                claim.unnamed_since = now
+        return [each for claim_id, each in named.items() if claim_id not in self.claims]
+
+    def renewed(self, sent_at: float) -> None:
+        """Etcd has answered a renewal that was sent at that moment."""
+        self._renewed_at = sent_at
+
+    def revoke(self, claim_id: str, reason: str) -> WorkedClaim | None:
+        """Tell the worker that a claim is lost; the claim, if it was the session's."""
+        claim = self.claims.pop(claim_id, None)
+        if claim is not None:
+            revoke = pb.Revoke(task_id=claim.held.task_id, claim_id=claim_id, reason=reason)
+            self.send(pb.SessionResponse(revoke=revoke))
+        return claim
+
+    def send(self, response: pb.SessionResponse) -> bool:
+        """Put a message into the outbox. A worker that does not read loses its stream, not our memory."""
+        if self.ended.is_set():
+            return False
+        try:
+            self._outbox.put_nowait(response)
+        except asyncio.QueueFull:
+            metrics.count("tenure_sessions_slow_total")
+            _log.warning("a worker does not read its stream", extra={"worker": self.worker_id})
+            self.end(None)
+            return False
+        return True
+
+    async def next_response(self) -> pb.SessionResponse:
+        """The next message for the worker."""
+        return await self._outbox.get()
+
+    def end(self, error: TenureError | None) -> None:
+        """End the stream, with an error for the worker if there is one to be told. The first call counts."""
+        if not self.ended.is_set():
+            self.error = error
+            self.ended.set()
+
+    def lose(self, message: str) -> None:
+        """The session itself is gone: the worker is told to attach anew."""
+        self.lost = True
+        self.end(Unavailable(message, reason=SESSION_EXPIRED))
+
+
+def _heard(progress: pb.Progress) -> Heard:
+    return Heard(progress.sequence, progress.output_tokens, progress.tool_signs, seconds(progress.backoff))

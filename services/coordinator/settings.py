@@ -1,0 +1,65 @@
+"""What a coordinator is configured with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.coordinator.session import Timing
+from tenure.runtime.etcd.endpoints import TlsIdentity
+from tenure.runtime.service import CommonSettings
+from tenure.runtime.settings import Address, group, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """TENURE_COORDINATOR_…"""
+
+    listen: Address = setting("where to serve", default=Address("127.0.0.1:8471"))
+    id: str = setting("this replica's name, unique among live ones; empty: host, pid and a random part", default="")
+    etcd_endpoints: tuple[str, ...] = setting("etcd members", default=("127.0.0.1:2379",))
+    etcd_ca_file: Path | None = setting("authority of etcd's certificates", default=None)
+    etcd_certificate_file: Path | None = setting("our certificate for etcd", default=None)
+    etcd_key_file: Path | None = setting("the key of our certificate for etcd", default=None)
+    checkpoint_address: tuple[Address, ...] = setting("checkpoint services", default=(Address("127.0.0.1:8472"),))
+    tools_address: tuple[Address, ...] = setting("tool services", default=(Address("127.0.0.1:8473"),))
+    signing_key_file: Path = setting("the private key tokens are signed with")
+    verifying_keys_file: Path = setting("the public keys tokens are verified with")
+    ttl_seconds: int = setting("how long a session lives without a renewal", default=5, minimum=2, maximum=300)
+    renew_interval_seconds: float = setting("how often workers renew", default=1.5, minimum=0.1)
+    reconnect_grace_seconds: float = setting("how long a broken stream may come back", default=0.5, minimum=0.0)
+    start_timeout_seconds: float = setting("how long a claim may go unnamed by renewals", default=5.0, minimum=0.1)
+    progress_timeout_seconds: float = setting("how long a claim may go without progress", default=120.0, minimum=0.1)
+    cancel_grace_seconds: float = setting("how long an owner has to carry out a cancel", default=1.0, minimum=0.0)
+    reconcile_interval_seconds: float = setting("how often ledger and etcd are compared", default=3.0, minimum=0.1)
+    common: CommonSettings = group(CommonSettings)
+
+    def problems(self) -> Iterator[str]:
+        """Relations between the settings."""
+        if self.renew_interval_seconds * 2 > self.ttl_seconds:
+            yield "TENURE_COORDINATOR_RENEW_INTERVAL_SECONDS must fit into the TTL twice: one renewal may be lost"
+        if self.reconnect_grace_seconds >= self.ttl_seconds:
+            yield "TENURE_COORDINATOR_RECONNECT_GRACE_SECONDS must be shorter than the TTL, or it has no effect"
+        if self.start_timeout_seconds <= self.renew_interval_seconds * 2:
+            yield "TENURE_COORDINATOR_START_TIMEOUT_SECONDS must be longer than two renewals: they name what is held"
+        if (self.etcd_certificate_file is None) != (self.etcd_key_file is None):
+            yield "TENURE_COORDINATOR_ETCD_CERTIFICATE_FILE and …_ETCD_KEY_FILE need each other"
+
+    def timing(self) -> Timing:
+        """The durations sessions live by."""
+        return Timing(
+            ttl_seconds=self.ttl_seconds,
+            renew_interval_seconds=self.renew_interval_seconds,
+            reconnect_grace_seconds=self.reconnect_grace_seconds,
+            start_timeout_seconds=self.start_timeout_seconds,
+            progress_timeout_seconds=self.progress_timeout_seconds,
+        )
+
+    def etcd_identity(self) -> TlsIdentity | None:
+        """What to show etcd, and what it has to show; None: no TLS unless its addresses say https."""
+        files = (self.etcd_ca_file, self.etcd_certificate_file, self.etcd_key_file)
+        if not any(files):
+            return None
+        ca, certificate, key = (None if file is None else file.read_bytes() for file in files)
+        return TlsIdentity(ca=ca, certificate=certificate, key=key)

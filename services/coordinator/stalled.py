@@ -1,0 +1,61 @@
+"""Claims of live workers that do not get on: never taken up, or without progress. They go to somebody else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from services.coordinator.losses import Losses, LostClaim
+from tenure.domain.states import Reason
+
+if TYPE_CHECKING:
+    from services.coordinator.session import Session, WorkedClaim
+    from services.coordinator.sessions import Sessions
+
+_log: Final = logging.getLogger(__name__)
+_LOOK_SECONDS: Final = 0.5
+
+
+class Stalled:
+    """The duty `run` looks at what the renewals of this replica's sessions say."""
+
+    def __init__(self, sessions: Sessions, losses: Losses) -> None:
+        self._sessions = sessions
+        self._losses = losses
+
+    async def run(self) -> None:
+        """Duty."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await asyncio.sleep(_LOOK_SECONDS)
+                now = asyncio.get_running_loop().time()
+                for session in self._sessions:
+                    for claim, why in _judge(session, now):
+                        group.create_task(self._take_away(claim, *why))
+
+    async def _take_away(self, claim: WorkedClaim, reason: str, message: str) -> None:
+        _log.warning("a claim is taken away", extra={"task": claim.held.task_id, "reason": reason, "why": message})
+        tokens = claim.progress.heard.output_tokens
+        await self._losses.take_away(claim.held, LostClaim.of(claim.held, reason, message, tokens))
+
+
+def _judge(session: Session, now: float) -> list[tuple[WorkedClaim, tuple[str, str]]]:
+    """The claims that have to go; they are the session's no more, and its worker is told."""
+    stalled = [(claim, why) for claim in session.claims.values() if (why := _why(session, claim, now)) is not None]
+    for claim, (reason, _) in stalled:
+        session.revoke(claim.held.record.claim_id, reason)
+    return stalled
+
+
+def _why(session: Session, claim: WorkedClaim, now: float) -> tuple[str, str] | None:
+    worker, timing = session.worker_id, session.timing
+    # Counted by renewals: a worker that sends none is not idle but dead, and its lease will tell.
+    if claim.unnamed_since is not None and session.heard_at is not None:
+        unnamed_seconds = session.heard_at - claim.unnamed_since
+        if unnamed_seconds >= timing.start_timeout_seconds:
+            return Reason.CLAIM_LOST, f"worker {worker} did not name the claim for {unnamed_seconds:.1f} s"
+    if claim.progress.is_stuck(now):
+        patience = timing.progress_timeout_seconds
+        return Reason.WORKER_STUCK, f"worker {worker} is alive but made no progress for {patience:g} s"
+    return None

@@ -1,0 +1,27 @@
+"""The tool service as the coordinator uses it: to close a task's fence before the task is ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from tenure.v1 import tool_pb2, tool_service_pb2
+from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
+
+if TYPE_CHECKING:
+    from tenure.runtime.rpc_channel import TenureChannel
+    from tenure.v1 import token_pb2
+
+_TIMEOUT_SECONDS: Final = 10.0
+
+
+class ToolFence:
+    """Raises what the tool service answers, and Unavailable when it does not."""
+
+    def __init__(self, channel: TenureChannel) -> None:
+        self._stub = ToolServiceStub(channel)
+
+    async def close(self, token: token_pb2.FencingToken) -> Sequence[tool_pb2.CallRecord]:
+        """End every call of the task, this epoch's included, and say how each one stands. Repeatable."""
+        request = tool_service_pb2.FenceRequest(token=token, close=True)
+        return (await self._stub.Fence(request, timeout=_TIMEOUT_SECONDS)).calls
