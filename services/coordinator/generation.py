@@ -28,7 +28,6 @@ _log: Final = logging.getLogger(__name__)
 _POLL_SECONDS: Final = 1.0
 _ANSWER_SECONDS: Final = 2.0
 _ROUNDS: Final = 10
-_MOST_RAISES: Final = 1000
 
 
 class Generation:
@@ -110,11 +109,8 @@ class Generation:
         return None
 
     async def _raise(self, ledger: int, etcd: int | None, why: str) -> None:
-        target = await self._ledger.raise_generation(ledger, why)
-        for _ in range(_MOST_RAISES):  # a ledger that was restored itself may be behind etcd by more than one
-            if etcd is None or target > etcd:
-                break
-            target = await self._ledger.raise_generation(target, why)
+        # A ledger that was restored itself may be behind etcd: the new generation is above both.
+        target = await self._ledger.raise_generation(max(ledger, etcd or 0), why)
         moved = await self._store.generation.move(etcd, target)
         metrics.count("tenure_generation_raised_total")
         _log.warning("raised the generation", extra={"generation": target, "why": why, "by_us": moved})

@@ -43,7 +43,12 @@ LIMITS = ServerLimits(max_connection_age_seconds=20 * 24 * 3600.0)
 
 
 async def compose(process: Process, settings: Settings) -> None:
-    """Clients, then what is known in memory, then the duties, then the server."""
+    """Everything, served until the process is to end."""
+    await serve(process, await assemble(process, settings))
+
+
+async def assemble(process: Process, settings: Settings) -> RpcServer:
+    """Clients, then what is known in memory, then the duties: what closes first needs what closes later."""
     coordinator_id = settings.id or f"{instance_id()}-{uuid4().hex[:6]}"
     timing = settings.timing()
     store = LeaseStore(await process.open(EtcdClient(settings.etcd_endpoints, tls=settings.etcd_identity())))
@@ -81,7 +86,7 @@ async def compose(process: Process, settings: Settings) -> None:
     duties.start("own session", own_session.run)
     duties.start("endings", endings.run)
     duties.start("signing key", issuer.follow_rotation)
-    await serve(process, server)
+    return server
 
 
 def server_health(server: RpcServer) -> Callable[[bool], Awaitable[None]]:

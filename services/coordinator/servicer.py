@@ -48,7 +48,9 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         self._issuer = issuer
         self._stopping = stopping
 
-    async def Session(self, request_iterator: AsyncIterator[pb.SessionRequest], context: Any) -> None:
+    async def Session(  # type: ignore[override]  # it writes to the context and yields nothing
+        self, request_iterator: AsyncIterator[pb.SessionRequest], context: Any
+    ) -> None:
         """From Hello to the end of the stream, and what follows from how it ended."""
         if self._stopping.is_set():
             raise draining()
