@@ -64,8 +64,11 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     dispatch = Dispatch(ledger, sessions, granting, generation, process.stopping)
     losses.on_requeued(dispatch.on_queued)
 
-    duties = await process.open(Duties())
+    # Deletions outlive all that hands them in: on its way out, every other part may still have some.
+    deletions = await process.open(Duties())
+    deletions.start("claim deletions", losses.run)
     own_session = await process.open(OwnSession(coordinator_id, store, generation, timing))
+    duties = await process.open(Duties())
     ender = Ender(store, ledger, tool_fence, losses, issuer, generation, own_session)
     endings = Endings(ledger, sessions, ender, grace_seconds=settings.cancel_grace_seconds)
     reconciliation = Reconciliation(store, ledger, sessions, losses, settings.reconcile_interval_seconds, timing)
@@ -76,7 +79,6 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     servicer = CoordinatorServicer(store, sessions, attaching, takeover, dispatch, releases, issuer, process.stopping)
     server.add(SERVICE, add_CoordinatorServiceServicer_to_server, servicer)
 
-    duties.start("claim deletions", losses.run)
     duties.start("generation", generation.watch_over)
     duties.start("vanishing", vanishing.run)
     duties.start("dispatch", dispatch.run)

@@ -1,0 +1,109 @@
+"""What a session may be granted, and what it remembers of its claims."""
+
+from __future__ import annotations
+
+from services.coordinator.lease_store import ClaimRecord, HeldClaim, HeldSession, SessionRecord
+from services.coordinator.session import OUTBOX_MESSAGES, Profile, Session, Timing
+from tenure.v1 import coordinator_service_pb2 as pb
+from tenure.v1 import task_pb2
+
+TIMING = Timing(ttl_seconds=5, renew_interval_seconds=1.5)
+NOW = 1000.0
+
+
+def session(free_slots: int = 4, *, renewed_at: float | None = NOW) -> Session:
+    record = SessionRecord(worker_id="w", coordinator_id="c", generation=1, started_at=0.0)
+    held = HeldSession("s", record, 7, 100)
+    return Session(held, pb.Hello(worker_id="w", free_slots=free_slots), TIMING, renewed_at=renewed_at)
+
+
+def claim(number: int) -> HeldClaim:
+    record = ClaimRecord(
+        claim_id=f"c{number}",
+        worker_id="w",
+        session_id="s",
+        generation=1,
+        tenant="default",
+        reason="SUBMITTED",
+        previous_epoch=0,
+    )
+    return HeldClaim(f"t{number}", record, 200 + number, 7)
+
+
+def grant(to: Session, number: int) -> bool:
+    return to.send_grant(claim(number), pb.Grant(task_id=f"t{number}", claim_id=f"c{number}"), NOW)
+
+
+def test_grants_on_their_way_are_taken_off_the_free_slots():
+    worker = session(4)
+    assert grant(worker, 1)
+    assert grant(worker, 2)
+    assert worker.free_slots(NOW) == 2
+    worker.report_slots(3, grants_read=1)  # it had read one of the two when it counted
+    assert worker.free_slots(NOW) == 2
+    worker.report_slots(2, grants_read=2)
+    assert worker.free_slots(NOW) == 2
+
+
+def test_a_worker_that_does_not_count_grants_is_taken_at_its_word():
+    worker = session(2)
+    grant(worker, 1)
+    assert worker.free_slots(NOW) == 1
+    worker.report_slots(5, grants_read=None)
+    assert worker.free_slots(NOW) == 5
+
+
+def test_a_claim_in_the_making_takes_a_slot():
+    worker = session(1)
+    worker.take_slot()
+    assert worker.free_slots(NOW) == 0
+    worker.put_slot_back()
+    assert worker.free_slots(NOW) == 1
+
+
+def test_nothing_is_granted_while_the_lease_is_in_doubt():
+    assert session().free_slots(NOW + TIMING.doubt_seconds) == 4
+    assert session().free_slots(NOW + TIMING.doubt_seconds + 0.1) == 0
+    assert session(renewed_at=None).free_slots(NOW) == 0  # re-attached: nobody knows how long the lease still lives
+
+
+def test_nothing_is_granted_to_a_worker_that_drains_or_is_gone():
+    draining, gone = session(), session()
+    draining.draining = True
+    gone.end(None)
+    assert draining.free_slots(NOW) == gone.free_slots(NOW) == 0
+    assert not grant(gone, 1)
+    assert not gone.claims
+
+
+def test_a_worker_that_does_not_read_loses_its_stream_and_not_our_memory():
+    worker = session()
+    sent = sum(worker.send(pb.SessionResponse()) for _ in range(OUTBOX_MESSAGES + 10))
+    assert sent == OUTBOX_MESSAGES
+    assert worker.ended.is_set()
+
+
+def test_a_claim_is_unnamed_from_its_grant_until_a_renewal_names_it():
+    worker = session()
+    grant(worker, 1)
+    assert worker.claims["c1"].unnamed_since == NOW
+    worker.hear([], NOW + 1)
+    assert worker.claims["c1"].unnamed_since == NOW
+    worker.hear([pb.Holding(task_id="t1", claim_id="c1")], NOW + 2)
+    assert worker.claims["c1"].unnamed_since is None
+    worker.hear([], NOW + 3)
+    assert worker.claims["c1"].unnamed_since == NOW + 3
+
+
+def test_a_holding_that_is_not_the_sessions_is_told_back():
+    worker = session()
+    grant(worker, 1)
+    unknown = worker.hear([pb.Holding(task_id="t1", claim_id="c1"), pb.Holding(task_id="t2", claim_id="old")], NOW)
+    assert [each.claim_id for each in unknown] == ["old"]
+
+
+def test_a_profile_has_the_defaults_filled_in_and_no_order():
+    assert Profile.of(pb.Hello()) == Profile(("default",), (), ("messages",))
+    one = pb.Hello(queues=["b", "a"], priorities=[task_pb2.PRIORITY_LOW, task_pb2.PRIORITY_HIGH], loops=["x", "x"])
+    other = pb.Hello(queues=["a", "b"], priorities=[task_pb2.PRIORITY_HIGH, task_pb2.PRIORITY_LOW], loops=["x"])
+    assert Profile.of(one) == Profile.of(other)
