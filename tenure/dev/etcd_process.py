@@ -68,6 +68,11 @@ class EtcdProcess:
         return self._running().pid
 
     @property
+    def exit_code(self) -> int | None:
+        """None while it runs, or when it was never started."""
+        return None if self._process is None else self._process.poll()
+
+    @property
     def version(self) -> str:
         """The release of the binary, such as `3.5.1`."""
         return etcd_version(self._binary)

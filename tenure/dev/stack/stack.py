@@ -3,61 +3,73 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final, Self
 
+from tenure.dev.dev_file import forget_addresses, write_addresses
 from tenure.dev.etcd_process import EtcdProcess
-from tenure.dev.etcd_start import running_etcd
 from tenure.dev.postgres_process import PostgresProcess
-from tenure.dev.stack.addresses import choose_address, forget_addresses, write_addresses
-from tenure.dev.stack.database import ensure_database
+from tenure.dev.stack.addresses import choose_address
+from tenure.dev.stack.child import ChildProcess
+from tenure.dev.stack.environments import Places, environment_of
+from tenure.dev.stack.errors import ServiceDied, StackError
 from tenure.dev.stack.layout import Layout
+from tenure.dev.stack.lock import hold_folder
+from tenure.dev.stack.options import StackOptions
 from tenure.dev.stack.service import ServiceProcess
-from tenure.dev.stack.simulator import start_simulator
+from tenure.dev.stack.simulator import SimulatorProcess
+from tenure.dev.stack.stores import Store, open_etcd, open_postgres
 
-DATABASE: Final = "tenure"
+Tell = Callable[[str], None]
+
+PORT_TRIES: Final = 3
+PORT_TAKEN_SIGN: Final = "cannot listen on"
+PUBLIC_MODEL_URL: Final = "https://api.anthropic.com"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackOptions:
-    """What to start. `environment` adds variables by service ("worker", "worker-2", "tools", "*" …)."""
-
-    data_dir: Path
-    workers: int = 2
-    slots: int = 16
-    usual_ports: bool = False
-    postgres_dsn: str = ""
-    postgres_binaries: Path | None = None
-    etcd_endpoints: str = ""
-    etcd_binary: Path | None = None
-    anthropic_api_key: str = ""
-    anthropic_base_url: str = ""
-    model: str = ""
-    model_latency_ms: int = 0
-    log_format: str = "json"
-    environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+def tell_nobody(_what: str) -> None:
+    """For those who do not watch it start."""
 
 
 class Stack:
-    """Inside `async with` everything serves; afterwards nothing of it runs."""
+    """Inside `async with` everything serves; afterwards nothing of it runs. Raises StackError when it cannot start.
 
-    def __init__(self, options: StackOptions) -> None:
-        self.options = options
+    `tell` hears in a few words what is being started or ended.
+    """
+
+    def __init__(self, options: StackOptions, tell: Tell = tell_nobody) -> None:
+        self.options, self._tell = options, tell
         self.layout = Layout(options.data_dir.resolve())
         self.services: dict[str, ServiceProcess] = {}
+        self.simulator: SimulatorProcess | None = None
         self.etcd: EtcdProcess | None = None
         self.postgres: PostgresProcess | None = None
-        self.etcd_endpoints, self.postgres_dsn = options.etcd_endpoints, options.postgres_dsn
-        self.model_url = options.anthropic_base_url
-        self.search_url = ""
+        self.stores: dict[str, Store] = {}
+        self._places = Places()
+        self._chosen: set[str] = set()
         self._opened = AsyncExitStack()
 
     @property
     def gateway_address(self) -> str:
         return self.services["gateway"].address
+
+    @property
+    def model_url(self) -> str:
+        """Where the model is asked."""
+        return self._places.model_url or PUBLIC_MODEL_URL
+
+    @property
+    def etcd_endpoints(self) -> str:
+        return self._places.etcd_endpoints
+
+    @property
+    def postgres_dsn(self) -> str:
+        return self._places.postgres_dsn
+
+    @property
+    def search_url(self) -> str:
+        return self._places.search_url
 
     @property
     def workers(self) -> list[ServiceProcess]:
@@ -66,15 +78,15 @@ class Stack:
 
     async def __aenter__(self) -> Self:
         try:
-            self.layout.prepare()
+            self._take_folder()
             await self._start_stores()
             await self._start_model()
             await self._start_services()
+            write_addresses(self.layout.data_dir, self.addresses())
+            self._opened.callback(forget_addresses, self.layout.data_dir)
         except BaseException:
             await self._opened.aclose()
             raise
-        write_addresses(self.layout.data_dir, self.addresses())
-        self._opened.callback(forget_addresses, self.layout.data_dir)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -83,115 +95,99 @@ class Stack:
     def addresses(self) -> dict[str, str]:
         """Everything that can be dialled."""
         served = {name: service.address for name, service in self.services.items()}
-        return {**served, "etcd": self.etcd_endpoints, "model": self.model_url or "https://api.anthropic.com"}
+        return {**served, "etcd": self.etcd_endpoints, "model": self.model_url}
 
     def add_worker(self, extra: Mapping[str, str] | None = None) -> ServiceProcess:
         """Starts one more worker, without waiting for it."""
-        worker = self._service(f"worker-{len(self.workers) + 1}", "worker", self._worker_environment())
+        worker = self._service(f"worker-{len(self.workers) + 1}", "worker")
         worker.start(extra)
         return worker
 
+    def _take_folder(self) -> None:
+        try:
+            self.layout.data_dir.mkdir(parents=True, exist_ok=True)
+            self._opened.enter_context(hold_folder(self.layout.data_dir))
+            self.layout.prepare()
+        except OSError as error:
+            raise StackError(
+                f"{self.layout.data_dir} cannot be the data folder: {error.strerror or error}; name another with --data"
+            ) from error
+
     async def _start_stores(self) -> None:
-        if not self.postgres_dsn:
-            process = PostgresProcess(self.layout.postgres, binaries_directory=self.options.postgres_binaries)
-            self.postgres = await self._opened.enter_async_context(process)
-            await ensure_database(self.postgres.dsn(), DATABASE)
-            self.postgres_dsn = self.postgres.dsn(DATABASE)
-        if not self.etcd_endpoints:
-            started = running_etcd(self.layout.etcd, binary=self.options.etcd_binary)
-            self.etcd = await self._opened.enter_async_context(started)
-            self.etcd_endpoints = self.etcd.endpoint
+        self._tell("starting Postgres")
+        store, self.postgres = await open_postgres(self.options, self.layout, self._opened)
+        self.stores["Postgres"], self._places.postgres_dsn = store, store.where
+        self._tell("starting etcd")
+        store, self.etcd = await open_etcd(self.options, self.layout, self._opened)
+        self.stores["etcd"], self._places.etcd_endpoints = store, store.where
+        self._opened.callback(self._tell, "stopping etcd and Postgres")
 
     async def _start_model(self) -> None:
         """The simulator also serves the search endpoint; with a key of your own only that of it is used."""
-        simulator = await self._opened.enter_async_context(
-            start_simulator(self.layout, self.options.usual_ports, self.options.model_latency_ms)
-        )
-        self.search_url = simulator.search_url
-        if not self.options.anthropic_api_key:
-            self.model_url = simulator.model_url
+        self._tell("starting the simulator")
+        latency_ms = self.options.model_latency_ms
+        self.simulator = SimulatorProcess(self.layout, self._choose_address("simulator"), latency_ms)
+        self._opened.push_async_callback(self.simulator.drain)
+        self.simulator.start()
+        await self.simulator.wait_ready()
+        self._places.search_url = self.simulator.search_url
+        simulated = self.options.model_is_simulated
+        self._places.model_url = self.simulator.model_url if simulated else self.options.anthropic_base_url
 
     async def _start_services(self) -> None:
         self._opened.push_async_callback(self._end_services)
-        first = self._service("checkpoint", "checkpoint", self._checkpoint_environment())
-        tools = self._service("tools", "tools", self._tools_environment())
-        await self._start_together(first, tools)
-        await self._start_together(self._service("coordinator", "coordinator", self._coordinator_environment()))
-        gateway = self._service("gateway", "gateway", self._peer_addresses("GATEWAY"))
-        workers = [
-            self._service(f"worker-{number}", "worker", self._worker_environment())
-            for number in range(1, self.options.workers + 1)
-        ]
-        await self._start_together(gateway, *workers)
+        self._tell("starting checkpoint and tools")
+        await self._start_together(checkpoint="checkpoint", tools="tools")
+        self._places.checkpoint = self.services["checkpoint"].address
+        self._places.tools = self.services["tools"].address
+        self._tell("starting the coordinator")
+        await self._start_together(coordinator="coordinator")
+        self._places.coordinator = self.services["coordinator"].address
+        self._tell("starting the gateway and the workers")
+        workers = {f"worker-{number}": "worker" for number in range(1, self.options.workers + 1)}
+        await self._start_together(gateway="gateway", **workers)
 
-    async def _start_together(self, *services: ServiceProcess) -> None:
-        for service in services:
+    async def _start_together(self, **kinds: str) -> None:
+        """Services by name; the first failure is raised when all have come to something."""
+        starts = (self._start_service(name, kind) for name, kind in kinds.items())
+        for result in await asyncio.gather(*starts, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _start_service(self, name: str, kind: str) -> None:
+        """Somebody may take a port between our choice and its use: then another is chosen."""
+        for tries_left in reversed(range(PORT_TRIES)):
+            service = self._service(name, kind)
             service.start()
-        await asyncio.gather(*(service.wait_ready() for service in services))
+            try:
+                await service.wait_ready()
+            except ServiceDied:
+                await service.drain()
+                if not tries_left or PORT_TAKEN_SIGN not in service.log_tail():
+                    raise
+            else:
+                return
 
     async def _end_services(self) -> None:
         """Workers first: they give their tasks back while there is somebody to give them to."""
+        self._tell("stopping the workers")
         await asyncio.gather(*(worker.drain() for worker in self.workers))
+        self._tell("stopping the services")
         await asyncio.gather(*(service.drain() for service in self.services.values()))
 
-    def _service(self, name: str, kind: str, environment: dict[str, str]) -> ServiceProcess:
-        address = choose_address(name, usual=self.options.usual_ports)
-        added = {
-            variable: value
-            for key in ("*", kind, name)
-            for variable, value in self.options.environment.get(key, {}).items()
-        }
-        own = {
-            f"TENURE_{kind.upper()}_LISTEN": address,
-            "TENURE_LOG_FORMAT": self.options.log_format,
-            **({"TENURE_WORKER_ID": name} if kind == "worker" else {}),
-        }
+    def _service(self, name: str, kind: str) -> ServiceProcess:
+        address = self._choose_address(name)
+        environment = environment_of(kind, name, address, self.options, self.layout, self._places)
         log_path = self.layout.logs / f"{name}.log"
-        service = ServiceProcess(name, f"services.{kind}", address, {**own, **environment, **added}, log_path)
-        self.services[name] = service
-        return service
+        self.services[name] = ServiceProcess(name, f"services.{kind}", address, environment, log_path)
+        return self.services[name]
 
-    def _checkpoint_environment(self) -> dict[str, str]:
-        return {
-            "TENURE_CHECKPOINT_POSTGRES_DSN": self.postgres_dsn,
-            "TENURE_CHECKPOINT_VERIFYING_KEYS_FILE": str(self.layout.verifying_keys),
-            "TENURE_CHECKPOINT_MIGRATE": "auto",
-        }
+    def _choose_address(self, name: str) -> str:
+        address = choose_address(name, usual=self.options.usual_ports, avoid=self._chosen)
+        self._chosen.add(address)
+        return address
 
-    def _tools_environment(self) -> dict[str, str]:
-        return {
-            "TENURE_TOOLS_POSTGRES_DSN": self.postgres_dsn,
-            "TENURE_TOOLS_VERIFYING_KEYS_FILE": str(self.layout.verifying_keys),
-            "TENURE_TOOLS_MIGRATE": "auto",
-            "TENURE_TOOLS_WORKSPACE_ROOT": str(self.layout.workspaces),
-            "TENURE_TOOLS_RECORDS_DIR": str(self.layout.records),
-            "TENURE_TOOLS_SEARCH_URL": self.search_url,
-        }
-
-    def _coordinator_environment(self) -> dict[str, str]:
-        return {
-            "TENURE_COORDINATOR_ETCD_ENDPOINTS": self.etcd_endpoints,
-            "TENURE_COORDINATOR_CHECKPOINT_ADDRESS": self.services["checkpoint"].address,
-            "TENURE_COORDINATOR_TOOLS_ADDRESS": self.services["tools"].address,
-            "TENURE_COORDINATOR_SIGNING_KEY_FILE": str(self.layout.signing_key),
-            "TENURE_COORDINATOR_VERIFYING_KEYS_FILE": str(self.layout.verifying_keys),
-        }
-
-    def _worker_environment(self) -> dict[str, str]:
-        environment = {
-            "TENURE_WORKER_COORDINATOR_ADDRESSES": self.services["coordinator"].address,
-            "TENURE_WORKER_CHECKPOINT_ADDRESS": self.services["checkpoint"].address,
-            "TENURE_WORKER_TOOLS_ADDRESS": self.services["tools"].address,
-            "TENURE_WORKER_SLOTS": str(self.options.slots),
-            "ANTHROPIC_API_KEY": self.options.anthropic_api_key or "simulated",
-            "ANTHROPIC_BASE_URL": self.model_url,
-        }
-        if self.options.model:
-            environment["TENURE_WORKER_MODEL"] = self.options.model
-        return environment
-
-    def _peer_addresses(self, prefix: str) -> dict[str, str]:
-        return {
-            f"TENURE_{prefix}_{name.upper()}_ADDRESS": self.services[name].address
-            for name in ("checkpoint", "coordinator", "tools")
-        }
+    def children(self) -> list[ChildProcess]:
+        """Every process of ours but the stores."""
+        simulator = [self.simulator] if self.simulator is not None else []
+        return [*simulator, *self.services.values()]
