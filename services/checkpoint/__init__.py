@@ -1,0 +1,1 @@
+"""The checkpoint service: the work ledger in Postgres, and its only writer."""

@@ -1,0 +1,7 @@
+"""`python -m services.checkpoint`."""
+
+import sys
+
+from services.checkpoint.main import main
+
+sys.exit(main(sys.argv[1:]))

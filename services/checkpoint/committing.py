@@ -1,0 +1,202 @@
+"""A batch of commits in one transaction: lock the rows, decide each by the rules, write all with one statement.
+
+The fence is compared under the lock that the writing transaction holds. A refusal is a result: it writes nothing and
+harms no neighbour.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from services.checkpoint.draft import Draft
+from services.checkpoint.finishing import carry_out_ending
+from services.checkpoint.foreign_facts import ForeignRange, read_foreign
+from services.checkpoint.rows import TaskRow, lock_tasks
+from services.checkpoint.writing import Announcement, announcement_of, write
+from tenure.domain.admission import CommitVerdict, decide_commit
+from tenure.domain.budget import Denied, decide_reserve
+from tenure.domain.endings import open_calls_after, refuse_early_end
+from tenure.domain.errors import InvalidRequest, NotFound, SequenceConflict, TenureError
+from tenure.domain.states import MOVES, TERMINAL
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.wire.enums import STATES
+from tenure.wire.task import budget_to_wire
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.checkpoint.prepared import PreparedCommit
+    from tenure.domain.budget import ReserveRequest
+    from tenure.runtime.postgres import Connection
+    from tenure.v1 import ledger_pb2
+
+Result = pb.CommitResponse | TenureError
+MOST_OPEN_CALLS: Final = 1024
+
+
+async def commit_batch(connection: Connection, commits: Sequence[PreparedCommit]) -> tuple[list[Result], Announcement]:
+    """The results in order, and what to announce once the transaction around this is durable.
+
+    No two commits of one task may be in a batch. Raises what Postgres raises, for the batch as a whole.
+    """
+    tasks, budgets = await lock_tasks(connection, [commit.task_id for commit in commits])
+    verdicts = [_judge(tasks.get(commit.task_id), commit) for commit in commits]
+    foreign = await read_foreign(connection, _foreign_ranges(commits, verdicts, tasks))
+    results: list[Result] = []
+    drafts: list[Draft] = []
+    for index, (commit, verdict) in enumerate(zip(commits, verdicts, strict=True)):
+        if isinstance(verdict, TenureError):
+            results.append(verdict)
+        elif index in foreign.cut:
+            results.append(_too_far_behind(commit))
+        elif verdict is CommitVerdict.REPEAT:
+            results.append(_answer_again(tasks[commit.task_id], foreign.of(index)))
+        else:
+            row = tasks[commit.task_id]
+            drafts.append(Draft(row, budgets[row.root_task_id]))
+            results.append(await _apply(connection, drafts[-1], commit, foreign.of(index)))
+    await write(connection, drafts)
+    return results, announcement_of(drafts)
+
+
+def _judge(row: TaskRow | None, commit: PreparedCommit) -> CommitVerdict | TenureError:
+    """The door first, then whether the facts fit the row. Nothing is changed here."""
+    if row is None or row.tenant != commit.tenant:
+        return NotFound(f"there is no task {commit.task_id}")
+    verdict = decide_commit(row.fence, commit.fence, commit.commit_number, commit.commit_id, commit.payload_hash)
+    if verdict is not CommitVerdict.APPLY:
+        return verdict
+    if commit.known_sequence > row.sequence:
+        return SequenceConflict(f"the ledger ends at {row.sequence}: open again and fold anew")
+    return _misfit(row, commit) or verdict
+
+
+def _misfit(row: TaskRow, commit: PreparedCommit) -> TenureError | None:
+    """Why the facts cannot follow what the ledger has."""
+    calls = open_calls_after(row.open_calls, commit.calls)
+    if isinstance(calls, TenureError):
+        return calls
+    if len(calls) > MOST_OPEN_CALLS:
+        return InvalidRequest(violations=[("entries", f"more than {MOST_OPEN_CALLS} open calls")])
+    settled = commit.settlement
+    if settled is not None and (
+        not row.model_open or (settled.step, settled.attempt_number) != (row.model_step, row.model_attempt)
+    ):
+        told = f"step {settled.step} attempt {settled.attempt_number} is not the open model attempt"
+        return InvalidRequest(violations=[("entries", told)])
+    if commit.move is not None:
+        if commit.move.to_state not in MOVES[row.state]:
+            return InvalidRequest(violations=[("transition.to_state", "is no move out of RUNNING")])
+        return refuse_early_end(commit.move.to_state, calls)
+    return _misfit_of_reserve(row, commit)
+
+
+def _misfit_of_reserve(row: TaskRow, commit: PreparedCommit) -> TenureError | None:
+    """One attempt at a time, and each has its own place in the bill."""
+    if commit.reserve is None:
+        return None
+    if row.model_open and commit.settlement is None:
+        return InvalidRequest(violations=[("reserve", "a model attempt is open: settle it first")])
+    if (commit.reserve.step, commit.reserve.attempt_number) <= (row.model_step, row.model_attempt):
+        return InvalidRequest(violations=[("reserve", "this attempt was made before: count on")])
+    return None
+
+
+async def _apply(
+    connection: Connection, draft: Draft, commit: PreparedCommit, foreign: list[ledger_pb2.Entry]
+) -> pb.CommitResponse:
+    """Nothing can be refused any more. Facts, then the model attempt or the move, then an ending that is due."""
+    row = draft.row
+    base = row.sequence
+    for fact in commit.facts:
+        draft.append(fact.kind, fact.body, step=fact.step, actor=commit.holder, by_claim=True)
+    row.open_calls = _calls_of(row, commit)
+    draft.reach(commit.step)
+    if commit.settlement is not None:
+        settled = commit.settlement
+        draft.settle(settled.usage, model=settled.model, provider_request_id=settled.provider_request_id)
+    reserved = None if commit.reserve is None else _reserve(draft, commit.reserve, commit.holder)
+    if commit.move is not None:
+        _move(draft, commit)
+        await carry_out_ending(connection, draft)
+    response = pb.CommitResponse(
+        sequence=row.sequence,
+        budget=budget_to_wire(draft.budget.budget),
+        cancel_requested=bool(row.ending_state) and row.state not in TERMINAL,
+        reserve=reserved,
+        state=STATES.to_wire(row.state),
+    )
+    row.commit_number, row.last_commit_id = commit.commit_number, commit.commit_id
+    row.last_commit_hash, row.last_base = commit.payload_hash, base
+    row.last_reply = response.SerializeToString(deterministic=True)
+    response.foreign_entries.extend(foreign)
+    return response
+
+
+def _calls_of(row: TaskRow, commit: PreparedCommit) -> tuple[str, ...]:
+    calls = open_calls_after(row.open_calls, commit.calls)
+    assert not isinstance(calls, TenureError), "the commit was judged before"
+    return calls
+
+
+def _reserve(draft: Draft, request: ReserveRequest, holder: str) -> pb.ReserveResult:
+    """Grant or deny; the commit it travels with is made either way. A task that is to end makes no further call."""
+    ending = draft.row.ending
+    if ending is not None:
+        denied = Denied(ending.reason, ending.message or "the task is to end")
+        return pb.ReserveResult(denied=pb.ReserveResult.Denied(reason=denied.reason, message=denied.message))
+    decided = decide_reserve(draft.budget.budget, request, draft.row.max_steps)
+    if isinstance(decided, Denied):
+        return pb.ReserveResult(denied=pb.ReserveResult.Denied(reason=decided.reason, message=decided.message))
+    draft.reserve(request, decided, holder)
+    return pb.ReserveResult(
+        granted=pb.ReserveResult.Granted(
+            max_output_tokens=decided.max_output_tokens, reserved_tokens=decided.reserved_tokens
+        )
+    )
+
+
+def _move(draft: Draft, commit: PreparedCommit) -> None:
+    """The owner's move. A pending ending wins over the owner's own: it was acknowledged; the result is kept."""
+    move, ending = commit.move, draft.row.ending
+    assert move is not None
+    if ending is not None and move.to_state in TERMINAL:
+        draft.move(
+            ending.to_state, ending.reason, ending.message, actor=commit.holder, result=move.result, by_claim=True
+        )
+        return
+    draft.move(
+        move.to_state,
+        move.reason,
+        move.message,
+        actor=commit.holder,
+        result=move.result,
+        retry_delay_seconds=move.retry_delay_seconds,
+        by_claim=True,
+    )
+
+
+def _answer_again(row: TaskRow, foreign: list[ledger_pb2.Entry]) -> pb.CommitResponse:
+    """The stored answer; the foreign entries it had are still where they were."""
+    response = pb.CommitResponse.FromString(row.last_reply)
+    response.foreign_entries.extend(foreign)
+    return response
+
+
+def _foreign_ranges(
+    commits: Sequence[PreparedCommit], verdicts: Sequence[CommitVerdict | TenureError], tasks: dict[str, TaskRow]
+) -> list[ForeignRange]:
+    """What others appended between what each caller knows and its commit."""
+    ranges = []
+    for index, (commit, verdict) in enumerate(zip(commits, verdicts, strict=True)):
+        if isinstance(verdict, TenureError):
+            continue
+        row = tasks[commit.task_id]
+        until = row.last_base if verdict is CommitVerdict.REPEAT else row.sequence
+        if commit.known_sequence < until:
+            ranges.append(ForeignRange(index, commit.task_id, commit.known_sequence, until))
+    return ranges
+
+
+def _too_far_behind(commit: PreparedCommit) -> SequenceConflict:
+    return SequenceConflict(f"too much was appended since {commit.known_sequence}: open again and fold anew")

@@ -1,0 +1,94 @@
+"""CreateTask: a submit, once per (tenant, request_id) whatever is repeated."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import uuid_utils
+
+from services.checkpoint.kinds import KINDS
+from services.checkpoint.queries import QUERIES, fetch_one, in_ledger_transaction
+from services.checkpoint.snapshots import read_task
+from services.checkpoint.writing import Announcement
+from tenure.domain.errors import AlreadyExists
+from tenure.domain.states import Reason, TaskState
+from tenure.v1 import ledger_pb2, task_pb2
+from tenure.wire.enums import STATES
+from tenure.wire.task import spec_to_domain, spec_to_wire
+
+if TYPE_CHECKING:
+    from tenure.domain.task import TaskSpec
+    from tenure.runtime.postgres import Connection, Pool
+    from tenure.v1 import checkpoint_service_pb2 as pb
+
+
+class Created(NamedTuple):
+    """The task, new or found again, and what to announce."""
+
+    task: task_pb2.Task
+    announcement: Announcement
+
+
+async def create_task(pool: Pool, tenant: str, request: pb.CreateTaskRequest) -> Created:
+    """Raises AlreadyExists (REQUEST_ID_REUSED {task_id}) when the id was used for another spec."""
+    spec = spec_to_domain(request.spec)
+    digest = hashlib.sha256(spec_to_wire(spec).SerializeToString(deterministic=True)).digest()
+    task_id = str(uuid_utils.uuid7())
+
+    async def work(connection: Connection) -> Created:
+        parameters = _row(task_id, tenant, request.request_id, digest, spec)
+        if await fetch_one(connection, QUERIES.create_task, parameters) is None:
+            found = await _find_again(connection, tenant, request.request_id, digest)
+            return Created(await read_task(connection, tenant, found), Announcement())
+        await _first_rows(connection, task_id, tenant, request.request_id, spec)
+        return Created(await read_task(connection, tenant, task_id), Announcement({task_id}, claimable=True))
+
+    return await in_ledger_transaction(pool, work)
+
+
+async def _find_again(connection: Connection, tenant: str, request_id: str, digest: bytes) -> str:
+    found = await fetch_one(connection, QUERIES.find_request, {"tenant": tenant, "request_id": request_id})
+    assert found is not None, "a task is never deleted"
+    task_id: str = found[0]
+    if found[1] != digest:
+        raise AlreadyExists(
+            "this request_id was used for another task",
+            reason="REQUEST_ID_REUSED",
+            metadata={"task_id": task_id},
+        )
+    return task_id
+
+
+async def _first_rows(connection: Connection, task_id: str, tenant: str, request_id: str, spec: TaskSpec) -> None:
+    await connection.execute(
+        QUERIES.create_budget, {"task_id": task_id, "tenant": tenant, "max_tokens": spec.limits.max_tokens}
+    )
+    submitted = ledger_pb2.TaskSubmitted(spec=spec_to_wire(spec), request_id=request_id)
+    queued = ledger_pb2.StateTransition(to_state=STATES.to_wire(TaskState.QUEUED), reason=Reason.SUBMITTED)
+    bodies = [ledger_pb2.EntryBody(submitted=submitted), ledger_pb2.EntryBody(transition=queued)]
+    parameters = {
+        "task_id": task_id,
+        "tenant": tenant,
+        "kinds": [KINDS["submitted"], KINDS["transition"]],
+        "bodies": [body.SerializeToString() for body in bodies],
+    }
+    await connection.execute(QUERIES.create_entries, parameters)
+
+
+def _row(task_id: str, tenant: str, request_id: str, digest: bytes, spec: TaskSpec) -> dict[str, Any]:
+    return {
+        "task_id": task_id,
+        "tenant": tenant,
+        "request_id": request_id,
+        "request_hash": digest,
+        "queue": spec.queue,
+        "priority": int(spec.priority),
+        "loop": spec.agent.loop,
+        "tools": None if spec.agent.tools is None else list(spec.agent.tools),
+        "labels": json.dumps(dict(spec.labels)),
+        "max_steps": spec.limits.max_steps,
+        "on_lease_lost": spec.policy.on_lease_lost.value,
+        "timeout_seconds": spec.limits.timeout_seconds,
+    }

@@ -1,0 +1,207 @@
+"""A locked task and what one transaction does to it: facts to append, its row to be, bills to write.
+
+A draft only computes. `writing.write` brings drafts into the database; what is not written is forgotten.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, NamedTuple
+
+from services.checkpoint.kinds import KINDS
+from tenure.domain.budget import Granted, ReserveRequest, TokenUsage, settle_lost
+from tenure.domain.endings import Ending
+from tenure.domain.states import TERMINAL, Reason, TaskState, check_move
+from tenure.v1 import ledger_pb2
+from tenure.wire.enums import STATES
+from tenure.wire.task import usage_to_wire
+from tenure.wire.times import timestamp
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from services.checkpoint.rows import BudgetRow, TaskRow
+
+LEDGER: str = "checkpoint"
+"""The actor of what the ledger does by itself."""
+
+
+class NewRow(NamedTuple):
+    """An entry to insert."""
+
+    task_id: str
+    sequence: int
+    tenant: str
+    epoch: int
+    claim_id: str
+    attempt: int
+    step: int
+    kind: int
+    actor: str
+    body: bytes
+
+
+class Bill(NamedTuple):
+    """A settled model attempt."""
+
+    task_id: str
+    step: int
+    attempt_number: int
+    tenant: str
+    root_task_id: str
+    epoch: int
+    model: str
+    provider_request_id: str
+    lost: bool
+    usage: TokenUsage
+
+
+@dataclass(slots=True)
+class Draft:
+    """What happens to one task. `moved`: more than a step's columns changed."""
+
+    row: TaskRow
+    budget: BudgetRow
+    entries: list[NewRow] = field(default_factory=list)
+    bills: list[Bill] = field(default_factory=list)
+    result: bytes = b""
+    moved: bool = False
+    claimable: bool = False
+
+    def append(self, kind: int, body: bytes, *, step: int, actor: str, by_claim: bool) -> None:
+        """The next fact. `by_claim`: written by the holder, under its epoch."""
+        row = self.row
+        row.sequence += 1
+        epoch, claim_id = (row.epoch, row.claim_id) if by_claim else (0, "")
+        self.entries.append(
+            NewRow(row.task_id, row.sequence, row.tenant, epoch, claim_id, row.attempt, step, kind, actor, body)
+        )
+
+    def reserve(self, request: ReserveRequest, granted: Granted, actor: str) -> None:
+        """A model call may be sent: its tokens are set aside and the attempt is in the ledger."""
+        row = self.row
+        self.budget.reserve(granted.reserved_tokens)
+        row.model_open, row.model_step, row.model_attempt = True, request.step, request.attempt_number
+        row.model_name, row.model_input = clean(request.model), request.input_tokens
+        row.model_output = granted.max_output_tokens
+        self.reach(request.step)
+        attempt = ledger_pb2.ModelAttempt(
+            attempt_number=request.attempt_number,
+            model=request.model,
+            input_tokens=request.input_tokens,
+            max_output_tokens=granted.max_output_tokens,
+            reserved_tokens=granted.reserved_tokens,
+        )
+        body = ledger_pb2.EntryBody(model_attempt=attempt).SerializeToString()
+        self.append(KINDS["model_attempt"], body, step=request.step, actor=actor, by_claim=True)
+
+    def settle(self, usage: TokenUsage, *, provider_request_id: str = "", model: str = "", lost: bool = False) -> None:
+        """The open attempt is over: what it used is billed, the rest is free again."""
+        row = self.row
+        assert row.model_open, "only an open attempt is settled"
+        self.budget.settle(row.model_reserved, usage.total)
+        self.bills.append(
+            Bill(
+                row.task_id,
+                row.model_step,
+                row.model_attempt,
+                row.tenant,
+                row.root_task_id,
+                row.epoch,
+                clean(model) or row.model_name,
+                clean(provider_request_id),
+                lost,
+                usage,
+            )
+        )
+        row.add_usage(usage)
+        row.model_open = False
+
+    def settle_lost(self, heard_output_tokens: int = 0) -> None:
+        """The holder is gone: a call it may have sent is billed by estimate, and the ledger says so."""
+        row = self.row
+        if not row.model_open:
+            return
+        usage = settle_lost(row.model_input, row.model_output, heard_output_tokens)
+        lost = ledger_pb2.AttemptLost(attempt_number=row.model_attempt, usage=usage_to_wire(usage))
+        body = ledger_pb2.EntryBody(attempt_lost=lost).SerializeToString()
+        self.settle(usage, lost=True)
+        self.append(KINDS["attempt_lost"], body, step=row.model_step, actor=LEDGER, by_claim=False)
+
+    def reach(self, step: int) -> None:
+        """A new step is the proof that owners get somewhere: deaths are counted anew."""
+        if step > self.row.step:
+            self.row.step = step
+            self.row.deaths = 0
+
+    def move(
+        self,
+        to_state: TaskState,
+        reason: str,
+        message: str,
+        *,
+        actor: str,
+        result: str = "",
+        retry_delay_seconds: float = 0.0,
+        by_claim: bool = False,
+    ) -> None:
+        """One state change, one transition entry. Leaving RUNNING takes the claim and settles what it left open."""
+        row = self.row
+        check_move(row.state, to_state)
+        if row.state is TaskState.RUNNING:
+            self.settle_lost()
+        retry_at = self._retry_at(to_state, retry_delay_seconds)
+        transition = ledger_pb2.StateTransition(
+            from_state=STATES.to_wire(row.state),
+            to_state=STATES.to_wire(to_state),
+            reason=reason,
+            message=message,
+            result=result,
+            next_retry_time=None if retry_at is None else timestamp(retry_at),
+        )
+        body = ledger_pb2.EntryBody(transition=transition).SerializeToString()
+        self.append(KINDS["transition"], body, step=row.step, actor=actor, by_claim=by_claim)
+        row.state, row.reason, row.message = to_state, clean(reason), clean(message)
+        row.holds, row.next_retry_at = to_state is TaskState.RUNNING, retry_at
+        row.owner = row.owner if row.holds else ""
+        self.result = result.encode() or self.result
+        self.moved = True
+        self.claimable = to_state is TaskState.QUEUED and row.ending is None
+
+    def claim(self, epoch: int, claim_id: str, owner: str) -> None:
+        """A claim takes the task over: from here on older ones are fenced."""
+        row = self.row
+        row.epoch, row.claim_id, row.owner = epoch, claim_id, owner
+        row.commit_number, row.last_base = 0, row.sequence
+        row.last_commit_id, row.last_commit_hash, row.last_reply = "", b"", b""
+        row.claim_count += 1
+        self.move(TaskState.RUNNING, Reason.OPENED, "", actor=owner, by_claim=True)
+
+    def ask_ending(self, ending: Ending) -> None:
+        """From now on the task is to end like this."""
+        row = self.row
+        row.ending_state, row.ending_reason = ending.to_state.value, clean(ending.reason)
+        row.ending_message, row.ending_actor = clean(ending.message), clean(ending.actor)
+        row.ending_at = row.locked_at
+        self.moved = True
+        self.claimable = False
+
+    @property
+    def ended(self) -> bool:
+        return self.row.state in TERMINAL
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is anything to write."""
+        return self.moved or bool(self.entries)
+
+    def _retry_at(self, to_state: TaskState, delay_seconds: float) -> datetime | None:
+        if to_state is not TaskState.RETRY_SCHEDULED:
+            return None
+        return self.row.locked_at + timedelta(seconds=delay_seconds)
+
+
+def clean(text: str) -> str:
+    """A text that Postgres can keep. The entry has it as it came."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}") if "\0" in text else text

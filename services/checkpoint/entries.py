@@ -1,0 +1,53 @@
+"""Entries as they are read: rows to messages, in pages that are bounded by bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from services.checkpoint.queries import QUERIES, fetch_all
+from tenure.v1 import ledger_pb2
+from tenure.wire.times import timestamp
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tenure.runtime.postgres import Connection
+
+PAGE_BYTES: Final = 900_000
+"""Bodies of one page together. Envelopes come on top; a page stays under 1 MiB unless one entry alone is larger."""
+PAGE_ENTRIES: Final = 500
+
+
+def entry_of(columns: Sequence[Any]) -> ledger_pb2.Entry:
+    """An entry from (sequence, epoch, claim_id, attempt, step, actor, recorded_at, body)."""
+    sequence, epoch, claim_id, attempt, step, actor, recorded_at, body = columns
+    return ledger_pb2.Entry(
+        sequence=sequence,
+        epoch=epoch,
+        claim_id=claim_id,
+        attempt=attempt,
+        step=step,
+        actor=actor,
+        record_time=timestamp(recorded_at),
+        body=ledger_pb2.EntryBody.FromString(body),
+    )
+
+
+async def read_page(
+    connection: Connection,
+    task_id: str,
+    *,
+    after: int,
+    until: int,
+    page_size: int = PAGE_ENTRIES,
+    page_bytes: int = PAGE_BYTES,
+) -> list[ledger_pb2.Entry]:
+    """The entries after one sequence up to another, oldest first; at least one if there is any."""
+    parameters = {
+        "task_id": task_id,
+        "after": after,
+        "until": until,
+        "page_size": page_size,
+        "page_bytes": page_bytes,
+    }
+    return [entry_of(columns) for columns in await fetch_all(connection, QUERIES.page_of_entries, parameters)]

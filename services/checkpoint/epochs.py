@@ -1,0 +1,43 @@
+"""The ledger's side of epochs: the generation of etcd, and the highest epoch it ever registered."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from services.checkpoint.queries import QUERIES, fetch_one, in_ledger_transaction
+from tenure.domain.epochs import MAX_GENERATION
+from tenure.domain.errors import InvalidRequest
+from tenure.runtime.postgres import connection as pool_connection
+
+if TYPE_CHECKING:
+    from tenure.runtime.postgres import Connection, Pool
+
+_log: Final = logging.getLogger(__name__)
+
+
+async def get_epochs(pool: Pool) -> tuple[int, int]:
+    """(generation, highest registered epoch)."""
+    async with pool_connection(pool) as connection:
+        return await _read(connection)
+
+
+async def raise_generation(pool: Pool, expected: int, reason: str) -> int:
+    """The generation that stands: above `expected`, by this call or by somebody else's before."""
+    if not 0 <= expected < MAX_GENERATION:
+        raise InvalidRequest(violations=[("expected", f"must be 0 to {MAX_GENERATION - 1}")])
+
+    async def work(connection: Connection) -> tuple[int, bool]:
+        raised = await fetch_one(connection, QUERIES.raise_generation, {"expected": expected})
+        return (raised[0], True) if raised is not None else ((await _read(connection))[0], False)
+
+    generation, was_raised = await in_ledger_transaction(pool, work)
+    if was_raised:
+        _log.warning("the generation was raised", extra={"generation": generation, "reason": reason})
+    return generation
+
+
+async def _read(connection: Connection) -> tuple[int, int]:
+    found = await fetch_one(connection, QUERIES.get_epochs, {})
+    assert found is not None, "the row is made with the table and never deleted"
+    return found[0], found[1]

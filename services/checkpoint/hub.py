@@ -1,0 +1,119 @@
+"""Fan-out inside the process: who waits for a task's ledger to grow, and who waits for hints about the queue.
+
+Only the news that something moved is passed on. Watchers read the ledger itself, so a slow one neither loses an entry
+nor holds memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from tenure.runtime import metrics
+
+if TYPE_CHECKING:
+    from services.checkpoint.writing import Announcement
+
+_MOST_ENDING_IDS: Final = 4096
+
+
+class TaskWatch:
+    """One watcher of one task."""
+
+    def __init__(self) -> None:
+        self._moved = asyncio.Event()
+        self.seen_sequence = 0
+
+    def wake(self) -> None:
+        self._moved.set()
+
+    async def wait(self) -> None:
+        """Until something moved since the last `wait`."""
+        await self._moved.wait()
+        self._moved.clear()
+
+
+class QueueWatch:
+    """One coordinator's hints, as far as they were not yet sent. Hints may be lost: lists are the truth."""
+
+    def __init__(self) -> None:
+        self._news = asyncio.Event()
+        self._claimable = False
+        self._ending_task_ids: set[str] = set()
+
+    def tell(self, *, claimable: bool, ending_task_ids: Iterable[str]) -> None:
+        self._claimable = self._claimable or claimable
+        room = _MOST_ENDING_IDS - len(self._ending_task_ids)
+        self._ending_task_ids.update(list(ending_task_ids)[: max(0, room)])
+        if self._claimable or self._ending_task_ids:
+            self._news.set()
+
+    async def take(self) -> tuple[bool, list[str]]:
+        """What came since the last time: (claimable, tasks that are to end)."""
+        await self._news.wait()
+        self._news.clear()
+        claimable, self._claimable = self._claimable, False
+        ending, self._ending_task_ids = sorted(self._ending_task_ids), set()
+        return claimable, ending
+
+
+class Hub:
+    """All watchers of this process."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, set[TaskWatch]] = {}
+        self._queues: set[QueueWatch] = set()
+        self.closed = False
+        self._watchers = metrics.cell("tenure_watchers")
+
+    def tell(self, news: Announcement) -> None:
+        """Something moved, here or at another replica."""
+        for task_id in news.task_ids & self._tasks.keys():
+            for watch in self._tasks[task_id]:
+                watch.wake()
+        for queue in self._queues:
+            queue.tell(claimable=news.claimable, ending_task_ids=news.ending_task_ids)
+
+    def wake_all(self) -> None:
+        """News may have been missed: everybody looks for himself."""
+        for watches in self._tasks.values():
+            for watch in watches:
+                watch.wake()
+        for queue in self._queues:
+            queue.tell(claimable=True, ending_task_ids=())
+
+    def close(self) -> None:
+        """The process stops: whoever waits is woken to find `closed`."""
+        self.closed = True
+        self.wake_all()
+
+    def watched(self) -> dict[str, int]:
+        """The watched tasks, with the lowest sequence that a watcher of it has seen."""
+        return {task_id: min(watch.seen_sequence for watch in them) for task_id, them in self._tasks.items()}
+
+    @contextmanager
+    def watch_task(self, task_id: str) -> Iterator[TaskWatch]:
+        """A watch for the time of the block. Begin it before reading the ledger: then nothing falls in between."""
+        watch = TaskWatch()
+        self._tasks.setdefault(task_id, set()).add(watch)
+        self._watchers.value += 1
+        try:
+            yield watch
+        finally:
+            self._watchers.value -= 1
+            self._tasks[task_id].discard(watch)
+            if not self._tasks[task_id]:
+                del self._tasks[task_id]
+
+    @contextmanager
+    def watch_queue(self) -> Iterator[QueueWatch]:
+        """Hints for the time of the block; the first comes at once, for what was there before."""
+        watch = QueueWatch()
+        watch.tell(claimable=True, ending_task_ids=())
+        self._queues.add(watch)
+        try:
+            yield watch
+        finally:
+            self._queues.discard(watch)

@@ -1,0 +1,115 @@
+"""The checkpoint process: its settings and its composition."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from services.checkpoint.batcher import Batcher
+from services.checkpoint.committer import LedgerCommitter
+from services.checkpoint.hub import Hub
+from services.checkpoint.queries import MIGRATIONS, SCHEMA, SESSION_SETTINGS
+from services.checkpoint.refusals import Refusals
+from services.checkpoint.replicas import Replicas
+from services.checkpoint.servicer import CheckpointServicer, Ledger
+from services.checkpoint.sweeps import Sweeper
+from services.checkpoint.watching import Watching
+from tenure.runtime.duties import Duties
+from tenure.runtime.migrations import migrate
+from tenure.runtime.postgres import PoolOptions, open_pool, startup_guard
+from tenure.runtime.process import Process, run
+from tenure.runtime.rpc_server import RpcServer
+from tenure.runtime.service import CommonSettings, run_service, serve
+from tenure.runtime.settings import Address, ConfigurationError, Secret, group, load, setting
+from tenure.runtime.signing import Verifier
+from tenure.v1.checkpoint_service_pb2_grpc import add_CheckpointServiceServicer_to_server
+from tenure.validators import validate
+
+NAME: Final = "checkpoint"
+PREFIX: Final = "TENURE_CHECKPOINT_"
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How this process runs."""
+
+    listen: Address = setting("where to serve", default=Address("127.0.0.1:8472"))
+    postgres_dsn: Secret = setting("the database of the ledger")
+    verifying_keys_file: Path = setting("public keys of those who sign tokens")
+    migrate: str = setting(
+        "check: refuse an old schema; auto: bring it up to date", default="check", choices=("check", "auto")
+    )
+    allow_unsafe_postgres: bool = setting("run on a Postgres that may lose what it acknowledged", default=False)
+    pool_size: int = setting("most connections besides the committing one", default=12, minimum=2, maximum=200)
+    sweep_interval_seconds: float = setting("how often time is looked at", default=0.5, minimum=0.05, maximum=60)
+    common: CommonSettings = group(CommonSettings)
+
+
+async def compose(process: Process, settings: Settings) -> None:
+    """Serve until told to stop."""
+    await serve(process, await assemble(process, settings))
+
+
+async def assemble(process: Process, settings: Settings) -> RpcServer:
+    """Open everything in the order of dependency; what is left is to open the server."""
+    verifier = _verifier(settings.verifying_keys_file)
+    await migrate(settings.postgres_dsn, MIGRATIONS, allowed=settings.migrate == "auto")
+    options = PoolOptions(max_size=settings.pool_size, settings=SESSION_SETTINGS)
+    pool = await process.open(open_pool(settings.postgres_dsn, service=NAME, schema=SCHEMA, options=options))
+    await startup_guard(pool, allow_unsafe=settings.allow_unsafe_postgres)
+    hub = Hub()
+    replicas = Replicas(settings.postgres_dsn, pool, hub)
+    committer = await process.open(LedgerCommitter(settings.postgres_dsn, replicas.announce))
+    batcher, refusals = Batcher(committer), Refusals(pool)
+    sweeper = Sweeper(pool, replicas.announce, settings.sweep_interval_seconds)
+    duties = await process.open(Duties())
+    duties.start("commit", batcher.run)
+    duties.start("refusals", refusals.run)
+    duties.start("notify", replicas.run_notify)
+    duties.start("listen", replicas.run_listen)
+    duties.start("poll", replicas.run_poll)
+    duties.start("retries", sweeper.run_retries)
+    duties.start("deadlines", sweeper.run_deadlines)
+    server = RpcServer(settings.listen, validate=validate, stopping=process.stopping)
+    ledger = Ledger(pool, verifier, batcher, Watching(pool, hub), refusals, replicas.announce, server.stopping)
+    server.add("tenure.v1.CheckpointService", add_CheckpointServiceServicer_to_server, CheckpointServicer(ledger))
+    duties.start("close watches", lambda: _close_when(server.stopping, hub))
+    return server
+
+
+async def _close_when(stopping: asyncio.Event, hub: Hub) -> None:
+    """Streams that wait for news must not hold up the end."""
+    await stopping.wait()
+    hub.close()
+
+
+def _verifier(path: Path) -> Verifier:
+    try:
+        return Verifier(path)
+    except ValueError as error:
+        raise ConfigurationError([str(error)]) from error
+
+
+async def _migrate_only(_process: Process) -> None:
+    settings = load(Settings, os.environ, prefix=PREFIX)
+    applied = await migrate(settings.postgres_dsn, MIGRATIONS)
+    _log.info("migrated", extra={"migrations": applied})
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`python -m services.checkpoint [migrate]`; the exit code is the process's."""
+    match list(arguments):
+        case []:
+            return run_service(NAME, Settings, os.environ, compose)
+        case ["migrate"]:
+            return int(run(_migrate_only))
+        case _:
+            print("usage: python -m services.checkpoint [migrate]", file=sys.stderr)  # noqa: T201  for the operator
+            return 2

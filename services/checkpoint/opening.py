@@ -1,0 +1,80 @@
+"""Open: the fence is raised and the history pinned in one transaction; the history is read afterwards, page by page.
+
+That is the same history: no older epoch can append once the fence is raised, and entries are never changed. So no
+lock waits for a slow reader.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from services.checkpoint.draft import LEDGER, Draft
+from services.checkpoint.entries import read_page
+from services.checkpoint.prepared import task_of
+from services.checkpoint.queries import in_ledger_transaction
+from services.checkpoint.rows import lock_tasks
+from services.checkpoint.snapshots import read_task
+from services.checkpoint.writing import Announcement, announcement_of, write
+from tenure.domain.admission import OpenVerdict, decide_open
+from tenure.domain.errors import NotFound
+from tenure.domain.states import Reason, TaskState
+from tenure.runtime.failpoint import failpoint
+from tenure.runtime.postgres import connection as pool_connection
+from tenure.v1 import checkpoint_service_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tenure.domain.token import Claims
+    from tenure.runtime.postgres import Connection, Pool
+
+
+class Opened(NamedTuple):
+    """The header to send, and what to announce."""
+
+    header: pb.OpenHeader
+    announcement: Announcement
+
+
+async def open_task(pool: Pool, claims: Claims) -> Opened:
+    """Raise the fence. Raises NotFound, StaleEpoch, WrongState; then nothing has changed."""
+    task_id = task_of(claims)
+
+    async def work(connection: Connection) -> Opened:
+        await failpoint("checkpoint.before_open")
+        tasks, budgets = await lock_tasks(connection, [task_id])
+        row = tasks.get(task_id)
+        if row is None or row.tenant != claims.tenant:
+            raise NotFound(f"there is no task {task_id}")
+        draft = Draft(row, budgets[row.root_task_id])
+        _take_over(draft, decide_open(row.fence, claims.fence), claims)
+        await write(connection, [draft])
+        task = await read_task(connection, row.tenant, task_id)
+        header = pb.OpenHeader(task=task, next_commit_number=row.commit_number + 1)
+        return Opened(header, announcement_of([draft]))
+
+    opened = await in_ledger_transaction(pool, work)
+    await failpoint("checkpoint.after_open")
+    return opened
+
+
+def _take_over(draft: Draft, verdict: OpenVerdict, claims: Claims) -> None:
+    """Settle the call an owner may have sent, and move the task under the new claim. Again: only the first."""
+    draft.settle_lost()
+    if verdict is OpenVerdict.AGAIN:
+        return
+    if verdict is OpenVerdict.TAKEOVER:
+        message = f"taken over from {draft.row.owner}"
+        draft.move(TaskState.QUEUED, Reason.CLAIM_LOST, message, actor=LEDGER)
+    draft.claim(claims.epoch, claims.claim_id, claims.holder)
+
+
+async def history(pool: Pool, task_id: str, until: int) -> AsyncIterator[pb.EntryPage]:
+    """All entries up to a sequence, in pages; no connection is held while a page is being sent."""
+    after = 0
+    while after < until:
+        async with pool_connection(pool) as connection:
+            entries = await read_page(connection, task_id, after=after, until=until)
+        assert entries, f"the ledger of {task_id} has no entry {after + 1} of {until}"
+        yield pb.EntryPage(entries=entries)
+        after = entries[-1].sequence

@@ -1,0 +1,216 @@
+"""A commit as it came, checked and taken apart before it waits for its batch: one bad commit must harm no neighbour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, NamedTuple
+from uuid import UUID
+
+from services.checkpoint.kinds import KINDS, WRITTEN_BY_OWNERS
+from tenure.domain.budget import ReserveRequest, TokenUsage
+from tenure.domain.endings import CallOpened, CallSettled
+from tenure.domain.errors import InvalidRequest
+from tenure.domain.states import TERMINAL, TaskState
+from tenure.validators import CALL_ID, validate
+from tenure.wire.entries import settled_usage
+from tenure.wire.enums import STATES
+from tenure.wire.times import seconds
+from tenure.wire.token import check_token
+
+if TYPE_CHECKING:
+    from tenure.domain.epochs import Fence
+    from tenure.domain.token import Claims
+    from tenure.runtime.signing import Verifier
+    from tenure.v1 import checkpoint_service_pb2 as pb
+    from tenure.v1 import ledger_pb2
+
+_SEPARATOR = b"\x00"
+
+
+class NewFact(NamedTuple):
+    """An entry as it will be stored."""
+
+    step: int
+    kind: int
+    body: bytes
+
+
+class Settlement(NamedTuple):
+    """The end of a model attempt, told by one of the entries."""
+
+    step: int
+    attempt_number: int
+    usage: TokenUsage
+    model: str
+    provider_request_id: str
+
+
+class Move(NamedTuple):
+    """The move out of RUNNING that was asked for."""
+
+    to_state: TaskState
+    reason: str
+    message: str
+    result: str
+    retry_delay_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCommit:
+    """Everything a batch needs to know of a commit."""
+
+    task_id: str
+    fence: Fence
+    tenant: str
+    holder: str
+    commit_id: str
+    commit_number: int
+    known_sequence: int
+    payload_hash: bytes
+    facts: tuple[NewFact, ...]
+    calls: tuple[CallOpened | CallSettled, ...]
+    settlement: Settlement | None
+    move: Move | None
+    reserve: ReserveRequest | None
+    size_bytes: int
+
+    @property
+    def step(self) -> int:
+        """The highest step of its facts."""
+        return max((fact.step for fact in self.facts), default=0)
+
+
+def prepare(request: pb.CommitRequest, verifier: Verifier, *, validated: bool) -> PreparedCommit:
+    """Raises InvalidRequest, Unauthenticated, PermissionDenied. `validated`: the server's interceptor has done it."""
+    if not validated:
+        validate(request)
+    claims = check_token(verifier, request.token)
+    task_id = task_of(claims)
+    facts = tuple(_facts(request))
+    move = _move(request)
+    reserve = _reserve(request)
+    return PreparedCommit(
+        task_id=task_id,
+        fence=claims.fence,
+        tenant=claims.tenant,
+        holder=claims.holder,
+        commit_id=request.commit_id,
+        commit_number=request.commit_number,
+        known_sequence=request.known_sequence,
+        payload_hash=_hash(request, facts),
+        facts=facts,
+        calls=tuple(_calls(request)),
+        settlement=_settlement(request),
+        move=move,
+        reserve=reserve,
+        size_bytes=sum(len(fact.body) for fact in facts),
+    )
+
+
+def task_of(claims: Claims) -> str:
+    """The token's task; a signed name that is no UUID would fail a whole batch."""
+    task_id = claims.task_id
+    try:
+        UUID(task_id)
+    except ValueError:
+        raise InvalidRequest(violations=[("token", "names no task")]) from None
+    return task_id
+
+
+def _facts(request: pb.CommitRequest) -> list[NewFact]:
+    facts = []
+    for index, entry in enumerate(request.entries):
+        kind = entry.body.WhichOneof("body")
+        if kind not in WRITTEN_BY_OWNERS:
+            told = "is empty" if kind is None else f"of kind {kind} is written by the ledger alone"
+            raise InvalidRequest(violations=[(f"entries[{index}].body", told)])
+        if entry.step < 0:
+            raise InvalidRequest(violations=[(f"entries[{index}].step", "must not be negative")])
+        facts.append(NewFact(entry.step, KINDS[kind], entry.body.SerializeToString(deterministic=True)))
+    return facts
+
+
+def _calls(request: pb.CommitRequest) -> list[CallOpened | CallSettled]:
+    calls: list[CallOpened | CallSettled] = []
+    for index, entry in enumerate(request.entries):
+        match entry.body.WhichOneof("body"):
+            case "tool_intent":
+                call_id = entry.body.tool_intent.call_id
+                calls.append(CallOpened(call_id))
+            case "tool_outcome":
+                call_id = entry.body.tool_outcome.call_id
+                calls.append(CallSettled(call_id))
+            case _:
+                continue
+        if CALL_ID.match(call_id) is None:
+            raise InvalidRequest(violations=[(f"entries[{index}].body", 'call_id must be "<step>.<index>"')])
+    return calls
+
+
+def _settlement(request: pb.CommitRequest) -> Settlement | None:
+    """A commit settles at most one attempt: there is at most one open."""
+    found: Settlement | None = None
+    for index, entry in enumerate(request.entries):
+        settled = settled_usage(entry.body)
+        if settled is None:
+            continue
+        number, usage = settled
+        if found is not None:
+            raise InvalidRequest(violations=[(f"entries[{index}].body", "a second end of a model attempt")])
+        if min(usage.input_tokens, usage.output_tokens) < 0 or usage.cache_read_input_tokens < 0:
+            raise InvalidRequest(violations=[(f"entries[{index}].body", "usage must not be negative")])
+        if usage.cache_creation_input_tokens < 0:
+            raise InvalidRequest(violations=[(f"entries[{index}].body", "usage must not be negative")])
+        found = Settlement(entry.step, number, usage, *_provider_words(entry.body))
+    return found
+
+
+def _provider_words(body: ledger_pb2.EntryBody) -> tuple[str, str]:
+    """(model, id of the request) as the provider told them."""
+    if body.WhichOneof("body") == "assistant_message":
+        return body.assistant_message.model, body.assistant_message.provider_request_id
+    return "", body.model_failure.provider_request_id
+
+
+def _move(request: pb.CommitRequest) -> Move | None:
+    if not request.HasField("transition"):
+        return None
+    asked = request.transition
+    try:
+        to_state = STATES.to_domain(asked.to_state)
+    except ValueError:
+        raise InvalidRequest(violations=[("transition.to_state", "is no state")]) from None
+    if asked.result and to_state not in TERMINAL:
+        raise InvalidRequest(violations=[("transition.result", "belongs to endings only")])
+    if to_state is TaskState.RETRY_SCHEDULED and not asked.HasField("retry_delay"):
+        raise InvalidRequest(violations=[("transition.retry_delay", "must be set for RETRY_SCHEDULED")])
+    return Move(to_state, asked.reason, asked.message, asked.result, seconds(asked.retry_delay))
+
+
+def _reserve(request: pb.CommitRequest) -> ReserveRequest | None:
+    if not request.HasField("reserve"):
+        return None
+    asked = request.reserve
+    return ReserveRequest(
+        step=asked.step,
+        attempt_number=asked.attempt_number,
+        model=asked.model,
+        input_tokens=asked.input_tokens,
+        max_output_tokens=asked.max_output_tokens,
+        min_output_tokens=asked.min_output_tokens,
+    )
+
+
+def _hash(request: pb.CommitRequest, facts: tuple[NewFact, ...]) -> bytes:
+    """Of everything but the token, which may be issued anew between a commit and its repeat."""
+    digest = blake2b(f"{request.commit_number} {request.known_sequence}".encode(), digest_size=16)
+    for fact in facts:
+        digest.update(f" {fact.step} {fact.kind} {len(fact.body)} ".encode())
+        digest.update(fact.body)
+    for name in ("transition", "reserve"):
+        digest.update(_SEPARATOR)
+        if request.HasField(name):
+            digest.update(getattr(request, name).SerializeToString(deterministic=True))
+            digest.update(_SEPARATOR)
+    return digest.digest()

@@ -1,0 +1,128 @@
+"""What coordinators ask of the queue: offers, endings, grants, and what the ledger knows of claims."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from services.checkpoint.queries import QUERIES, fetch_all, in_ledger_transaction
+from tenure.domain.states import TaskState
+from tenure.runtime.postgres import connection as pool_connection
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_pb2
+from tenure.wire.enums import PRIORITIES, STATES
+from tenure.wire.times import seconds, timestamp
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tenure.runtime.postgres import Connection, Pool
+
+DEFAULT_RESERVE_SECONDS: Final = 1.0
+ENDING_RESERVE_SECONDS: Final = 2.0
+DEFAULT_RUNNING_PAGE: Final = 500
+_FIRST_ID: Final = "00000000-0000-0000-0000-000000000000"
+
+
+async def list_claimable(pool: Pool, request: pb.ListClaimableRequest) -> list[pb.Offer]:
+    """Queued tasks without a pending ending, by priority, begun ones first, then age; kept from others for a while."""
+    parameters: dict[str, Any] = {
+        "priorities": [int(PRIORITIES.to_domain(priority)) for priority in request.priorities],
+        "loops": list(request.loops),
+        "limit": request.limit,
+        "reserve_seconds": seconds(request.reserve_duration) or DEFAULT_RESERVE_SECONDS,
+    }
+    statement = QUERIES.offer_from_any
+    if request.queues:
+        statement, parameters["queues"] = QUERIES.offer_from_queues, sorted(set(request.queues))
+    rows = await _offered(pool, statement, parameters)
+    rows.sort(key=lambda row: (row[3], row[8] == 0, row[9]))  # RETURNING has no order
+    return [_offer(row) for row in rows]
+
+
+async def list_endings(pool: Pool, request: pb.ListEndingsRequest) -> list[pb.ListEndingsResponse.Ending]:
+    """Tasks to be ended under a claim of the coordinator's own, oldest first; kept from others for a while."""
+    parameters = {
+        "grace_seconds": seconds(request.grace),
+        "limit": request.limit,
+        "reserve_seconds": ENDING_RESERVE_SECONDS,
+    }
+    rows = await _offered(pool, QUERIES.offer_endings, parameters)
+    rows.sort(key=lambda row: row[5])
+    return [
+        pb.ListEndingsResponse.Ending(
+            task_id=task_id, tenant=tenant, to_state=STATES.to_wire(TaskState(state)), reason=reason, message=message
+        )
+        for task_id, tenant, state, reason, message, _ in rows
+    ]
+
+
+async def register_grants(pool: Pool, grants: Sequence[pb.RegisterGrantsRequest.Grant]) -> list[str]:
+    """The claim_ids that are grants from now on, in the order asked. One statement: all that can be, is."""
+    parameters = {
+        "task_ids": [grant.task_id for grant in grants],
+        "epochs": [grant.epoch for grant in grants],
+        "claim_ids": [grant.claim_id for grant in grants],
+    }
+
+    async def work(connection: Connection) -> set[str]:
+        return {claim_id for (claim_id,) in await fetch_all(connection, QUERIES.register_grants, parameters)}
+
+    registered = await in_ledger_transaction(pool, work)
+    return [grant.claim_id for grant in grants if grant.claim_id in registered]
+
+
+async def inspect_claims(
+    pool: Pool, claims: Sequence[pb.InspectClaimsRequest.Claim]
+) -> list[pb.InspectClaimsResponse.Verdict]:
+    """What is known of each, in the order asked."""
+    parameters = {
+        "task_ids": [claim.task_id for claim in claims],
+        "claim_ids": [claim.claim_id for claim in claims],
+    }
+    async with pool_connection(pool) as connection:
+        rows = await fetch_all(connection, QUERIES.inspect_claims, parameters)
+    return [
+        pb.InspectClaimsResponse.Verdict(
+            registered=registered,
+            state=STATES.to_wire(TaskState(state)) if state else task_pb2.TASK_STATE_UNSPECIFIED,
+            running=running,
+        )
+        for registered, state, running in rows
+    ]
+
+
+async def list_running(pool: Pool, request: pb.ListRunningRequest) -> list[pb.ListRunningResponse.Running]:
+    """Held tasks with their claims, by task_id."""
+    parameters = {
+        "after_task_id": request.after_task_id or _FIRST_ID,
+        "page_size": request.page_size or DEFAULT_RUNNING_PAGE,
+    }
+    async with pool_connection(pool) as connection:
+        rows = await fetch_all(connection, QUERIES.list_running, parameters)
+    return [
+        pb.ListRunningResponse.Running(
+            task_id=task_id, claim_id=claim_id, epoch=epoch, owner=owner, update_time=timestamp(updated_at)
+        )
+        for task_id, claim_id, epoch, owner, updated_at in rows
+    ]
+
+
+async def _offered(pool: Pool, statement: bytes, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+    async def work(connection: Connection) -> list[tuple[Any, ...]]:
+        return await fetch_all(connection, statement, parameters)
+
+    return await in_ledger_transaction(pool, work)
+
+
+def _offer(row: tuple[Any, ...]) -> pb.Offer:
+    task_id, tenant, queue, priority, loop, epoch, reason, tools, _, _ = row
+    return pb.Offer(
+        task_id=task_id,
+        tenant=tenant,
+        queue=queue,
+        priority=PRIORITIES.to_wire(PRIORITIES.to_domain(priority)),
+        loop=loop,
+        previous_epoch=epoch,
+        reason=reason,
+        tools=None if tools is None else task_pb2.ToolAllowlist(names=tools),
+    )

@@ -1,0 +1,137 @@
+"""Reads for the gateway: a task, tasks in pages, entries in pages. Everything is seen by its own tenant only."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from services.checkpoint.entries import read_page
+from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, refusing_unfit_text
+from services.checkpoint.snapshots import read_task, read_tasks
+from tenure.domain.errors import InvalidRequest, NotFound
+from tenure.domain.states import TERMINAL, TaskState
+from tenure.runtime.postgres import connection as pool_connection
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.wire.enums import STATES
+
+if TYPE_CHECKING:
+    from tenure.runtime.postgres import Connection, Pool
+    from tenure.v1 import ledger_pb2, task_pb2
+
+DEFAULT_TASKS: Final = 50
+DEFAULT_ENTRIES: Final = 200
+LIST_BYTES: Final = 1_500_000
+TASK_PAGE_BYTES: Final = 3 * 1024 * 1024
+_NEWEST: Final = ("infinity", "ffffffff-ffff-ffff-ffff-ffffffffffff")
+
+
+class Place(NamedTuple):
+    """Where a task's ledger ends."""
+
+    sequence: int
+    ended: bool
+
+
+async def get_task(pool: Pool, tenant: str, task_id: str) -> task_pb2.Task:
+    """Raises NotFound."""
+    async with pool_connection(pool) as connection:
+        return await read_task(connection, tenant, task_id)
+
+
+async def list_tasks(
+    pool: Pool, tenant: str, request: pb.CheckpointServiceListTasksRequest
+) -> pb.CheckpointServiceListTasksResponse:
+    """A page, newest first. Large specs may make it shorter than asked: the token says whether there is more."""
+    page_size = request.page_size or DEFAULT_TASKS
+    before, before_task_id = _read_token(request.page_token)
+    wanted = request.filter
+    parameters = {
+        "tenant": tenant,
+        "before": before,
+        "before_task_id": before_task_id,
+        "states": [_state(number) for number in wanted.states],
+        "queue": wanted.queue,
+        "root_task_id": wanted.root_task_id,
+        "labels": json.dumps(dict(wanted.labels)),
+        "page_size": page_size,
+    }
+    with refusing_unfit_text():
+        async with pool_connection(pool) as connection:
+            places = await fetch_all(connection, QUERIES.list_tasks, parameters)
+            tasks = await _tasks_that_fit(connection, tenant, [task_id for task_id, _ in places])
+    more = len(places) == page_size or len(tasks) < len(places)
+    last = places[len(tasks) - 1] if tasks and more else None
+    token = "" if last is None else _write_token(created_at=last[1], task_id=last[0])
+    return pb.CheckpointServiceListTasksResponse(tasks=tasks, next_page_token=token)
+
+
+async def _tasks_that_fit(connection: Connection, tenant: str, task_ids: list[str]) -> list[task_pb2.Task]:
+    """As many as fit into one answer, at least one; read in small parts, since each may hold a large spec."""
+    tasks: list[task_pb2.Task] = []
+    size = 0
+    for start in range(0, len(task_ids), 10):
+        for task in await read_tasks(connection, tenant, task_ids[start : start + 10]):
+            size += task.ByteSize()
+            if tasks and size > TASK_PAGE_BYTES:
+                return tasks
+            tasks.append(task)
+    return tasks
+
+
+async def list_entries(pool: Pool, tenant: str, request: pb.ListEntriesRequest) -> pb.ListEntriesResponse:
+    """A page, oldest first. Raises NotFound."""
+    async with pool_connection(pool) as connection:
+        place = await place_of(connection, tenant, request.task_id)
+        entries = await read_page(
+            connection,
+            request.task_id,
+            after=request.after_sequence,
+            until=place.sequence,
+            page_size=request.page_size or DEFAULT_ENTRIES,
+            page_bytes=LIST_BYTES // 2,
+        )
+    more = bool(entries) and entries[-1].sequence < place.sequence
+    return pb.ListEntriesResponse(entries=entries, more=more)
+
+
+async def entries_after(pool: Pool, tenant: str, task_id: str, after: int) -> tuple[Place, list[ledger_pb2.Entry]]:
+    """Where the ledger ends, and the next page after a sequence. Raises NotFound."""
+    async with pool_connection(pool) as connection:
+        place = await place_of(connection, tenant, task_id)
+        if place.sequence <= after:
+            return place, []
+        return place, await read_page(connection, task_id, after=after, until=place.sequence)
+
+
+async def place_of(connection: Connection, tenant: str, task_id: str) -> Place:
+    """Raises NotFound, also for another tenant's task."""
+    found = await fetch_one(connection, QUERIES.task_place, {"task_id": task_id, "tenant": tenant})
+    if found is None:
+        raise NotFound(f"there is no task {task_id}")
+    return Place(found[0], TaskState(found[1]) in TERMINAL)
+
+
+def _state(number: int) -> str:
+    try:
+        return STATES.to_domain(number).value
+    except ValueError:
+        raise InvalidRequest(violations=[("filter.states", "must be states")]) from None
+
+
+def _write_token(*, created_at: str, task_id: str) -> str:
+    return base64.urlsafe_b64encode(f"{created_at} {task_id}".encode()).decode()
+
+
+def _read_token(token: str) -> tuple[str, str]:
+    """(created_at, task_id) to go on below."""
+    if not token:
+        return _NEWEST
+    try:
+        created_at, _, task_id = base64.urlsafe_b64decode(token.encode()).decode().rpartition(" ")
+    except (binascii.Error, UnicodeError):
+        created_at = task_id = ""
+    if not created_at or len(task_id) != len(_NEWEST[1]):
+        raise InvalidRequest(violations=[("page_token", "is none of ours")])
+    return created_at, task_id

@@ -1,0 +1,109 @@
+"""The audit of refused writes: who tried what with which epoch. Written beside the path that refuses, never in it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from services.checkpoint.draft import clean
+from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger_transaction
+from tenure.domain.errors import NotFound
+from tenure.runtime import metrics
+from tenure.runtime.postgres import connection as pool_connection
+from tenure.v1 import token_pb2
+from tenure.wire.times import timestamp
+
+if TYPE_CHECKING:
+    from tenure.domain.errors import StaleEpoch
+    from tenure.domain.token import Claims
+    from tenure.runtime.postgres import Connection, Pool
+
+_log: Final = logging.getLogger(__name__)
+KEPT_PER_TASK: Final = 500
+_WAITING: Final = 2000
+_ROWS_A_WRITE: Final = 200
+
+
+class _Refusal(NamedTuple):
+    task_id: str
+    tenant: str
+    method: str
+    presented: int
+    current: int
+    holder: str
+    refused_at: str
+
+
+class Refusals:
+    """Start `run` as a duty. What does not fit into the queue is counted and still in the log."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._waiting: deque[_Refusal] = deque()
+        self._there_is_work = asyncio.Event()
+
+    def note(self, method: str, claims: Claims, error: StaleEpoch) -> None:
+        """A fence refused this."""
+        presented, current = error.presented or 0, error.current or 0
+        metrics.count("tenure_stale_epoch_rejections_total", service="checkpoint")
+        _log.warning(
+            "a stale write was refused",
+            extra={
+                "task": claims.task_id,
+                "method": method,
+                "epoch": presented,
+                "current_epoch": current,
+                "holder": claims.holder,
+            },
+        )
+        if len(self._waiting) >= _WAITING:
+            metrics.count("tenure_refusals_not_kept_total")
+            return
+        refused_at = datetime.now(UTC).isoformat()
+        self._waiting.append(
+            _Refusal(claims.task_id, claims.tenant, method, presented, current, clean(claims.holder), refused_at)
+        )
+        self._there_is_work.set()
+
+    async def run(self) -> None:
+        """Write what is noted until cancelled. Rows whose write failed are tried again with the next."""
+        while True:
+            await self._there_is_work.wait()
+            rows = [self._waiting[index] for index in range(min(len(self._waiting), _ROWS_A_WRITE))]
+            if rows:
+                await self._write(rows)
+                for _ in rows:
+                    self._waiting.popleft()
+            if not self._waiting:
+                self._there_is_work.clear()
+
+    async def _write(self, rows: list[_Refusal]) -> None:
+        names = ("task_ids", "tenants", "methods", "presented", "current", "holders", "times")
+        columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+
+        async def work(connection: Connection) -> None:
+            await connection.execute(QUERIES.record_refusals, {**columns, "kept": KEPT_PER_TASK})
+
+        await in_ledger_transaction(self._pool, work)
+
+
+async def list_refusals(pool: Pool, tenant: str, task_id: str) -> list[token_pb2.RefusedWrite]:
+    """A task's refused writes, newest first. Raises NotFound."""
+    async with pool_connection(pool) as connection:
+        if await fetch_one(connection, QUERIES.task_place, {"task_id": task_id, "tenant": tenant}) is None:
+            raise NotFound(f"there is no task {task_id}")
+        rows = await fetch_all(connection, QUERIES.list_refusals, {"task_id": task_id, "limit": KEPT_PER_TASK})
+    return [
+        token_pb2.RefusedWrite(
+            task_id=task_id,
+            method=method,
+            presented_epoch=presented,
+            current_epoch=current,
+            holder=holder,
+            refuse_time=timestamp(refused_at),
+        )
+        for method, presented, current, holder, refused_at in rows
+    ]

@@ -1,0 +1,65 @@
+"""Claims that are gone: their tasks go back into the queue, if they still run under exactly that claim."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from services.checkpoint.draft import LEDGER, Draft
+from services.checkpoint.finishing import carry_out_ending
+from services.checkpoint.queries import in_ledger_transaction
+from services.checkpoint.rows import lock_tasks
+from services.checkpoint.writing import Announcement, announcement_of, write
+from tenure.domain.endings import ORDERLY, ending_of_lost_claim
+from tenure.domain.states import TaskState
+from tenure.domain.task import LeaseLostPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tenure.runtime.postgres import Connection, Pool
+    from tenure.v1 import checkpoint_service_pb2 as pb
+
+_TASKS_A_TRANSACTION: Final = 128
+
+
+async def requeue_lost(pool: Pool, lost: Sequence[pb.RequeueLostRequest.Lost]) -> tuple[list[str], Announcement]:
+    """The tasks that were put back, or ended by their policy. Any replica may say it: only the first is heard."""
+    put_back: list[str] = []
+    told = Announcement()
+    by_task = {one.task_id: one for one in lost}
+    task_ids = sorted(by_task)
+    for start in range(0, len(task_ids), _TASKS_A_TRANSACTION):
+        part = [by_task[task_id] for task_id in task_ids[start : start + _TASKS_A_TRANSACTION]]
+        drafts = await in_ledger_transaction(pool, partial(_requeue, part))
+        put_back += [draft.row.task_id for draft in drafts]
+        told.add(announcement_of(drafts))
+    return put_back, told
+
+
+async def _requeue(lost: Sequence[pb.RequeueLostRequest.Lost], connection: Connection) -> list[Draft]:
+    tasks, budgets = await lock_tasks(connection, [one.task_id for one in lost])
+    drafts = []
+    for one in lost:
+        row = tasks.get(one.task_id)
+        if row is None or not row.holds or row.claim_id != one.claim_id:
+            continue
+        draft = Draft(row, budgets[row.root_task_id])
+        _put_back(draft, one)
+        await carry_out_ending(connection, draft)
+        drafts.append(draft)
+    await write(connection, drafts)
+    return drafts
+
+
+def _put_back(draft: Draft, lost: pb.RequeueLostRequest.Lost) -> None:
+    row = draft.row
+    if lost.reason not in ORDERLY:
+        row.deaths += 1
+    if row.ending is None:
+        policy = LeaseLostPolicy(row.on_lease_lost)
+        ending = ending_of_lost_claim(policy, row.deaths, lost.reason, lost.message)
+        if ending is not None:
+            draft.ask_ending(ending)
+    draft.settle_lost(lost.output_tokens)
+    draft.move(TaskState.QUEUED, lost.reason, lost.message, actor=LEDGER)

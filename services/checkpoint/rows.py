@@ -1,0 +1,148 @@
+"""The row of a task as it stands under its lock, and the budget of its root. Changed in memory, then written back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from services.checkpoint.queries import QUERIES, fetch_all
+from tenure.domain.admission import FenceRow
+from tenure.domain.budget import Budget, TokenUsage
+from tenure.domain.endings import Ending
+from tenure.domain.epochs import Fence
+from tenure.domain.states import TaskState
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from tenure.runtime.postgres import Connection
+
+
+@dataclass(slots=True)
+class TaskRow:
+    """A task under its lock. The fields and their order are those of the statement `lock`."""
+
+    locked_at: datetime
+    task_id: str
+    tenant: str
+    root_task_id: str
+    max_steps: int
+    on_lease_lost: str
+    state: TaskState
+    reason: str
+    message: str
+    attempt: int
+    epoch: int
+    claim_id: str
+    holds: bool
+    owner: str
+    granted: int
+    granted_claim: str
+    claim_count: int
+    deaths: int
+    commit_number: int
+    last_commit_id: str
+    last_commit_hash: bytes
+    last_reply: bytes
+    last_base: int
+    sequence: int
+    step: int
+    open_calls: tuple[str, ...]
+    model_open: bool
+    model_step: int
+    model_attempt: int
+    model_name: str
+    model_input: int
+    model_output: int
+    input_tokens: int
+    output_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    ending_state: str
+    ending_reason: str
+    ending_message: str
+    ending_actor: str
+    ending_at: datetime | None
+    next_retry_at: datetime | None
+
+    def __post_init__(self) -> None:
+        """What the database gives as text and list becomes what the rules speak of."""
+        self.state = TaskState(self.state)
+        self.open_calls = tuple(self.open_calls)
+
+    @property
+    def fence(self) -> FenceRow:
+        """What the ledger's door asks."""
+        return FenceRow(
+            state=self.state,
+            opened=Fence(self.epoch, self.claim_id),
+            holds=self.holds,
+            granted=Fence(self.granted, self.granted_claim),
+            commit_number=self.commit_number,
+            last_commit_id=self.last_commit_id,
+            last_commit_hash=self.last_commit_hash,
+        )
+
+    @property
+    def ending(self) -> Ending | None:
+        """The pending ending."""
+        if not self.ending_state:
+            return None
+        return Ending(TaskState(self.ending_state), self.ending_reason, self.ending_message, self.ending_actor)
+
+    @property
+    def model_reserved(self) -> int:
+        """What the open attempt has set aside, in tokens."""
+        return self.model_input + self.model_output if self.model_open else 0
+
+    def add_usage(self, usage: TokenUsage) -> None:
+        """Count a settled attempt."""
+        self.input_tokens += usage.input_tokens
+        self.output_tokens += usage.output_tokens
+        self.cache_creation_input_tokens += usage.cache_creation_input_tokens
+        self.cache_read_input_tokens += usage.cache_read_input_tokens
+
+
+@dataclass(slots=True)
+class BudgetRow:
+    """The budget of a root under its lock, shared by all its tasks in one transaction."""
+
+    root_task_id: str
+    max_tokens: int
+    used_tokens: int
+    reserved_tokens: int
+    changed: bool = False
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(self.max_tokens, self.used_tokens, self.reserved_tokens)
+
+    def reserve(self, tokens: int) -> None:
+        """Set tokens aside."""
+        self.reserved_tokens += tokens
+        self.changed = True
+
+    def settle(self, reserved: int, used: int) -> None:
+        """Give back what was set aside, and count what was used."""
+        self.reserved_tokens -= reserved
+        self.used_tokens += used
+        self.changed = True
+
+
+_TASK_COLUMNS: Final = len(fields(TaskRow))
+
+
+async def lock_tasks(
+    connection: Connection, task_ids: Collection[str]
+) -> tuple[dict[str, TaskRow], dict[str, BudgetRow]]:
+    """Locks the rows that exist until the transaction ends; by task_id, and by root_task_id."""
+    tasks: dict[str, TaskRow] = {}
+    budgets: dict[str, BudgetRow] = {}
+    found: list[tuple[Any, ...]] = await fetch_all(connection, QUERIES.lock, {"task_ids": list(task_ids)})
+    for columns in found:
+        row = TaskRow(*columns[:_TASK_COLUMNS])
+        tasks[row.task_id] = row
+        if row.root_task_id not in budgets:
+            budgets[row.root_task_id] = BudgetRow(row.root_task_id, *columns[_TASK_COLUMNS:])
+    return tasks, budgets

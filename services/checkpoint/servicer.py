@@ -1,0 +1,154 @@
+"""CheckpointService on the wire: each method names what does it. No rule stands here."""
+
+# ruff: noqa: ARG002 - names and parameters are the generated servicer's
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from services.checkpoint import create, epochs, foreign, opening, queue, reads, refusals, requeue
+from services.checkpoint.frames import CommitFrames
+from services.checkpoint.prepared import prepare
+from tenure.domain.errors import StaleEpoch
+from tenure.runtime.tenancy import current_tenant
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import checkpoint_service_pb2_grpc
+from tenure.wire.token import check_token, read_claims
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from services.checkpoint.batcher import Batcher
+    from services.checkpoint.watching import Watching
+    from services.checkpoint.writing import Announcement
+    from tenure.runtime.postgres import Pool
+    from tenure.runtime.signing import Verifier
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What the methods need of the process."""
+
+    pool: Pool
+    verifier: Verifier
+    batcher: Batcher
+    watching: Watching
+    refusals: refusals.Refusals
+    announce: Callable[[Announcement], None]
+    stopping: asyncio.Event
+
+
+class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
+    """See protos/tenure/v1/checkpoint_service.proto for what each method promises."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    async def CreateTask(self, request: pb.CreateTaskRequest, context: Context) -> pb.CreateTaskResponse:
+        created = await create.create_task(self._ledger.pool, current_tenant(), request)
+        self._ledger.announce(created.announcement)
+        return pb.CreateTaskResponse(task=created.task)
+
+    async def Open(self, request: pb.OpenRequest, context: Context) -> AsyncIterator[pb.OpenResponse]:
+        claims = check_token(self._ledger.verifier, request.token)
+        try:
+            opened = await opening.open_task(self._ledger.pool, claims)
+        except StaleEpoch as error:
+            self._ledger.refusals.note("Open", claims, error)
+            raise
+        self._ledger.announce(opened.announcement)
+        yield pb.OpenResponse(header=opened.header)
+        task = opened.header.task
+        async for page in opening.history(self._ledger.pool, task.task_id, task.sequence):
+            yield pb.OpenResponse(page=page)
+
+    async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.CommitResponse:
+        # Shielded by the batcher: a caller that goes away cancels its future, never the batch.
+        return await self._submit(request, validated=True)
+
+    async def CommitStream(
+        self, request_iterator: AsyncIterator[pb.CommitStreamRequest], context: Context
+    ) -> AsyncIterator[pb.CommitStreamResponse]:
+        frames = CommitFrames(self._submit, self._ledger.stopping)
+        async for frame in frames.answers(request_iterator):
+            yield frame
+
+    def _submit(self, request: pb.CommitRequest, *, validated: bool = False) -> asyncio.Future[pb.CommitResponse]:
+        answer = self._ledger.batcher.submit(prepare(request, self._ledger.verifier, validated=validated))
+        answer.add_done_callback(lambda done: self._note_stale(request, done))
+        return answer
+
+    def _note_stale(self, request: pb.CommitRequest, answer: asyncio.Future[pb.CommitResponse]) -> None:
+        error = None if answer.cancelled() else answer.exception()
+        if isinstance(error, StaleEpoch):
+            self._ledger.refusals.note("Commit", read_claims(request.token), error)
+
+    async def GetTask(
+        self, request: pb.CheckpointServiceGetTaskRequest, context: Context
+    ) -> pb.CheckpointServiceGetTaskResponse:
+        task = await reads.get_task(self._ledger.pool, current_tenant(), request.task_id)
+        return pb.CheckpointServiceGetTaskResponse(task=task)
+
+    async def ListTasks(
+        self, request: pb.CheckpointServiceListTasksRequest, context: Context
+    ) -> pb.CheckpointServiceListTasksResponse:
+        return await reads.list_tasks(self._ledger.pool, current_tenant(), request)
+
+    async def ListEntries(self, request: pb.ListEntriesRequest, context: Context) -> pb.ListEntriesResponse:
+        return await reads.list_entries(self._ledger.pool, current_tenant(), request)
+
+    async def WatchEntries(
+        self, request: pb.WatchEntriesRequest, context: Context
+    ) -> AsyncIterator[pb.WatchEntriesResponse]:
+        watching = self._ledger.watching
+        async for some in watching.entries(current_tenant(), request.task_id, request.after_sequence):
+            yield some
+
+    async def ListClaimable(self, request: pb.ListClaimableRequest, context: Context) -> pb.ListClaimableResponse:
+        return pb.ListClaimableResponse(offers=await queue.list_claimable(self._ledger.pool, request))
+
+    async def WatchQueue(self, request: pb.WatchQueueRequest, context: Context) -> AsyncIterator[pb.WatchQueueResponse]:
+        async for hint in self._ledger.watching.queue():
+            yield hint
+
+    async def RegisterGrants(self, request: pb.RegisterGrantsRequest, context: Context) -> pb.RegisterGrantsResponse:
+        return pb.RegisterGrantsResponse(claim_ids=await queue.register_grants(self._ledger.pool, request.grants))
+
+    async def RequeueLost(self, request: pb.RequeueLostRequest, context: Context) -> pb.RequeueLostResponse:
+        task_ids, announcement = await requeue.requeue_lost(self._ledger.pool, request.lost)
+        self._ledger.announce(announcement)
+        return pb.RequeueLostResponse(task_ids=task_ids)
+
+    async def InspectClaims(self, request: pb.InspectClaimsRequest, context: Context) -> pb.InspectClaimsResponse:
+        return pb.InspectClaimsResponse(verdicts=await queue.inspect_claims(self._ledger.pool, request.claims))
+
+    async def ListRunning(self, request: pb.ListRunningRequest, context: Context) -> pb.ListRunningResponse:
+        return pb.ListRunningResponse(running=await queue.list_running(self._ledger.pool, request))
+
+    async def ListEndings(self, request: pb.ListEndingsRequest, context: Context) -> pb.ListEndingsResponse:
+        return pb.ListEndingsResponse(endings=await queue.list_endings(self._ledger.pool, request))
+
+    async def AppendForeign(self, request: pb.AppendForeignRequest, context: Context) -> pb.AppendForeignResponse:
+        appended = await foreign.append_foreign(self._ledger.pool, current_tenant(), request)
+        self._ledger.announce(appended.announcement)
+        return pb.AppendForeignResponse(task=appended.task)
+
+    async def GetEpochs(self, request: pb.GetEpochsRequest, context: Context) -> pb.GetEpochsResponse:
+        generation, highest_epoch = await epochs.get_epochs(self._ledger.pool)
+        return pb.GetEpochsResponse(generation=generation, highest_epoch=highest_epoch)
+
+    async def RaiseGeneration(self, request: pb.RaiseGenerationRequest, context: Context) -> pb.RaiseGenerationResponse:
+        generation = await epochs.raise_generation(self._ledger.pool, request.expected, request.reason)
+        return pb.RaiseGenerationResponse(generation=generation)
+
+    async def ListRefusedWrites(
+        self, request: pb.ListRefusedWritesRequest, context: Context
+    ) -> pb.ListRefusedWritesResponse:
+        refused = await refusals.list_refusals(self._ledger.pool, current_tenant(), request.task_id)
+        return pb.ListRefusedWritesResponse(refused_writes=refused)

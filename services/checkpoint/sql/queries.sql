@@ -1,0 +1,341 @@
+-- The ledger's statements. Lists travel as arrays, one per column: one statement serves one row and a whole batch.
+
+-- name: lock
+-- Locks tasks, then the budgets of their roots, both in the order of their ids: the one order for all writers. `locked_at`
+-- is read under the locks, so that a task's times never go back.
+with held as materialized (
+  select t.* from tasks t
+   where t.task_id = any(%(task_ids)b::text[]::uuid[])
+   order by t.task_id
+     for no key update of t
+), money as materialized (
+  select b.* from budgets b
+   where b.root_task_id in (select root_task_id from held)
+   order by b.root_task_id
+     for no key update of b
+)
+select clock_timestamp() as locked_at,
+       held.task_id::text, held.tenant, held.root_task_id::text, held.max_steps, held.on_lease_lost,
+       held.state, held.reason, held.message, held.attempt,
+       held.epoch, held.claim_id, held.holds, held.owner, held.granted, held.granted_claim, held.claim_count, held.deaths,
+       held.commit_number, held.last_commit_id, held.last_commit_hash, held.last_reply, held.last_base,
+       held.sequence, held.step, held.open_calls,
+       held.model_open, held.model_step, held.model_attempt, held.model_name, held.model_input, held.model_output,
+       held.input_tokens, held.output_tokens, held.cache_creation_input_tokens, held.cache_read_input_tokens,
+       held.ending_state, held.ending_reason, held.ending_message, held.ending_actor, held.ending_at,
+       held.next_retry_at,
+       money.max_tokens, money.used_tokens, money.reserved_tokens
+  from held join money using (root_task_id);
+
+-- name: write
+-- What a step changes, for tasks locked before: rows, facts, bills and budgets in one round trip.
+with advanced as (
+  update tasks t
+     set sequence = c.sequence, step = c.step, deaths = c.deaths, open_calls = string_to_array(c.open_calls, ','),
+         commit_number = c.commit_number, last_commit_id = c.last_commit_id, last_commit_hash = c.last_commit_hash,
+         last_reply = c.last_reply, last_base = c.last_base,
+         model_open = c.model_open, model_step = c.model_step, model_attempt = c.model_attempt,
+         model_name = c.model_name, model_input = c.model_input, model_output = c.model_output,
+         input_tokens = c.input_tokens, output_tokens = c.output_tokens,
+         cache_creation_input_tokens = c.cache_creation_input_tokens,
+         cache_read_input_tokens = c.cache_read_input_tokens,
+         updated_at = %(locked_at)b::timestamptz
+    from unnest(
+           %(task_id)b::text[]::uuid[], %(sequence)b::bigint[], %(step)b::bigint[], %(deaths)b::bigint[],
+           %(open_calls)b::text[], %(commit_number)b::bigint[], %(last_commit_id)b::text[],
+           %(last_commit_hash)b::bytea[], %(last_reply)b::bytea[], %(last_base)b::bigint[],
+           %(model_open)b::boolean[], %(model_step)b::bigint[], %(model_attempt)b::bigint[], %(model_name)b::text[],
+           %(model_input)b::bigint[], %(model_output)b::bigint[], %(input_tokens)b::bigint[],
+           %(output_tokens)b::bigint[], %(cache_creation_input_tokens)b::bigint[],
+           %(cache_read_input_tokens)b::bigint[])
+         as c(task_id, sequence, step, deaths, open_calls, commit_number, last_commit_id, last_commit_hash, last_reply,
+              last_base, model_open, model_step, model_attempt, model_name, model_input, model_output, input_tokens,
+              output_tokens, cache_creation_input_tokens, cache_read_input_tokens)
+   where t.task_id = c.task_id
+), appended as (
+  insert into entries (task_id, sequence, tenant, epoch, claim_id, attempt, step, kind, actor, recorded_at, body)
+  select e.task_id, e.sequence, e.tenant, e.epoch, e.claim_id, e.attempt, e.step, e.kind, e.actor,
+         %(locked_at)b::timestamptz, e.body
+    from unnest(
+           %(entry_task_id)b::text[]::uuid[], %(entry_sequence)b::bigint[], %(entry_tenant)b::text[],
+           %(entry_epoch)b::bigint[], %(entry_claim_id)b::text[], %(entry_attempt)b::bigint[], %(entry_step)b::bigint[],
+           %(entry_kind)b::bigint[], %(entry_actor)b::text[], %(entry_body)b::bytea[])
+         as e(task_id, sequence, tenant, epoch, claim_id, attempt, step, kind, actor, body)
+), billed as (
+  insert into token_usage (task_id, step, attempt_number, tenant, root_task_id, epoch, model, provider_request_id, lost,
+                           input_tokens, output_tokens, cache_creation_input_tokens, cache_read_input_tokens, settled_at)
+  select u.*, %(locked_at)b::timestamptz
+    from unnest(
+           %(bill_task_id)b::text[]::uuid[], %(bill_step)b::bigint[], %(bill_attempt_number)b::bigint[],
+           %(bill_tenant)b::text[], %(bill_root_task_id)b::text[]::uuid[], %(bill_epoch)b::bigint[],
+           %(bill_model)b::text[], %(bill_provider_request_id)b::text[], %(bill_lost)b::boolean[],
+           %(bill_input_tokens)b::bigint[], %(bill_output_tokens)b::bigint[],
+           %(bill_cache_creation_input_tokens)b::bigint[], %(bill_cache_read_input_tokens)b::bigint[])
+         as u(task_id, step, attempt_number, tenant, root_task_id, epoch, model, provider_request_id, lost, input_tokens,
+              output_tokens, cache_creation_input_tokens, cache_read_input_tokens)
+)
+update budgets b
+   set used_tokens = c.used_tokens, reserved_tokens = c.reserved_tokens
+  from unnest(%(budget_root_task_id)b::text[]::uuid[], %(budget_used_tokens)b::bigint[],
+              %(budget_reserved_tokens)b::bigint[]) as c(root_task_id, used_tokens, reserved_tokens)
+ where b.root_task_id = c.root_task_id;
+
+-- name: move
+-- What a change of state changes besides: rare next to steps, so it does not widen their statement.
+update tasks t
+   set state = c.state, reason = c.reason, message = c.message, result = coalesce(nullif(c.result, ''), t.result),
+       epoch = c.epoch, claim_id = c.claim_id, holds = c.holds, owner = c.owner, claim_count = c.claim_count,
+       ending_state = c.ending_state, ending_reason = c.ending_reason, ending_message = c.ending_message,
+       ending_actor = c.ending_actor, ending_at = nullif(c.ending_at, '')::timestamptz,
+       next_retry_at = nullif(c.next_retry_at, '')::timestamptz,
+       started_at = case when c.holds then coalesce(t.started_at, %(locked_at)b::timestamptz) else t.started_at end,
+       ended_at = case when c.ended then %(locked_at)b::timestamptz end,
+       offered_until = null, updated_at = %(locked_at)b::timestamptz
+  from unnest(
+         %(task_id)b::text[]::uuid[], %(state)b::text[], %(reason)b::text[], %(message)b::text[], %(result)b::bytea[],
+         %(epoch)b::bigint[], %(claim_id)b::text[], %(holds)b::boolean[], %(owner)b::text[], %(claim_count)b::bigint[],
+         %(ending_state)b::text[], %(ending_reason)b::text[], %(ending_message)b::text[], %(ending_actor)b::text[],
+         %(ending_at)b::text[], %(next_retry_at)b::text[], %(ended)b::boolean[])
+       as c(task_id, state, reason, message, result, epoch, claim_id, holds, owner, claim_count, ending_state,
+            ending_reason, ending_message, ending_actor, ending_at, next_retry_at, ended)
+ where t.task_id = c.task_id;
+
+-- name: create_task
+-- The unique (tenant, request_id) decides between two submits at once; the loser waits and finds the winner's row.
+insert into tasks (task_id, tenant, request_id, request_hash, root_task_id, queue, priority, loop, tools, labels, max_steps,
+                   on_lease_lost, reason, sequence, deadline_at)
+values (%(task_id)b::text::uuid, %(tenant)b, %(request_id)b, %(request_hash)b, %(task_id)b::text::uuid, %(queue)b,
+        %(priority)b, %(loop)b, %(tools)b::text[], %(labels)b::text::jsonb, %(max_steps)b, %(on_lease_lost)b,
+        'SUBMITTED', 2, now() + make_interval(secs => %(timeout_seconds)b))
+on conflict (tenant, request_id) do nothing
+returning now();
+
+-- name: create_budget
+-- Every root has one from its first moment, so that a reserve never meets a missing row.
+insert into budgets (root_task_id, tenant, max_tokens)
+values (%(task_id)b::text::uuid, %(tenant)b, %(max_tokens)b);
+
+-- name: create_entries
+-- The first two facts: the goal, and the move into the queue.
+insert into entries (task_id, sequence, tenant, epoch, claim_id, attempt, step, kind, actor, recorded_at, body)
+select %(task_id)b::text::uuid, e.sequence, %(tenant)b, 0, '', 1, 0, e.kind, 'checkpoint', now(), e.body
+  from unnest(%(kinds)b::bigint[], %(bodies)b::bytea[]) with ordinality as e(kind, body, sequence);
+
+-- name: find_request
+-- What a submit's id was used for.
+select task_id::text, request_hash from tasks where tenant = %(tenant)b and request_id = %(request_id)b;
+
+-- name: tasks_by_id
+-- Snapshots, in the order asked. The spec is read from the first entry: it is kept once.
+select t.task_id::text, t.tenant, f.body, t.state, t.reason, t.message, t.attempt, t.epoch, t.owner, t.step, t.sequence,
+       t.input_tokens, t.output_tokens, t.cache_creation_input_tokens, t.cache_read_input_tokens,
+       b.max_tokens, b.used_tokens, b.reserved_tokens, t.result, t.claim_count, t.ending_state,
+       t.parent_task_id::text, t.root_task_id::text, t.created_at, t.updated_at, t.started_at, t.ended_at,
+       t.next_retry_at, t.deadline_at
+  from unnest(%(task_ids)b::text[]::uuid[]) with ordinality as asked(task_id, place)
+  join tasks t using (task_id)
+  join budgets b using (root_task_id)
+  join entries f on f.task_id = asked.task_id and f.sequence = 1
+ where t.tenant = %(tenant)b
+ order by asked.place;
+
+-- name: list_tasks
+-- A page of ids, newest first; the cursor is the last row's place, so that new tasks do not shift pages.
+select task_id::text, created_at::text
+  from tasks
+ where tenant = %(tenant)b
+   and (created_at, task_id) < (%(before)b::text::timestamptz, %(before_task_id)b::text::uuid)
+   and (cardinality(%(states)b::text[]) = 0 or state = any(%(states)b::text[]))
+   and (%(queue)b::text = '' or queue = %(queue)b::text)
+   and (%(root_task_id)b::text = '' or root_task_id = nullif(%(root_task_id)b::text, '')::uuid)
+   and labels @> %(labels)b::text::jsonb
+ order by created_at desc, task_id desc
+ limit %(page_size)b;
+
+-- name: page_of_entries
+-- Entries after a sequence up to another, cut at a sum of bytes but never to nothing. Lengths are read from the rows'
+-- pointers, so what is cut off is not read.
+select sequence, epoch, claim_id, attempt, step, actor, recorded_at, body
+  from (select e.*, sum(octet_length(e.body)) over (order by e.sequence) - octet_length(e.body) as bytes_before
+          from entries e
+         where e.task_id = %(task_id)b::text::uuid and e.sequence > %(after)b and e.sequence <= %(until)b
+         order by e.sequence
+         limit %(page_size)b) p
+ where bytes_before < %(page_bytes)b
+ order by sequence;
+
+-- name: foreign_entries
+-- What others appended, for the owners of several tasks at once. The caller compares counts: a cut range is refused.
+select r.ord, e.sequence, e.epoch, e.claim_id, e.attempt, e.step, e.actor, e.recorded_at, e.body
+  from unnest(%(ords)b::bigint[], %(task_ids)b::text[]::uuid[], %(afters)b::bigint[], %(untils)b::bigint[])
+       as r(ord, task_id, after, until)
+ cross join lateral (
+       select * from (
+         select f.*, sum(octet_length(f.body)) over (order by f.sequence) - octet_length(f.body) as bytes_before
+           from entries f
+          where f.task_id = r.task_id and f.sequence > r.after and f.sequence <= r.until
+          order by f.sequence
+          limit %(most_entries)b) g
+        where bytes_before < %(most_bytes)b) e
+ order by r.ord, e.sequence;
+
+-- name: newest_answers
+-- The last answers of the model, for the partial result of a task that the ledger itself ends.
+select body from entries
+ where task_id = %(task_id)b::text::uuid and kind = %(kind)b
+ order by sequence desc limit 16;
+
+-- name: task_place
+-- Where a task's ledger ends, for its own tenant.
+select sequence, state from tasks where task_id = %(task_id)b::text::uuid and tenant = %(tenant)b;
+
+-- name: places
+-- Where several ledgers end: the backstop of all watchers in one statement.
+select task_id::text, sequence from tasks where task_id = any(%(task_ids)b::text[]::uuid[]);
+
+-- name: offer_from_queues
+-- Disjoint offers: rows another coordinator is looking at are skipped, those offered lately are left alone.
+with offered as (
+  select o.task_id from (
+    select t.task_id, t.priority, t.claim_count, t.created_at
+      from unnest(%(queues)b::text[]) as q(name)
+     cross join lateral (
+           select * from tasks t
+            where t.queue = q.name and t.state = 'QUEUED' and t.ending_state = ''
+              and (t.offered_until is null or t.offered_until < now())
+              and (cardinality(%(priorities)b::bigint[]) = 0 or t.priority = any(%(priorities)b::bigint[]))
+              and (cardinality(%(loops)b::text[]) = 0 or t.loop = any(%(loops)b::text[]))
+            order by t.priority, (t.claim_count = 0), t.created_at
+            limit %(limit)b) t
+     order by t.priority, (t.claim_count = 0), t.created_at
+     limit %(limit)b) o
+)
+, locked as (
+  select t.task_id from tasks t join offered using (task_id)
+   where t.state = 'QUEUED' and t.ending_state = '' and (t.offered_until is null or t.offered_until < now())
+   for no key update of t skip locked
+)
+update tasks t set offered_until = now() + make_interval(secs => %(reserve_seconds)b)
+  from locked where t.task_id = locked.task_id
+returning t.task_id::text, t.tenant, t.queue, t.priority, t.loop, t.epoch, t.reason, t.tools, t.claim_count, t.created_at;
+
+-- name: offer_from_any
+-- The same without a choice of queues.
+with locked as (
+  select t.task_id from tasks t
+   where t.state = 'QUEUED' and t.ending_state = ''
+     and (t.offered_until is null or t.offered_until < now())
+     and (cardinality(%(priorities)b::bigint[]) = 0 or t.priority = any(%(priorities)b::bigint[]))
+     and (cardinality(%(loops)b::text[]) = 0 or t.loop = any(%(loops)b::text[]))
+   order by t.priority, (t.claim_count = 0), t.created_at
+   limit %(limit)b
+   for no key update of t skip locked
+)
+update tasks t set offered_until = now() + make_interval(secs => %(reserve_seconds)b)
+  from locked where t.task_id = locked.task_id
+returning t.task_id::text, t.tenant, t.queue, t.priority, t.loop, t.epoch, t.reason, t.tools, t.claim_count, t.created_at;
+
+-- name: offer_endings
+-- Tasks that somebody other than their worker must end now, disjoint among coordinators like offers.
+with locked as (
+  select t.task_id from tasks t
+   where t.ended_at is null and t.ending_state <> ''
+     and (t.state = 'QUEUED' or t.ending_at <= now() - make_interval(secs => %(grace_seconds)b))
+     and (t.offered_until is null or t.offered_until < now())
+   order by t.ending_at
+   limit %(limit)b
+   for no key update of t skip locked
+)
+update tasks t set offered_until = now() + make_interval(secs => %(reserve_seconds)b)
+  from locked where t.task_id = locked.task_id
+returning t.task_id::text, t.tenant, t.ending_state, t.ending_reason, t.ending_message, t.ending_at;
+
+-- name: register_grants
+-- One statement for all: a grant counts from here on or is left out. A repeat finds its own row.
+with asked as (
+  select * from unnest(%(task_ids)b::text[]::uuid[], %(epochs)b::bigint[], %(claim_ids)b::text[])
+             as a(task_id, epoch, claim_id)
+), held as materialized (
+  select t.task_id, t.granted, t.granted_claim from tasks t join asked using (task_id) order by t.task_id
+     for no key update of t
+), registered as (
+  update tasks t set granted = a.epoch, granted_claim = a.claim_id
+    from asked a join held using (task_id)
+   where t.task_id = a.task_id
+     and (t.granted < a.epoch or (t.granted = a.epoch and t.granted_claim = a.claim_id))
+  returning a.claim_id, a.epoch
+), highest as (
+  update epochs set highest_epoch = greatest(highest_epoch, (select max(epoch) from registered))
+   where exists (select from registered)
+)
+select claim_id from registered;
+
+-- name: inspect_claims
+-- What the ledger knows of claims found in etcd, in the order asked.
+select coalesce(t.granted_claim = a.claim_id, false), coalesce(t.state, ''),
+       coalesce(t.holds and t.claim_id = a.claim_id, false)
+  from unnest(%(task_ids)b::text[]::uuid[], %(claim_ids)b::text[]) with ordinality as a(task_id, claim_id, place)
+  left join tasks t using (task_id)
+ order by a.place;
+
+-- name: list_running
+-- Running tasks by id, through the index that has only these.
+select task_id::text, claim_id, epoch, owner, updated_at from tasks
+ where holds and task_id > %(after_task_id)b::text::uuid
+ order by task_id limit %(page_size)b;
+
+-- name: due_retries
+-- Tasks whose wait is over, by database time. Another replica's sweep takes the others.
+select task_id::text from tasks
+ where state = 'RETRY_SCHEDULED' and next_retry_at <= now()
+ order by next_retry_at limit %(limit)b for no key update skip locked;
+
+-- name: due_deadlines
+-- Tasks past their deadline. The time does not run while a task waits for a person.
+select task_id::text from tasks
+ where ended_at is null and ending_state = '' and state <> 'WAITING_USER' and deadline_at <= now()
+ order by deadline_at limit %(limit)b for no key update skip locked;
+
+-- name: find_foreign
+-- What a foreign fact's id was used for. Read under the task's lock.
+select hash from foreign_requests where task_id = %(task_id)b::text::uuid and request_id = %(request_id)b;
+
+-- name: remember_foreign
+-- In the transaction that appends the fact: a repeat finds both or neither.
+insert into foreign_requests (task_id, request_id, tenant, hash, sequence)
+values (%(task_id)b::text::uuid, %(request_id)b, %(tenant)b, %(hash)b, %(sequence)b);
+
+-- name: get_epochs
+-- The one row.
+select generation, highest_epoch from epochs;
+
+-- name: raise_generation
+-- Compare-and-set. `expected` may be ahead of us: a ledger put back from a backup must pass etcd's generation. The new one
+-- is above that of every epoch ever registered.
+update epochs set generation = greatest(%(expected)b::bigint, highest_epoch >> 40) + 1
+ where generation <= %(expected)b::bigint
+returning generation;
+
+-- name: record_refusals
+-- The audit of refused writes; each task keeps its newest, so that a mad worker cannot fill the disk.
+with added as (
+  insert into refusals (task_id, tenant, method, presented_epoch, current_epoch, holder, refused_at)
+  select * from unnest(%(task_ids)b::text[]::uuid[], %(tenants)b::text[], %(methods)b::text[], %(presented)b::bigint[],
+                       %(current)b::bigint[], %(holders)b::text[], %(times)b::text[]::timestamptz[])
+  returning task_id
+)
+delete from refusals r
+ using (select distinct task_id from added) a
+ where r.task_id = a.task_id
+   and r.refusal_id <= (select o.refusal_id from refusals o where o.task_id = a.task_id
+                         order by o.refusal_id desc offset %(kept)b limit 1);
+
+-- name: list_refusals
+-- Newest first.
+select method, presented_epoch, current_epoch, holder, refused_at from refusals
+ where task_id = %(task_id)b::text::uuid
+ order by refusal_id desc limit %(limit)b;
+
+-- name: notify
+-- Hints for other replicas, in transactions of their own: inside of commits they were measured to halve the rate.
+select pg_notify('tenure_ledger', payload) from unnest(%(payloads)b::text[]) as p(payload);

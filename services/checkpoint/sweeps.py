@@ -1,0 +1,87 @@
+"""What time brings about: due retries, passed deadlines. In any number of replicas, a bounded number of rows at a time.
+
+Rows are judged and changed under one lock, by database time; what another replica is at is skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, Final
+
+from services.checkpoint.draft import LEDGER, Draft
+from services.checkpoint.finishing import carry_out_ending
+from services.checkpoint.queries import QUERIES, fetch_all, in_ledger_transaction
+from services.checkpoint.rows import lock_tasks
+from services.checkpoint.writing import announcement_of, write
+from tenure.domain.endings import Ending
+from tenure.domain.states import Reason, TaskState
+from tenure.runtime import metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from services.checkpoint.writing import Announcement
+    from tenure.runtime.postgres import Connection, Pool
+
+ROWS_A_SWEEP: Final = 100
+
+
+async def queue_due_retries(pool: Pool) -> list[Draft]:
+    """RETRY_SCHEDULED tasks whose wait is over go back into the queue."""
+
+    async def change(_connection: Connection, draft: Draft) -> None:
+        draft.move(TaskState.QUEUED, Reason.RETRY_DUE, "", actor=LEDGER)
+
+    return await _sweep(pool, QUERIES.due_retries, change)
+
+
+async def end_overdue(pool: Pool) -> list[Draft]:
+    """Tasks past their deadline are to end; those that nobody holds end here."""
+    ending = Ending(TaskState.TIMED_OUT, Reason.DEADLINE_PASSED, "the task's timeout has passed", LEDGER)
+
+    async def change(connection: Connection, draft: Draft) -> None:
+        draft.ask_ending(ending)
+        await carry_out_ending(connection, draft)
+
+    return await _sweep(pool, QUERIES.due_deadlines, change)
+
+
+async def _sweep(pool: Pool, statement: bytes, change: Callable[[Connection, Draft], Awaitable[None]]) -> list[Draft]:
+    async def work(connection: Connection) -> list[Draft]:
+        due = [task_id for (task_id,) in await fetch_all(connection, statement, {"limit": ROWS_A_SWEEP})]
+        if not due:
+            return []
+        tasks, budgets = await lock_tasks(connection, due)
+        drafts = [Draft(row, budgets[row.root_task_id]) for row in tasks.values()]
+        for draft in drafts:
+            await change(connection, draft)
+        await write(connection, drafts)
+        return drafts
+
+    return await in_ledger_transaction(pool, work)
+
+
+class Sweeper:
+    """One duty per sweep: `run` until cancelled. A full sweep is followed by the next at once."""
+
+    def __init__(self, pool: Pool, announce: Callable[[Announcement], None], interval_seconds: float) -> None:
+        self._pool = pool
+        self._announce = announce
+        self._interval_seconds = interval_seconds
+
+    async def run_retries(self) -> None:
+        await self._run("retries", queue_due_retries)
+
+    async def run_deadlines(self) -> None:
+        await self._run("deadlines", end_overdue)
+
+    async def _run(self, name: str, sweep: Callable[[Pool], Awaitable[list[Draft]]]) -> None:
+        swept = metrics.cell("tenure_swept_tasks_total", sweep=name)
+        while True:
+            drafts = await sweep(self._pool)
+            self._announce(announcement_of(drafts))
+            swept.value += len(drafts)
+            if len(drafts) < ROWS_A_SWEEP:
+                # Replicas that started together must not sweep together for ever.
+                await asyncio.sleep(self._interval_seconds * random.uniform(0.5, 1.0))

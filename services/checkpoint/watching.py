@@ -1,0 +1,64 @@
+"""WatchEntries: the old entries, then each new one, without gap or repeat, whatever replica commits it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from services.checkpoint.reads import entries_after, place_of
+from tenure.domain.errors import OutOfRange
+from tenure.runtime.postgres import connection as pool_connection
+from tenure.runtime.rpc_server import draining
+from tenure.v1 import checkpoint_service_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from services.checkpoint.hub import Hub
+    from tenure.runtime.postgres import Pool
+
+
+class Watching:
+    """The streams of a process. Once the hub is closed they end: another replica goes on after the last sequence."""
+
+    def __init__(self, pool: Pool, hub: Hub) -> None:
+        self._pool = pool
+        self._hub = hub
+
+    async def entries(self, tenant: str, task_id: str, after: int) -> AsyncIterator[pb.WatchEntriesResponse]:
+        """Ends after the entry that closes the task. Raises NotFound, OutOfRange (CURSOR_EXPIRED), Unavailable.
+
+        Holds a page while it is being sent, and nothing while it waits.
+        """
+        with self._hub.watch_task(task_id) as watch:
+            await self._check_cursor(tenant, task_id, after)
+            while True:
+                watch.seen_sequence = after
+                place, entries = await entries_after(self._pool, tenant, task_id, after)
+                after = entries[-1].sequence if entries else after
+                closed = place.ended and after == place.sequence
+                if entries or closed:
+                    yield pb.WatchEntriesResponse(entries=entries, closed=closed)
+                if closed:
+                    return
+                if after == place.sequence:
+                    watch.seen_sequence = after
+                    await watch.wait()
+                self._refuse_when_draining()
+
+    async def queue(self) -> AsyncIterator[pb.WatchQueueResponse]:
+        """Hints until the server stops; the first comes at once."""
+        with self._hub.watch_queue() as watch:
+            while True:
+                claimable, ending = await watch.take()
+                self._refuse_when_draining()
+                yield pb.WatchQueueResponse(claimable=claimable, cancel_task_ids=ending)
+
+    async def _check_cursor(self, tenant: str, task_id: str, after: int) -> None:
+        async with pool_connection(self._pool) as connection:
+            place = await place_of(connection, tenant, task_id)
+        if after > place.sequence:
+            raise OutOfRange(f"the ledger ends at {place.sequence}", reason="CURSOR_EXPIRED")
+
+    def _refuse_when_draining(self) -> None:
+        if self._hub.closed:
+            raise draining()

@@ -1,0 +1,92 @@
+"""Endings: how a task is to end once somebody asked for it, and who carries that out.
+
+A task has at most one pending ending. Whoever holds the task carries it out; a task that nobody holds is ended by the
+ledger itself, unless a tool call is open: then a claim must be taken and the tools fenced first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from tenure.domain.errors import InvalidRequest, TenureError, WrongState
+from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState
+from tenure.domain.task import CRASH_LOOP_DEATHS, LeaseLostPolicy
+
+PARKED: Final = WAITING | {TaskState.RETRY_SCHEDULED}
+ORDERLY: Final = frozenset({Reason.WORKER_DRAINED, "OPERATOR_TRANSFER"})
+"""Reasons for losing a claim that are nobody's death."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the task is to end, why, and who wants it."""
+
+    to_state: TaskState
+    reason: str
+    message: str
+    actor: str
+
+
+def follow_up(state: TaskState, ending: Ending | None, *, has_open_calls: bool) -> TaskState | None:
+    """Where a task with a pending ending goes at once; None: it stays, and a claim will end it.
+
+    A parked task with an open call goes back to the queue, where it can be opened to be ended.
+    """
+    if ending is None or state in TERMINAL or state is TaskState.RUNNING:
+        return None
+    if not has_open_calls:
+        return ending.to_state
+    return TaskState.QUEUED if state in PARKED else None
+
+
+def ending_of_lost_claim(policy: LeaseLostPolicy, deaths: int, reason: str, message: str) -> Ending | None:
+    """What a lost claim leads to besides the queue; `deaths` counts this one."""
+    if policy is LeaseLostPolicy.TIME_OUT and reason not in ORDERLY:
+        return Ending(TaskState.TIMED_OUT, reason, message, "checkpoint")
+    if deaths >= CRASH_LOOP_DEATHS:
+        told = f"{deaths} owners died in a row without a new step"
+        return Ending(TaskState.FAILED, Reason.CRASH_LOOP, told, "checkpoint")
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class CallOpened:
+    """An intent."""
+
+    call_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallSettled:
+    """An outcome."""
+
+    call_id: str
+
+
+def open_calls_after(
+    open_calls: tuple[str, ...], facts: Iterable[CallOpened | CallSettled]
+) -> tuple[str, ...] | TenureError:
+    """The calls without an outcome after these facts, or why they cannot follow."""
+    calls = dict.fromkeys(open_calls)
+    for fact in facts:
+        if isinstance(fact, CallOpened):
+            if fact.call_id in calls:
+                return InvalidRequest(violations=[("entries", f"the call {fact.call_id} is open already")])
+            calls[fact.call_id] = None
+        elif fact.call_id in calls:
+            del calls[fact.call_id]
+        else:
+            return InvalidRequest(violations=[("entries", f"the call {fact.call_id} is not open")])
+    return tuple(calls)
+
+
+def refuse_early_end(to_state: TaskState, open_calls: tuple[str, ...]) -> TenureError | None:
+    """No task ends with a call that may still begin: its outcome is written in the commit that ends the task."""
+    if to_state in TERMINAL and open_calls:
+        told = ", ".join(open_calls[:8])
+        return WrongState(
+            f"the task cannot end as {to_state} while calls have no outcome: {told}", reason="OPEN_INTENTS"
+        )
+    return None
