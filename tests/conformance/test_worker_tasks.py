@@ -1,0 +1,220 @@
+"""Tasks carried out by workers, on real services: nothing repeated, nothing lost, and an end for everything."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from tenure.domain import entries as facts
+from tenure.domain.budget import TokenUsage
+from tenure.domain.retry import RetryPolicy
+from tenure.domain.states import TaskState
+from tenure.domain.task import Limits, TaskPolicy
+from tenure.domain.tools import OutcomeStatus
+from tenure.wire.enums import state_name
+from tenure.wire.task import usage_to_domain
+
+EFFECTS = sorted(f"{kind} {number}" for kind in ("keyed", "once") for number in (1, 2, 3))
+
+
+async def the_answers_of_a_whole_run(bench, task_id):
+    """Each step was answered once, whatever happened meanwhile."""
+    answered = [entry.step for entry in await bench.entries(task_id) if isinstance(entry.body, facts.AssistantMessage)]
+    assert answered == sorted(set(answered))
+    return answered
+
+
+async def test_a_task_with_tools_goes_through(bench):
+    await bench.start_worker()
+    task_id = await bench.submit("sim-worker-effects")
+    task = await bench.ended(task_id)
+    assert (state_name(task.state), task.reason, task.result) == ("SUCCEEDED", "FINAL_ANSWER", "All is written.")
+    assert sorted(await bench.effects(task_id)) == EFFECTS
+    assert await the_answers_of_a_whole_run(bench, task_id) == [1, 2, 3, 4]
+    assert len(bench.model_calls(task_id)) == 4
+    assert len(await bench.bodies(task_id, facts.ToolsDefined)) == 1
+
+
+async def test_the_ledgers_usage_is_the_simulators_bill(bench):
+    await bench.start_worker()
+    task_id = await bench.submit("sim-worker-effects")
+    used = usage_to_domain((await bench.ended(task_id)).usage)
+    calls = bench.model_calls(task_id)
+    billed = sum((TokenUsage(call["input_tokens"], call["output_tokens"]) for call in calls), TokenUsage())
+    assert used == billed
+
+
+async def test_a_sandboxed_call_and_its_siblings_are_answered_in_one_message(bench):
+    await bench.start_worker()
+    task_id = await bench.submit("sim-parallel-tools")
+    assert (await bench.ended(task_id)).result == "All three are done."
+    outcomes = await bench.bodies(task_id, facts.ToolOutcome)
+    assert sorted(outcome.call_id for outcome in outcomes) == ["1.0", "1.1", "1.2"]
+    assert len(bench.model_calls(task_id)) == 2
+
+
+async def test_many_tasks_go_through_one_worker_at_once(bench):
+    await bench.start_worker(slots="8")
+    task_ids = [await bench.submit("sim-worker-paced") for _ in range(16)]
+    ended = await asyncio.gather(*(bench.ended(task_id) for task_id in task_ids))
+    assert {state_name(task.state) for task in ended} == {"SUCCEEDED"}
+
+
+async def test_a_claim_is_given_back_when_its_task_is_closed(bench):
+    await bench.start_worker()
+    task_id = await bench.submit("sim-hello")
+    await bench.ended(task_id)
+    async with asyncio.timeout(5):
+        while await bench.claims(task_id):
+            await asyncio.sleep(0.02)
+
+
+async def test_an_outcome_does_not_wait_long_for_a_slow_sibling(bench):
+    await bench.start_worker()
+    task_id = await bench.submit("sim-worker-siblings")
+    await bench.ended(task_id)
+    outcomes = [entry for entry in await bench.entries(task_id) if isinstance(entry.body, facts.ToolOutcome)]
+    assert [entry.body.call_id for entry in outcomes] == ["1.0", "1.1"]
+    attempts = [entry.sequence for entry in await bench.entries(task_id) if isinstance(entry.body, facts.ModelAttempt)]
+    assert outcomes[1].sequence < attempts[1]
+    assert len(bench.model_calls(task_id)) == 2
+
+
+async def test_a_cut_answer_is_continued(bench):
+    await bench.start_worker()
+    task_id = await bench.submit("sim-worker-cut")
+    task = await bench.ended(task_id)
+    assert (state_name(task.state), task.result) == ("SUCCEEDED", "and the second.")
+    assert len(await bench.bodies(task_id, facts.UserMessage)) == 1
+
+
+async def test_an_answer_that_is_always_cut_fails_the_task(bench):
+    await bench.start_worker()
+    task_id = await bench.submit("sim-max-tokens", max_output_tokens=300)
+    task = await bench.ended(task_id)
+    assert (state_name(task.state), task.reason) == ("FAILED", "MODEL_TRUNCATED")
+
+
+@pytest.mark.parametrize("fault", [{"status": 429, "retry_after_seconds": 0.5}, {"status": 529}, {"broken_stream": 1}])
+async def test_a_passing_failure_of_the_provider_costs_another_attempt_only(bench, fault):
+    await bench.start_worker()
+    bench.simulator.order_fault(**fault, count=2)
+    task_id = await bench.submit("sim-hello")
+    assert state_name((await bench.ended(task_id)).state) == "SUCCEEDED"
+    assert len(await bench.bodies(task_id, facts.ModelFailure)) == 2
+    assert [attempt.attempt_number for attempt in await bench.bodies(task_id, facts.ModelAttempt)] == [1, 2, 3]
+    assert len(bench.model_calls(task_id)) == 3
+
+
+async def test_a_refused_request_fails_the_task_in_the_providers_words(bench):
+    await bench.start_worker()
+    bench.simulator.order_fault(status=400, message="prompt is too long", count=10)
+    task = await bench.ended(await bench.submit("sim-hello"))
+    assert (state_name(task.state), task.reason) == ("FAILED", "MODEL_REJECTED")
+    assert "prompt is too long" in task.message
+
+
+async def test_a_provider_that_stays_down_has_the_task_scheduled_then_failed(bench):
+    await bench.start_worker()
+    bench.simulator.order_fault(status=500, count=100)
+    policy = TaskPolicy(retry=RetryPolicy(max_attempts=1, initial_seconds=0.1, cap_seconds=0.1))
+    task_id = await bench.submit("sim-hello", policy=policy)
+    task = await bench.ended(task_id)
+    assert (state_name(task.state), task.reason) == ("FAILED", "MODEL_UNAVAILABLE")
+    assert (TaskState.RETRY_SCHEDULED, "MODEL_UNAVAILABLE") in await bench.transitions(task_id)
+    assert len(bench.model_calls(task_id)) == 10
+
+
+async def test_the_step_limit_ends_a_task_with_what_it_has(bench):
+    await bench.start_worker()
+    task_id = await bench.submit("sim-worker-endless", limits=Limits(max_steps=3))
+    task = await bench.ended(task_id)
+    assert (state_name(task.state), task.reason, task.result) == ("COST_EXCEEDED", "STEP_LIMIT", "On and on.")
+    assert len(bench.model_calls(task_id)) == 3
+
+
+async def test_the_token_limit_ends_a_task_and_is_never_overshot(bench):
+    await bench.start_worker()
+    task_id = await bench.submit("sim-worker-endless", limits=Limits(max_tokens=9000))
+    task = await bench.ended(task_id)
+    assert (state_name(task.state), task.reason, task.result) == ("COST_EXCEEDED", "TOKEN_LIMIT", "On and on.")
+    assert 0 < usage_to_domain(task.usage).total <= 9000
+    assert task.budget.reserved_tokens == 0
+
+
+async def test_a_cancel_during_a_model_call_ends_it_at_once_and_bills_it(bench):
+    worker = await bench.start_worker()
+    task_id = await bench.submit("sim-worker-long-answer")
+    await bench.reached(task_id, facts.ModelAttempt)
+    await bench.speaking(task_id, worker)
+    asked_at = time.monotonic()
+    await bench.cancel(task_id)
+    task = await bench.ended(task_id)
+    assert time.monotonic() - asked_at < 1.5
+    assert (state_name(task.state), task.reason) == ("CANCELLED", "CANCEL_REQUESTED")
+    assert task.budget.reserved_tokens == 0
+    (call,) = bench.model_calls(task_id)
+    billed = call["input_tokens"] + call["output_tokens"]
+    assert abs(usage_to_domain(task.usage).total - billed) <= 0.05 * billed
+
+
+async def test_live_text_is_the_text_of_the_answer(bench):
+    worker = await bench.start_worker()
+    task_id = await bench.submit("sim-slow")
+    await bench.reached(task_id, facts.ModelAttempt)
+    pieces = [piece async for piece in bench.live_pieces(task_id, worker)]
+    assert "".join(piece.text for piece in pieces) == (await bench.ended(task_id)).result
+    assert len(pieces) > 5
+
+
+async def test_a_cancel_during_a_call_ends_with_an_outcome_and_no_effect_begins_later(bench):
+    await bench.start_worker()
+    task_id = await bench.submit("sim-worker-slow-tool")
+    await bench.reached(task_id, facts.ToolIntent)
+    asked_at = time.monotonic()
+    await bench.cancel(task_id)
+    task = await bench.ended(task_id)
+    assert time.monotonic() - asked_at < 2.5
+    assert state_name(task.state) == "CANCELLED"
+    (outcome,) = await bench.bodies(task_id, facts.ToolOutcome)
+    assert outcome.outcome.status in {OutcomeStatus.CANCELLED, OutcomeStatus.NOT_RUN, OutcomeStatus.IN_DOUBT}
+
+
+async def test_a_checkpoint_that_restarts_costs_no_step(bench):
+    await bench.start_worker()
+    task_id = await bench.submit("sim-worker-paced")
+    await bench.reached(task_id, facts.AssistantMessage, 2)
+    checkpoint = bench.stack.services["checkpoint"]
+    checkpoint.kill()
+    checkpoint.start()
+    await checkpoint.wait_ready()
+    task = await bench.ended(task_id)
+    assert (state_name(task.state), task.claim_count) == ("SUCCEEDED", 1)
+    assert len(bench.model_calls(task_id)) == 7
+
+
+async def test_tools_that_restart_cost_no_effect(bench):
+    await bench.start_worker()
+    task_id = await bench.submit("sim-worker-paced")
+    await bench.reached(task_id, facts.ToolOutcome, 2)
+    tools = bench.stack.services["tools"]
+    tools.kill()
+    tools.start()
+    await tools.wait_ready()
+    task = await bench.ended(task_id)
+    assert state_name(task.state) == "SUCCEEDED"
+    assert sorted(await bench.effects(task_id)) == sorted(str(number) for number in range(6))
+
+
+async def test_a_worker_keeps_its_claims_when_its_coordinator_restarts(bench):
+    await bench.start_worker()
+    task_id = await bench.submit("sim-worker-paced")
+    await bench.reached(task_id, facts.AssistantMessage, 1)
+    coordinator = bench.stack.services["coordinator"]
+    coordinator.kill()
+    coordinator.start()
+    await coordinator.wait_ready()
+    task = await bench.ended(task_id)
+    assert (state_name(task.state), task.claim_count) == ("SUCCEEDED", 1)
