@@ -1,3 +1,12 @@
 """What all tests share: the fixtures, one module per real component."""
 
-pytest_plugins = ["tests.fix_etcd", "tests.fix_postgres", "tests.fix_proxy", "tests.fix_sandbox", "tests.fix_simulator"]
+pytest_plugins = [
+    "tests.fix_checkpoint",
+    "tests.fix_etcd",
+    "tests.fix_postgres",
+    "tests.fix_proxy",
+    "tests.fix_sandbox",
+    "tests.fix_simulator",
+    "tests.fix_tools",
+    "tests.fix_worker",
+]

@@ -1,0 +1,111 @@
+"""The first of a call's three writes: the fence and the record, in one transaction for a whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+from uuid import UUID
+
+from services.tools.accept_rules import Answer, Doubt, FenceRow, Here, Join, Run, Verdict, admit, decide
+from services.tools.locks import lock_calls, lock_fences, raise_fences
+from services.tools.records import Asked, CallKey, CallRow, pack_outcome
+from services.tools.refusals import Refusal, insert_refusals
+from services.tools.statements import QUERIES
+from tenure.domain.errors import AlreadyExists, StaleEpoch, TenureError
+from tenure.domain.tools import CallState
+from tenure.runtime.postgres import Connection
+
+METHOD: Final = "Execute"
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A known call's new standing."""
+
+    asked: Asked
+    state: CallState
+    call_attempt: int
+
+
+@dataclass(slots=True)
+class Accepting:
+    """A batch while it is decided: each call's verdict, and what is to be written for all of them."""
+
+    fences: dict[UUID, FenceRow]
+    rows: dict[CallKey, CallRow]
+    raised: dict[UUID, FenceRow] = field(default_factory=dict)
+    inserts: list[Asked] = field(default_factory=list)
+    changes: list[_Change] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+
+    def decide(self, asked: Asked, here: Here) -> Verdict | TenureError:
+        """One call; those before it in the batch may have raised its fence."""
+        task_id = asked.key.task_id
+        fence = admit(self.fences[task_id], asked.fence)
+        if isinstance(fence, StaleEpoch):
+            self.refusals.append(Refusal.of(METHOD, task_id, asked.claims, fence))
+            return fence
+        if fence != self.fences[task_id]:
+            self.fences[task_id] = self.raised[task_id] = fence
+        row = self.rows.get(asked.key)
+        verdict = decide(row, asked, here)
+        if not isinstance(verdict, AlreadyExists):
+            self._note(asked, row, verdict)
+        return verdict
+
+    def _note(self, asked: Asked, row: CallRow | None, verdict: Verdict) -> None:
+        match verdict:
+            case _ if row is None:
+                self.inserts.append(asked)
+            case Run(call_attempt):
+                self.changes.append(_Change(asked, CallState.ACCEPTED, call_attempt))
+            case Doubt(call_attempt):
+                self.changes.append(_Change(asked, CallState.IN_DOUBT, call_attempt))
+            case Join(call_attempt) if asked.fence != row.fence:
+                # It runs on under the new claim: its record names the one that last authorised it.
+                self.changes.append(_Change(asked, CallState.STARTED, call_attempt))
+            case Join() | Answer():
+                pass
+
+    async def write(self, postgres: Connection, runner_id: UUID) -> None:
+        """All of it; the locks are still held."""
+        await raise_fences(postgres, self.raised)
+        if self.inserts:
+            await postgres.execute(QUERIES.insert_calls, {**_insert_columns(self.inserts), "runner_id": runner_id})
+        if self.changes:
+            await postgres.execute(QUERIES.change_calls, {**_change_columns(self.changes), "runner_id": runner_id})
+        await insert_refusals(postgres, self.refusals)
+
+
+async def begin_accepting(postgres: Connection, batch: Sequence[Asked]) -> Accepting:
+    """Lock and read what the batch is about: the fences first, then the calls."""
+    fences = await lock_fences(postgres, {asked.key.task_id: asked.claims.tenant for asked in batch})
+    return Accepting(fences, await lock_calls(postgres, [asked.key for asked in batch]))
+
+
+def _insert_columns(inserts: Sequence[Asked]) -> dict[str, list[object]]:
+    outcomes = [None if asked.clear is None else pack_outcome(asked.clear) for asked in inserts]
+    return {
+        "task_ids": [asked.key.task_id for asked in inserts],
+        "call_ids": [asked.key.call_id for asked in inserts],
+        "tools": [asked.tool for asked in inserts],
+        "effect_classes": [asked.effect_class.value for asked in inserts],
+        "hashes": [asked.arguments_hash for asked in inserts],
+        "arguments": [asked.arguments_json for asked in inserts],
+        "states": [(CallState.FINISHED if packed else CallState.ACCEPTED).value for packed in outcomes],
+        "epochs": [asked.fence.epoch for asked in inserts],
+        "claim_ids": [asked.fence.claim_id for asked in inserts],
+        "outcomes": [packed or b"" for packed in outcomes],
+    }
+
+
+def _change_columns(changes: Sequence[_Change]) -> dict[str, list[object]]:
+    return {
+        "task_ids": [change.asked.key.task_id for change in changes],
+        "call_ids": [change.asked.key.call_id for change in changes],
+        "states": [change.state.value for change in changes],
+        "attempts": [change.call_attempt for change in changes],
+        "epochs": [change.asked.fence.epoch for change in changes],
+        "claim_ids": [change.asked.fence.claim_id for change in changes],
+    }

@@ -1,0 +1,122 @@
+"""Whether a call is let in, and what is done with it: pure, decided under the locks of its fence and its record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+from services.tools.records import Asked, CallRow, unpack_outcome
+from tenure.domain.admission import stale
+from tenure.domain.epochs import Fence
+from tenure.domain.errors import AlreadyExists, StaleEpoch
+from tenure.domain.tools import IN_DOUBT, NOT_RUN, CallState, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class FenceRow:
+    """A task's fence at the tools. `closed`: everything of this claim is ended."""
+
+    current: Fence
+    closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """It is handed to this runner, as this attempt."""
+
+    call_attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """It runs already, as this attempt."""
+
+    call_attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """The runner of this attempt died, and it must not be run again."""
+
+    call_attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The outcome is known."""
+
+    outcome: Outcome
+
+
+Verdict = Run | Join | Doubt | Answer
+
+
+def admit(row: FenceRow, presented: Fence) -> FenceRow | StaleEpoch:
+    """The fence after an Execute; refuses a lower epoch, another claim of the same one, and a closed fence.
+
+    A higher epoch opens a closed fence: an ending that was not carried out must not stop the task for ever.
+    """
+    if presented.epoch > row.current.epoch:
+        return FenceRow(presented, closed=False)
+    if presented != row.current or row.closed:
+        return stale(presented, row.current)
+    return row
+
+
+def admit_fence(row: FenceRow, presented: Fence, *, close: bool) -> FenceRow | StaleEpoch:
+    """The fence after a Fence. Closing what is closed is a repeat; asking to open it again is refused."""
+    if presented == row.current and close:
+        return FenceRow(presented, closed=True)
+    admitted = admit(row, presented)
+    return replace(admitted, closed=close) if isinstance(admitted, FenceRow) else admitted
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """What this process knows by itself: who it is, and which attempt of the call it is running, if any."""
+
+    runner_id: UUID
+    running_attempt: int | None
+
+
+def decide(row: CallRow | None, asked: Asked, here: Here) -> Verdict | AlreadyExists:
+    """What becomes of an admitted call."""
+    if row is None:
+        return Answer(asked.clear) if asked.clear is not None else Run(1)
+    if row.arguments_hash != asked.arguments_hash:
+        return AlreadyExists(
+            f"call {asked.key.call_id} of this task was made with another tool or other arguments",
+            reason="CALL_ID_REUSED",
+            metadata={"call_id": asked.key.call_id},
+        )
+    if row.state is CallState.ACCEPTED:
+        return _decide_accepted(row, asked, here)
+    if row.state is CallState.STARTED:
+        return _decide_started(row, here)
+    return Answer(known_outcome(row))
+
+
+def known_outcome(row: CallRow) -> Outcome:
+    """The answer of a call that is neither to be run nor running."""
+    if row.outcome is not None:
+        return unpack_outcome(row.outcome)
+    unknown = IN_DOUBT if row.state is CallState.IN_DOUBT else NOT_RUN
+    return replace(unknown, call_attempt=row.call_attempt)
+
+
+def _decide_accepted(row: CallRow, asked: Asked, here: Here) -> Verdict:
+    """Not begun. Whoever starts first runs it: a next attempt makes an older runner's start fail, wherever it is."""
+    if here.running_attempt == row.call_attempt and asked.fence == row.fence:
+        return Join(row.call_attempt)
+    return Run(row.call_attempt + 1)
+
+
+def _decide_started(row: CallRow, here: Here) -> Verdict:
+    if here.running_attempt == row.call_attempt:
+        return Join(row.call_attempt)
+    # A call of this very life that does not run in it is nobody's, as if its runner were dead.
+    if row.runner_alive and row.runner_id != here.runner_id:
+        return Join(row.call_attempt)
+    if row.effect_class.may_run_again:
+        return Run(row.call_attempt + 1)
+    return Doubt(row.call_attempt)

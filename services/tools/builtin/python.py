@@ -1,0 +1,81 @@
+"""execute_python: a program of the agent's own, in the sandbox.
+
+IDEMPOTENT, with a grain of salt: a program has no effect outside of its workspace, and when its runner died it is run
+again in the same workspace, which may hold what the first run wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from services.tools.builtin.definitions import define
+from services.tools.sandbox import (
+    MAX_CODE_BYTES,
+    Sandbox,
+    SandboxLimits,
+    SandboxResult,
+    SandboxStatus,
+    SandboxUnavailable,
+)
+from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailed
+from services.tools.workspace import Workspaces
+from tenure.domain.errors import Unavailable
+from tenure.domain.tools import EffectClass, OutcomeStatus
+
+PYTHON_LANE: Final = "python"
+_KEPT_BYTES: Final = 64 * 1024
+_SETUP_SECONDS: Final = 5.0
+_STATUSES: Final = {SandboxStatus.OK: OutcomeStatus.SUCCEEDED, SandboxStatus.TIMEOUT: OutcomeStatus.TIMED_OUT}
+
+
+def python_tools(sandbox: Sandbox | SandboxUnavailable, workspaces: Workspaces, limits: SandboxLimits) -> list[Tool]:
+    """The tool. Without a sandbox it is there all the same and says why it cannot run anything."""
+    definition = define(
+        "execute_python",
+        EffectClass.IDEMPOTENT,
+        "Run a Python program with the standard library, in the workspace as its current directory, without network. "
+        "What it prints is the answer; files it writes stay for later calls.",
+        {"code": {"type": "string", "minLength": 1, "maxLength": MAX_CODE_BYTES}},
+        required=("code",),
+        timeout_seconds=limits.wall_seconds,
+        output_limit_bytes=2 * _KEPT_BYTES + 4096,
+    )
+
+    async def run(context: CallContext, arguments: Arguments) -> ToolAnswer:
+        if isinstance(sandbox, SandboxUnavailable):
+            raise ToolFailed(f"Programs cannot be run here: {sandbox}", "SANDBOX_UNAVAILABLE")
+        workspace = await asyncio.to_thread(workspaces.directory, context.tenant, context.task_id)
+        try:
+            result = await sandbox.run_python(
+                arguments["code"], workspace, limits, on_output=lambda _stream, text: context.emit(text)
+            )
+        except ValueError as error:
+            raise ToolFailed(str(error), "PROGRAM_TOO_LARGE") from error
+        return _answer(result)
+
+    return [Tool(definition, run, lane=PYTHON_LANE, guard_seconds=_SETUP_SECONDS)]
+
+
+def _answer(result: SandboxResult) -> ToolAnswer:
+    if result.status is SandboxStatus.CANCELLED:
+        # Only the sandbox's own end cancels a run that nobody asked to stop.
+        raise Unavailable("the sandbox was closed", reason="RUNNER_STOPPED")
+    return ToolAnswer(
+        _words(result),
+        _STATUSES.get(result.status, OutcomeStatus.FAILED),
+        detail="" if result.status is SandboxStatus.OK else result.status.value,
+        truncated=result.truncated,
+    )
+
+
+def _words(result: SandboxResult) -> str:
+    """What was printed, then what went wrong."""
+    parts = [result.stdout.rstrip("\n")]
+    if result.stderr:
+        parts.append(f"[stderr]\n{result.stderr.rstrip()}")
+    if result.message:
+        parts.append(f"[{result.message}]")
+    elif result.exit_code:
+        parts.append(f"[exit code {result.exit_code}]")
+    return "\n".join(part for part in parts if part) or "[no output]"

@@ -1,0 +1,112 @@
+"""Fence: raises a task's fence, and when it is to be closed ends everything the task has at the tools."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+from services.tools.accept_rules import admit_fence
+from services.tools.locks import lock_fences, raise_fences
+from services.tools.records import CallStanding, unpack_outcome
+from services.tools.refusals import Refusal, insert_refusals, tell_refusals
+from services.tools.runs import Runs
+from services.tools.statements import QUERIES
+from tenure.domain.errors import StaleEpoch
+from tenure.domain.token import Claims
+from tenure.domain.tools import CallState, EffectClass
+from tenure.runtime.failpoint import failpoint
+from tenure.runtime.postgres import Connection, Pool, connection, in_transaction
+
+_log: Final = logging.getLogger(__name__)
+METHOD: Final = "Fence"
+
+
+@dataclass(frozen=True, slots=True)
+class ClosingTimes:
+    """`wait_seconds`: how long closing waits for what it stops; what still runs then is told as STARTED."""
+
+    wait_seconds: float = 3.0
+    poll_seconds: float = 0.05
+    watch_seconds: float = 0.2
+
+
+class Closing:
+    """Raises and closes fences, and stops what runs here when another replica closed one."""
+
+    def __init__(self, pool: Pool, runs: Runs, times: ClosingTimes | None = None) -> None:
+        self._pool, self._runs, self._times = pool, runs, times or ClosingTimes()
+
+    async def fence(self, claims: Claims, task_id: UUID, *, close: bool) -> list[CallStanding]:
+        """How every call of the task stands, afterwards. Repeatable. Raises StaleEpoch."""
+        await failpoint("tools.before_fence")
+
+        async def work(postgres: Connection) -> Refusal | None:
+            return await self._raise(postgres, claims, task_id, close=close)
+
+        if refusal := await in_transaction(self._pool, work):
+            tell_refusals([refusal])
+            raise StaleEpoch(presented=refusal.presented_epoch, current=refusal.current_epoch)
+        if close:
+            self._runs.stop_task(task_id, claims.epoch)
+            await self._wait_until_settled(task_id)
+        return await self._standing(task_id)
+
+    async def watch(self) -> None:
+        """A duty: fences closed elsewhere stop what runs here."""
+        while True:
+            if task_ids := self._runs.task_ids():
+                async with connection(self._pool) as postgres:
+                    cursor = await postgres.execute(QUERIES.closed_fences, {"task_ids": task_ids})
+                    for task_id, epoch in await cursor.fetchall():
+                        self._runs.stop_task(task_id, epoch)
+            await asyncio.sleep(self._times.watch_seconds)
+
+    async def _raise(self, postgres: Connection, claims: Claims, task_id: UUID, *, close: bool) -> Refusal | None:
+        """In one transaction with calling off what has not started: nothing can start after it."""
+        current = (await lock_fences(postgres, {task_id: claims.tenant}))[task_id]
+        fence = admit_fence(current, claims.fence, close=close)
+        if isinstance(fence, StaleEpoch):
+            refusal = Refusal.of(METHOD, task_id, claims, fence)
+            await insert_refusals(postgres, [refusal])
+            return refusal
+        if fence != current:
+            await raise_fences(postgres, {task_id: fence})
+        if close:
+            await postgres.execute(QUERIES.call_off, {"task_id": task_id})
+        return None
+
+    async def _wait_until_settled(self, task_id: UUID) -> None:
+        """Until nothing is STARTED any more: stopped and recorded, here or elsewhere, or its runner is dead."""
+        try:
+            async with asyncio.timeout(self._times.wait_seconds):
+                while not await self._is_settled(task_id):  # noqa: ASYNC110  another process's doing: no event tells it
+                    await asyncio.sleep(self._times.poll_seconds)
+        except TimeoutError:
+            _log.warning("closed a fence while a call still runs", extra={"task": str(task_id)})
+
+    async def _is_settled(self, task_id: UUID) -> bool:
+        async with connection(self._pool) as postgres:
+            await postgres.execute(QUERIES.settle_dead, {"task_id": task_id})
+            row = await (await postgres.execute(QUERIES.is_any_started, {"task_id": task_id})).fetchone()
+        return row is not None and not row[0]
+
+    async def _standing(self, task_id: UUID) -> list[CallStanding]:
+        async with connection(self._pool) as postgres:
+            rows = await (await postgres.execute(QUERIES.task_calls, {"task_id": task_id})).fetchall()
+        return [_standing(row) for row in rows]
+
+
+def _standing(row: tuple[Any, ...]) -> CallStanding:
+    return CallStanding(
+        call_id=row[0],
+        tool=row[1],
+        effect_class=EffectClass(row[2]),
+        state=CallState(row[3]),
+        call_attempt=row[4],
+        epoch=row[5],
+        outcome=None if row[6] is None else unpack_outcome(row[6]),
+        started_at=row[7],
+    )

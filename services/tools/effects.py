@@ -1,0 +1,94 @@
+"""Carrying out a tool once: begun in time or never, bounded in time, stopped when asked, its end put into words."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from services.tools.output import cut
+from services.tools.runs import STOPPING_SECONDS, Run, Stop
+from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailed
+from tenure.domain.errors import TryLater, Unavailable
+from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
+
+_log: Final = logging.getLogger(__name__)
+BEGINS_WITHIN_SECONDS: Final = 1.0
+
+
+class NeverBegan(Exception):  # noqa: N818  the one thing that is certain about it
+    """The mark was set, the effect was not begun in time and now never will be."""
+
+
+class Effect:
+    """One effect. `may_begin` is asked immediately before it begins, when nothing can come in between any more."""
+
+    def __init__(
+        self, run: Run, tool: Tool, arguments: Arguments, context: CallContext, may_begin: Callable[[], bool]
+    ) -> None:
+        self._run, self._tool, self._arguments, self._context = run, tool, arguments, context
+        self._may_begin = may_begin
+        self._began_at = 0.0
+        self._timed_out = False
+
+    async def carry_out(self) -> Outcome:
+        """The outcome. Raises NeverBegan, and Unavailable when it was stopped by a runner that is no longer trusted."""
+        effect = self._run.effect = asyncio.create_task(self._guarded(), name=f"effect {self._run.key.idempotency_key}")
+        limit_seconds = self._tool.definition.timeout_seconds + self._tool.guard_seconds
+        done, _ = await asyncio.wait({effect}, timeout=limit_seconds)
+        if not done:
+            self._timed_out = True
+            effect.cancel()
+            done, _ = await asyncio.wait({effect}, timeout=STOPPING_SECONDS)
+        if done and not effect.cancelled():
+            return effect.result()
+        return self._stopped(gone=bool(done))
+
+    async def _guarded(self) -> Outcome:
+        self._began_at = _now()
+        if self._run.stop is not None or not self._may_begin():
+            raise NeverBegan
+        self._run.mark_started()
+        try:
+            return self._outcome(await self._tool.run(self._context, self._arguments))
+        except ToolFailed as failure:
+            return self._outcome(ToolAnswer(failure.message, OutcomeStatus.FAILED, failure.detail))
+        except TryLater:
+            raise  # nothing was done
+        except Exception as error:  # noqa: BLE001  an outcome the agent reads, never the death of the task
+            _log.exception("the tool %s crashed", self._tool.name)
+            crash = f"The tool {self._tool.name} crashed. This is a fault of the tool, not of its arguments."
+            return self._outcome(ToolAnswer(crash, OutcomeStatus.FAILED, type(error).__name__))
+
+    def _stopped(self, *, gone: bool) -> Outcome:
+        """Cancelled in the middle. Only a runner that is trusted may say so: of another's calls, others judge."""
+        if not gone:
+            _log.error("the tool %s does not stop when asked to", self._tool.name)
+        if self._run.stop in {Stop.LAPSED, Stop.DRAINED}:
+            raise Unavailable("the runner of this call stopped", reason="RUNNER_STOPPED", retry_after_seconds=0.5)
+        if self._timed_out:
+            limit = self._tool.definition.timeout_seconds
+            words, status = f"It took longer than {limit:g} s and was stopped.", OutcomeStatus.TIMED_OUT
+        else:
+            words, status = "It was stopped because its task was ended.", OutcomeStatus.CANCELLED
+        return self._outcome(ToolAnswer(words + self._doubt(), status))
+
+    def _doubt(self) -> str:
+        pure = self._tool.definition.effect_class is EffectClass.PURE
+        return "" if pure else " What it did until then has happened."
+
+    def _outcome(self, answer: ToolAnswer) -> Outcome:
+        content, was_cut = cut(answer.content, self._tool.definition.output_limit_bytes)
+        return Outcome(
+            status=answer.status,
+            content=content,
+            truncated=answer.truncated or was_cut,
+            detail=answer.detail,
+            duration_seconds=_now() - self._began_at,
+            call_attempt=self._run.call_attempt,
+        )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,130 @@
+"""Execute: a call is asked for, and whatever happens there is one run of it, one record, and one answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Final
+
+from services.tools.accept import begin_accepting
+from services.tools.accept_rules import Answer, Doubt, Here, Join, Run, Verdict
+from services.tools.following import Follower
+from services.tools.liveness import Liveness
+from services.tools.records import Asked, CallKey
+from services.tools.refusals import tell_refusals
+from services.tools.runner import Runner
+from services.tools.runs import Displaced, Event, Started
+from services.tools.runs import Run as RunningCall
+from services.tools.tool import Arguments
+from tenure.domain.errors import TenureError, Unavailable
+from tenure.domain.tools import IN_DOUBT, Outcome
+from tenure.runtime import metrics
+from tenure.runtime.batching import Batcher
+from tenure.runtime.postgres import Pool, transaction
+
+_MOST_TURNS: Final = 20
+_OVERHEAD_BYTES: Final = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """A call and what to run it with; no arguments when its outcome is clear."""
+
+    asked: Asked
+    arguments: Arguments
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """It runs here."""
+
+    run: RunningCall
+    joined: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Elsewhere:
+    """It runs in another replica."""
+
+    call_attempt: int
+
+
+_Taken = Outcome | _Running | _Elsewhere
+
+
+class Executor:
+    """Takes calls in, a batch at a time; the loop `accepts.run` is a duty."""
+
+    def __init__(self, pool: Pool, liveness: Liveness, runner: Runner, follower: Follower) -> None:
+        self._pool, self._liveness, self._runner, self._follower = pool, liveness, runner, follower
+        self.accepts: Batcher[Request, _Taken] = Batcher(
+            "accepts",
+            self._accept,
+            key=lambda request: request.asked.key,
+            size=lambda request: len(request.asked.arguments_json) + _OVERHEAD_BYTES,
+        )
+
+    async def execute(self, request: Request) -> AsyncGenerator[Event, None]:
+        """What happens to the call, its outcome last. Closing the iterator stops nothing.
+
+        Raises StaleEpoch, AlreadyExists (CALL_ID_REUSED), LimitReached and Unavailable: then it may be asked again.
+        """
+        told = False
+        for _ in range(_MOST_TURNS):
+            self._runner.check_room()
+            taken = await self.accepts.submit(request)
+            if isinstance(taken, Outcome):
+                yield taken
+                return
+            with suppress(Displaced):  # then the record knows more by now
+                async with aclosing(self._events(request.asked.key, taken)) as events:
+                    async for event in events:
+                        if isinstance(event, Started):
+                            if told:
+                                continue
+                            told = True
+                        yield event
+                return
+        raise Unavailable("this call is handed from runner to runner", retry_after_seconds=1.0)
+
+    async def _events(self, key: CallKey, taken: _Running | _Elsewhere) -> AsyncGenerator[Event, None]:
+        if isinstance(taken, _Running):
+            async with aclosing(taken.run.follow(joined=taken.joined)) as events:
+                async for event in events:
+                    yield event
+            return
+        yield Started(taken.call_attempt, joined=True)
+        await self._follower.moved(key, taken.call_attempt)
+        raise Displaced
+
+    async def _accept(self, batch: Sequence[Request]) -> list[_Taken | TenureError]:
+        """One transaction. What it hands to this runner is begun once it is durable, whether its caller is there or
+        not.
+        """
+        runner_id = self._liveness.runner_id
+        async with transaction(self._pool) as postgres:
+            accepting = await begin_accepting(postgres, [request.asked for request in batch])
+            verdicts = [
+                accepting.decide(request.asked, Here(runner_id, self._runner.runs.attempt_of(request.asked.key)))
+                for request in batch
+            ]
+            await accepting.write(postgres, runner_id)
+        tell_refusals(accepting.refusals)
+        return [self._take(request, verdict) for request, verdict in zip(batch, verdicts, strict=True)]
+
+    def _take(self, request: Request, verdict: Verdict | TenureError) -> _Taken | TenureError:
+        match verdict:
+            case Run(call_attempt):
+                return _Running(self._runner.begin(request.asked, request.arguments, call_attempt), joined=False)
+            case Join(call_attempt):
+                run = self._runner.runs.find(request.asked.key)
+                here = run is not None and run.call_attempt == call_attempt
+                return _Running(run, joined=True) if run is not None and here else _Elsewhere(call_attempt)
+            case Doubt(call_attempt):
+                metrics.count("tenure_calls_in_doubt_total")
+                return Outcome(IN_DOUBT.status, IN_DOUBT.content, call_attempt=call_attempt)
+            case Answer(outcome):
+                return outcome
+            case _:
+                return verdict

@@ -1,0 +1,131 @@
+"""Whether this runner is alive, as all replicas see it: a row renewed by the database's clock.
+
+A runner that could not renew in time is judged dead: its calls are run again elsewhere, or are in doubt. So it must
+have stopped by then. Its own trust window is counted from the sending of the last answered renewal and ends before the
+row does; when it closes, the life is over: effects are stopped, and the process goes on under a new id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, Self
+from uuid import UUID
+
+import uuid_utils.compat as uuids
+
+from services.tools.statements import QUERIES
+from tenure.domain.errors import TryLater, Unavailable
+from tenure.domain.trust import DEFAULT_MARGIN_SECONDS, TrustWindow
+from tenure.runtime import metrics
+from tenure.runtime.postgres import Pool, connection
+
+_log: Final = logging.getLogger(__name__)
+_AGAIN_SECONDS: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class LifeTimes:
+    """How long a renewal lasts and how often it is renewed."""
+
+    ttl_seconds: float = 5.0
+    interval_seconds: float = 1.5
+    margin_seconds: float = DEFAULT_MARGIN_SECONDS
+
+
+class Liveness:
+    """The lives of a process, one after another. `on_lapse` stops what runs when one is over."""
+
+    def __init__(self, pool: Pool, instance: str, times: LifeTimes, on_lapse: Callable[[], Awaitable[None]]) -> None:
+        self._pool, self._instance, self._times, self._on_lapse = pool, instance, times, on_lapse
+        self._runner_id: UUID | None = None
+        self._former_id: UUID | None = None
+        self._ended = False
+        self._window = TrustWindow(float("-inf"), times.ttl_seconds, times.margin_seconds)
+
+    @property
+    def runner_id(self) -> UUID:
+        """The id to accept and start calls under. Raises Unavailable between two lives."""
+        if self._runner_id is None or not self.trusts(self._runner_id):
+            raise Unavailable("this runner has lost its database", reason="RUNNER_LAPSED", retry_after_seconds=0.5)
+        return self._runner_id
+
+    def trusts(self, runner_id: UUID) -> bool:
+        """Whether an effect may begin under this id now."""
+        return runner_id == self._runner_id and self._window.is_open(_now())
+
+    async def __aenter__(self) -> Self:
+        await self._begin()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Tell the others that nothing runs here any more, if the database can be told."""
+        runner_id, self._runner_id, self._ended = self._runner_id, None, True
+        if runner_id is None:
+            return
+        try:
+            async with asyncio.timeout(self._times.interval_seconds), connection(self._pool) as postgres:
+                await postgres.execute(QUERIES.end_life, {"runner_id": runner_id})
+        except (TryLater, TimeoutError) as error:
+            _log.warning("the others will have to notice that this runner ended: %s", error)
+
+    async def renew(self) -> None:
+        """A duty: renews while alive, begins a new life after a lapse."""
+        while not self._ended:
+            try:
+                await (self._begin() if self._runner_id is None else self._renew(self._runner_id))
+            except TryLater as error:
+                _log.warning("could not renew this runner: %s", error)
+                await asyncio.sleep(_AGAIN_SECONDS)
+            else:
+                await asyncio.sleep(self._times.interval_seconds)
+
+    async def watch(self) -> None:
+        """A duty of its own, because renewing may hang: ends the life at the moment its window closes."""
+        while True:
+            runner_id, left_seconds = self._runner_id, self._window.ends_at - _now()
+            if runner_id is None:
+                await asyncio.sleep(_AGAIN_SECONDS)
+            elif left_seconds > 0:
+                await asyncio.sleep(left_seconds)
+            else:
+                await self._lapse(runner_id)
+
+    async def _begin(self) -> None:
+        runner_id, sent_at = uuids.uuid7(), _now()
+        parameters = {
+            "runner_id": runner_id,
+            "former_id": self._former_id or runner_id,
+            "instance": self._instance,
+            "ttl_seconds": self._times.ttl_seconds,
+        }
+        async with connection(self._pool) as postgres:
+            await postgres.execute(QUERIES.begin_life, parameters)
+            await postgres.execute(QUERIES.forget_runners)
+        self._runner_id, self._former_id = runner_id, runner_id
+        self._window = TrustWindow(sent_at, self._times.ttl_seconds, self._times.margin_seconds)
+        _log.info("runner is alive", extra={"runner_id": str(runner_id)})
+
+    async def _renew(self, runner_id: UUID) -> None:
+        sent_at = _now()
+        async with connection(self._pool) as postgres:
+            cursor = await postgres.execute(QUERIES.renew_life, {"runner_id": runner_id})
+            renewed = await cursor.fetchone() is not None
+        if not renewed:
+            await self._lapse(runner_id)
+        elif runner_id == self._runner_id:  # not lapsed meanwhile
+            self._window = self._window.renewed(sent_at)
+
+    async def _lapse(self, runner_id: UUID) -> None:
+        if runner_id != self._runner_id:
+            return
+        self._runner_id = None
+        metrics.count("tenure_runner_lapses_total")
+        _log.error("this runner could not renew in time: it stops what it runs", extra={"runner_id": str(runner_id)})
+        await self._on_lapse()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,86 @@
+"""What the tool service's rules and statements speak of: a call that is asked for, and a call as it is recorded."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from tenure.domain.epochs import Fence
+from tenure.domain.token import Claims
+from tenure.domain.tools import CallState, EffectClass, Outcome
+from tenure.v1 import tool_pb2
+from tenure.wire.tools import outcome_to_domain, outcome_to_wire
+
+
+class CallKey(NamedTuple):
+    """A call's name: unique in the world."""
+
+    task_id: UUID
+    call_id: str
+
+    @property
+    def idempotency_key(self) -> str:
+        """What providers are given to recognise a repeat by; the same for every attempt."""
+        return f"{self.task_id}/{self.call_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An Execute, checked. `clear`: its outcome when that is known without running anything."""
+
+    key: CallKey
+    claims: Claims
+    tool: str
+    effect_class: EffectClass
+    arguments_json: bytes
+    clear: Outcome | None = None
+
+    @property
+    def fence(self) -> Fence:
+        return self.claims.fence
+
+    @property
+    def arguments_hash(self) -> bytes:
+        """Tells a repeat from a call_id that is used twice: the tool and the exact bytes of its arguments."""
+        return hashlib.sha256(self.tool.encode() + b"\0" + self.arguments_json).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class CallRow:
+    """A call's record, read under its lock."""
+
+    key: CallKey
+    effect_class: EffectClass
+    arguments_hash: bytes
+    state: CallState
+    call_attempt: int
+    fence: Fence
+    runner_id: UUID | None
+    runner_alive: bool
+    outcome: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class CallStanding:
+    """A call as Fence tells it."""
+
+    call_id: str
+    tool: str
+    effect_class: EffectClass
+    state: CallState
+    call_attempt: int
+    epoch: int
+    outcome: Outcome | None
+    started_at: datetime | None
+
+
+def pack_outcome(outcome: Outcome) -> bytes:
+    """As it is stored: the message of the contract."""
+    return outcome_to_wire(outcome).SerializeToString()
+
+
+def unpack_outcome(packed: bytes) -> Outcome:
+    return outcome_to_domain(tool_pb2.Outcome.FromString(packed))

@@ -1,0 +1,188 @@
+"""Runs accepted calls: a place, the mark, the effect, the record.
+
+What this process runs it runs to the end: a caller that goes away stops nothing. Only the end of the task stops a call
+(`Stop.CLOSED`), and the end of this runner's own life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Self
+
+from services.tools.effects import BEGINS_WITHIN_SECONDS, Effect, NeverBegan
+from services.tools.finish import Finish
+from services.tools.liveness import Liveness
+from services.tools.records import Asked, pack_outcome
+from services.tools.registry import Registry
+from services.tools.runs import Displaced, Run, Runs, Stop
+from services.tools.start import Start, withdraw_start
+from services.tools.tool import Arguments, CallContext, Tool
+from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailable
+from tenure.domain.tools import CallState, Outcome
+from tenure.runtime import metrics, semconv
+from tenure.runtime.batching import AGAIN, Batcher
+from tenure.runtime.failpoint import failpoint
+from tenure.runtime.logs import log_context
+from tenure.runtime.postgres import Pool
+from tenure.runtime.telemetry import span
+
+_log: Final = logging.getLogger(__name__)
+_MOST_STARTS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerLimits:
+    """`lanes`: how many calls run at once, by lane. `max_accepted`: running and waiting for a place."""
+
+    lanes: Mapping[str, int]
+    max_accepted: int = 4096
+    drain_seconds: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Writers:
+    """The batchers a runner writes with."""
+
+    starts: Batcher[Start, bool]
+    finishes: Batcher[Finish, bool]
+
+
+class Runner:
+    """Runs calls while its `async with` is open; at the end it waits for them, for a while."""
+
+    def __init__(
+        self, pool: Pool, runs: Runs, registry: Registry, liveness: Liveness, writers: Writers, limits: RunnerLimits
+    ) -> None:
+        self.runs = runs
+        self._pool, self._registry, self._liveness = pool, registry, liveness
+        self._writers, self._limits = writers, limits
+        self._lanes = {lane: asyncio.Semaphore(count) for lane, count in limits.lanes.items()}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self._limits.drain_seconds)
+        await self.runs.stop_all(Stop.DRAINED)
+        left = list(self._tasks)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    def check_room(self) -> None:
+        """Raises LimitReached when no further call should be accepted."""
+        if len(self._tasks) >= self._limits.max_accepted:
+            raise LimitReached("too many calls wait to be run", reason="TOO_MANY_CALLS", retry_after_seconds=1.0)
+
+    def begin(self, asked: Asked, arguments: Arguments, call_attempt: int) -> Run:
+        """Take on a call that is recorded as this runner's."""
+        run = self.runs.add(asked, call_attempt)
+        task = asyncio.create_task(self._carry(run, arguments), name=f"run {run.key.idempotency_key}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return run
+
+    async def _carry(self, run: Run, arguments: Arguments) -> None:
+        """One attempt to its end, which is told to all that listen."""
+        tool = self._registry[run.asked.tool]
+        facts = {"task": run.asked.claims.task_id, "call": run.key.call_id, "epoch": run.asked.fence.epoch}
+        attributes = {
+            semconv.OPERATION_NAME: semconv.EXECUTE_TOOL,
+            semconv.TOOL_NAME: tool.name,
+            semconv.TOOL_CALL_ID: run.key.call_id,
+            semconv.TASK_ID: run.asked.claims.task_id,
+            semconv.EPOCH: run.asked.fence.epoch,
+        }
+        ending: Outcome | Exception = Unavailable("the runner stopped", reason="RUNNER_STOPPED")
+        try:
+            with log_context(**facts), span(f"{semconv.EXECUTE_TOOL} {tool.name}", attributes):
+                ending = await self._perform(run, tool, arguments)
+        except (Displaced, TenureError) as news:
+            ending = news
+        except Exception as error:  # noqa: BLE001  told to all that listen, as the bug it is
+            _log.exception("a call could not be carried out", extra=facts)
+            ending = error
+        finally:
+            self.runs.remove(run)
+            run.settle(ending)
+
+    async def _perform(self, run: Run, tool: Tool, arguments: Arguments) -> Outcome:
+        await failpoint("tools.after_accept")
+        async with self._lanes[tool.lane]:
+            outcome = await self._run_once(run, tool, arguments)
+        await failpoint("tools.after_effect")
+        metrics.count("tenure_tool_calls_total", tool=tool.name, status=outcome.status.value)
+        metrics.observe("tenure_tool_call_seconds", outcome.duration_seconds, tool=tool.name)
+        if not await self._writers.finishes.submit(Finish(run.key, run.call_attempt, pack_outcome(outcome))):
+            raise Displaced
+        await failpoint("tools.after_outcome")
+        return outcome
+
+    async def _run_once(self, run: Run, tool: Tool, arguments: Arguments) -> Outcome:
+        """Mark and begin; a mark whose effect did not begin in time is taken back and set anew, a few times."""
+        context = CallContext(
+            tenant=run.asked.claims.tenant,
+            task_id=run.asked.claims.task_id,
+            call_id=run.key.call_id,
+            idempotency_key=run.key.idempotency_key,
+            epoch=run.asked.fence.epoch,
+            emit=run.emit,
+        )
+        for _ in range(_MOST_STARTS):
+            if run.stop is not None:
+                raise Displaced
+            may_begin = await self._mark(run)
+            try:
+                return await Effect(run, tool, arguments, context, may_begin).carry_out()
+            except NeverBegan:
+                run.effect = None
+                await self._take_back(run)
+        raise Unavailable("this runner is too slow to begin a call in time", reason="RUNNER_SLOW")
+
+    async def _mark(self, run: Run) -> _MayBegin:
+        """Set the mark. The time in which the effect may begin counts from before the mark was sent."""
+        may_begin = _MayBegin(self._liveness)
+        try:
+            marked = await self._writers.starts.submit(Start(run.key, run.call_attempt))
+        except TryLater:
+            await self._take_back(run)  # it may have been set after all
+            raise
+        if not marked:
+            raise Displaced
+        await failpoint("tools.before_effect")
+        return may_begin
+
+    async def _take_back(self, run: Run) -> None:
+        """However long it takes: a mark that stays would leave the call in doubt without a reason."""
+        failures = 0
+        while True:
+            try:
+                state = await withdraw_start(self._pool, Start(run.key, run.call_attempt))
+                break
+            except TryLater:
+                failures += 1
+                await asyncio.sleep(AGAIN.wait_seconds(failures, random.random()))
+        if state is not CallState.ACCEPTED:
+            raise Displaced
+        run.call_attempt += 1
+
+
+class _MayBegin:
+    """Asked immediately before an effect: is it in time, and is this still the life in which it was marked?"""
+
+    def __init__(self, liveness: Liveness) -> None:
+        self._liveness, self._runner_id = liveness, liveness.runner_id
+        self._before = _now() + BEGINS_WITHIN_SECONDS
+
+    def __call__(self) -> bool:
+        return _now() < self._before and self._liveness.trusts(self._runner_id)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,192 @@
+"""The calls this process is running, and those who listen to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+from uuid import UUID
+
+from services.tools.records import Asked, CallKey
+from tenure.domain.tools import Outcome
+
+_MOST_UNREAD_CHARACTERS: Final = 64 * 1024
+STOPPING_SECONDS: Final = 2.0
+
+
+class Stop(StrEnum):
+    """Why a run is stopped from outside."""
+
+    CLOSED = "CLOSED"  # its task was ended: it is recorded as stopped
+    LAPSED = "LAPSED"  # this runner is no longer trusted: others judge what became of it
+    DRAINED = "DRAINED"  # the process ends: as LAPSED, and at once
+
+
+class Displaced(Exception):  # noqa: N818  news for those who wait, no error
+    """The attempt is not the call's any more: ask again, the record knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The effect begins, or had begun."""
+
+    call_attempt: int
+    joined: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Some output, for show."""
+
+    text: str
+
+
+Event = Started | Output | Outcome
+
+
+class Listener:
+    """One who listens to a run. What it does not read in time is dropped, except that the run started and ended."""
+
+    def __init__(self) -> None:
+        self._unread: list[str] = []
+        self._characters = 0
+        self.changed = asyncio.Event()
+
+    def tell(self, text: str) -> None:
+        if self._characters + len(text) <= _MOST_UNREAD_CHARACTERS:
+            self._unread.append(text)
+            self._characters += len(text)
+        self.changed.set()
+
+    def take(self) -> str:
+        """All that is unread."""
+        text = "".join(self._unread)
+        self._unread.clear()
+        self._characters = 0
+        self.changed.clear()
+        return text
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """One attempt of one call. `ended` has the outcome once it is durable, or what its listeners are to do instead."""
+
+    asked: Asked
+    call_attempt: int
+    ended: asyncio.Future[Outcome]
+    started: bool = False
+    stop: Stop | None = None
+    effect: asyncio.Task[Outcome] | None = None
+    listeners: set[Listener] = field(default_factory=set)
+
+    @property
+    def key(self) -> CallKey:
+        return self.asked.key
+
+    def emit(self, text: str) -> None:
+        """Show output to everybody who listens."""
+        for listener in self.listeners:
+            listener.tell(text)
+
+    def mark_started(self) -> None:
+        self.started = True
+        self._wake()
+
+    def settle(self, ending: Outcome | Exception) -> None:
+        """The end, told once."""
+        if self.ended.done():
+            return
+        if isinstance(ending, Exception):
+            self.ended.set_exception(ending)
+            self.ended.exception()  # nobody may be listening
+        else:
+            self.ended.set_result(ending)
+        self._wake()
+
+    def request_stop(self, reason: Stop) -> None:
+        """Stop the effect, or keep it from beginning: then nobody needs to wait on. The first reason counts."""
+        if self.stop is None:
+            self.stop = reason
+            if self.effect is not None:
+                self.effect.cancel()
+            else:
+                self.settle(Displaced())
+
+    async def follow(self, *, joined: bool) -> AsyncGenerator[Event, None]:
+        """Everything from now on, the outcome last. Raises Displaced, or what kept the run from its end."""
+        with self._listening() as listener:
+            if joined:
+                yield Started(self.call_attempt, joined=True)
+            told = joined
+            while True:
+                if self.started and not told:
+                    told = True
+                    yield Started(self.call_attempt, joined=False)
+                if text := listener.take():
+                    yield Output(text)
+                if self.ended.done():
+                    break
+                await listener.changed.wait()
+        yield self.ended.result()
+
+    @contextmanager
+    def _listening(self) -> Iterator[Listener]:
+        listener = Listener()
+        self.listeners.add(listener)
+        try:
+            yield listener
+        finally:
+            self.listeners.discard(listener)
+
+    def _wake(self) -> None:
+        for listener in self.listeners:
+            listener.changed.set()
+
+
+class Runs:
+    """By call. A run is listed until its outcome is durable or it is known that there will be none."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[CallKey, Run] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def add(self, asked: Asked, call_attempt: int) -> Run:
+        """A new attempt; it takes the place of one that it displaced, which will find out by itself."""
+        ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        run = self._by_key[asked.key] = Run(asked, call_attempt, ended)
+        return run
+
+    def remove(self, run: Run) -> None:
+        if self._by_key.get(run.key) is run:
+            del self._by_key[run.key]
+
+    def find(self, key: CallKey) -> Run | None:
+        return self._by_key.get(key)
+
+    def attempt_of(self, key: CallKey) -> int | None:
+        """Which attempt of the call runs here, if any."""
+        run = self._by_key.get(key)
+        return run.call_attempt if run is not None else None
+
+    def task_ids(self) -> list[UUID]:
+        """The tasks whose calls run here."""
+        return sorted({key.task_id for key in self._by_key})
+
+    def stop_task(self, task_id: UUID, epoch: int) -> None:
+        """Stop what was authorised up to `epoch`."""
+        for run in list(self._by_key.values()):
+            if run.key.task_id == task_id and run.asked.fence.epoch <= epoch:
+                run.request_stop(Stop.CLOSED)
+
+    async def stop_all(self, reason: Stop) -> None:
+        """Stop everything, and wait for the effects' ends, for a while."""
+        runs = list(self._by_key.values())
+        for run in runs:
+            run.request_stop(reason)
+        if effects := {run.effect for run in runs if run.effect is not None}:
+            await asyncio.wait(effects, timeout=STOPPING_SECONDS)

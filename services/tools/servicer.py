@@ -1,0 +1,116 @@
+"""The tool service on the wire: tokens are checked here, everything else is asked of those who know."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any
+from uuid import UUID
+
+from services.tools.answers import execute_response, fence_response, refused_write
+from services.tools.closing import Closing
+from services.tools.executing import Executor, Request
+from services.tools.frames import ExecuteFrames
+from services.tools.records import Asked, CallKey
+from services.tools.refusals import list_refusals
+from services.tools.registry import Registry
+from services.tools.runs import Event
+from tenure.domain.errors import PermissionDenied
+from tenure.domain.token import Claims
+from tenure.domain.tools import EffectClass, Outcome
+from tenure.runtime.postgres import Pool
+from tenure.runtime.signing import Verifier
+from tenure.runtime.tenancy import current_tenant
+from tenure.v1 import token_pb2, tool_service_pb2
+from tenure.v1.tool_service_pb2_grpc import ToolServiceServicer
+from tenure.validators import validate
+from tenure.wire.token import check_token
+from tenure.wire.tools import tool_to_wire
+
+
+class ToolServicer(ToolServiceServicer):
+    """`stopping` ends streams when the server drains."""
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        registry: Registry,
+        executor: Executor,
+        closing: Closing,
+        pool: Pool,
+        stopping: asyncio.Event,
+    ) -> None:
+        self._verifier, self._registry, self._executor = verifier, registry, executor
+        self._closing, self._pool, self._stopping = closing, pool, stopping
+
+    async def ListTools(
+        self, request: tool_service_pb2.ListToolsRequest, _context: Any
+    ) -> tool_service_pb2.ListToolsResponse:
+        """The tools this token may call."""
+        claims, _ = self._check(request.token)
+        tools = [tool_to_wire(definition) for definition in self._registry.definitions(claims)]
+        return tool_service_pb2.ListToolsResponse(tools=tools)
+
+    async def Execute(
+        self, request: tool_service_pb2.ExecuteRequest, _context: Any
+    ) -> AsyncIterator[tool_service_pb2.ExecuteResponse]:
+        """One call."""
+        async with aclosing(self._execute(request)) as events:
+            async for event in events:
+                yield execute_response(event)
+
+    async def ExecuteStream(
+        self, request_iterator: AsyncIterator[tool_service_pb2.ExecuteStreamRequest], _context: Any
+    ) -> AsyncIterator[tool_service_pb2.ExecuteStreamResponse]:
+        """Many calls, by tag."""
+
+        async def execute(call: tool_service_pb2.ExecuteRequest) -> AsyncGenerator[Event, None]:
+            validate(call)  # a frame is checked for its own bounds only
+            async with aclosing(self._execute(call)) as events:
+                async for event in events:
+                    yield event
+
+        async with aclosing(ExecuteFrames(execute, self._stopping).serve(request_iterator)) as answers:
+            async for answer in answers:
+                yield answer
+
+    async def Fence(self, request: tool_service_pb2.FenceRequest, _context: Any) -> tool_service_pb2.FenceResponse:
+        """Raises the fence; with `close` ends everything. Goes on to its end when its caller goes away."""
+        claims, task_id = self._check(request.token)
+        closing = asyncio.ensure_future(self._closing.fence(claims, task_id, close=request.close))
+        return fence_response(await asyncio.shield(closing))
+
+    async def ListRefusedCalls(
+        self, request: tool_service_pb2.ListRefusedCallsRequest, _context: Any
+    ) -> tool_service_pb2.ListRefusedCallsResponse:
+        """The trail of stale callers, of the asking tenant's tasks only."""
+        refusals = await list_refusals(self._pool, UUID(request.task_id), current_tenant())
+        return tool_service_pb2.ListRefusedCallsResponse(refused_calls=[refused_write(one) for one in refusals])
+
+    async def _execute(self, request: tool_service_pb2.ExecuteRequest) -> AsyncGenerator[Event, None]:
+        async with aclosing(self._executor.execute(self._request(request))) as events:
+            async for event in events:
+                yield event
+
+    def _request(self, request: tool_service_pb2.ExecuteRequest) -> Request:
+        claims, task_id = self._check(request.token)
+        judged = self._registry.judge(claims, request.tool, request.arguments_json)
+        clear = judged if isinstance(judged, Outcome) else None
+        tool = self._registry.find(request.tool)
+        asked = Asked(
+            key=CallKey(task_id, request.call_id),
+            claims=claims,
+            tool=request.tool.replace("\0", "\ufffd"),  # whatever a model may call a tool: a text column takes no NUL
+            effect_class=EffectClass.PURE if clear or tool is None else tool.definition.effect_class,
+            arguments_json=request.arguments_json.encode(),
+            clear=clear,
+        )
+        return Request(asked, {} if isinstance(judged, Outcome) else judged)
+
+    def _check(self, token: token_pb2.FencingToken) -> tuple[Claims, UUID]:
+        claims = check_token(self._verifier, token)
+        try:
+            return claims, UUID(claims.task_id)
+        except ValueError as error:
+            raise PermissionDenied(f"{claims.resource!r} names no task", reason="WRONG_RESOURCE") from error

@@ -1,0 +1,194 @@
+-- Locks are taken in one order by all statements: fences by task_id, then calls by (task_id, call_id).
+
+-- name: ensure_fences
+-- A fence that is not there cannot be locked. Does nothing for those that are.
+insert into fences (task_id, tenant)
+select * from unnest(%(task_ids)b::uuid[], %(tenants)b::text[]) as w(task_id, tenant) order by task_id
+on conflict (task_id) do nothing;
+
+-- name: lock_fences
+-- The decision is made under this lock, held by the transaction that writes: a fence that is merely read lets a stale
+-- write through.
+select task_id, tenant, epoch, claim_id, closed
+  from fences where task_id = any(%(task_ids)b::uuid[]) order by task_id
+   for no key update;
+
+-- name: raise_fences
+-- Only rows that lock_fences has locked.
+update fences f
+   set epoch = w.epoch, claim_id = w.claim_id, closed = w.closed, changed_at = now()
+  from unnest(%(task_ids)b::uuid[], %(epochs)b::bigint[], %(claim_ids)b::text[], %(closed)b::boolean[])
+    as w(task_id, epoch, claim_id, closed)
+ where f.task_id = w.task_id;
+
+-- name: lock_calls
+-- Read after the fences are locked, in a statement of its own: its snapshot must not be older than the lock.
+-- A runner is alive while its last renewal is younger than its time to live, by the database's clock.
+select c.task_id, c.call_id, c.effect_class, c.arguments_hash, c.state, c.call_attempt, c.epoch, c.claim_id,
+       c.runner_id, coalesce(r.renewed_at + r.ttl_seconds * interval '1 second' > clock_timestamp(), false), c.outcome
+  from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[]) as w(task_id, call_id)
+  join calls c using (task_id, call_id)
+  left join runners r using (runner_id)
+ order by c.task_id, c.call_id
+   for no key update of c;
+
+-- name: insert_calls
+-- New calls; those whose outcome was clear without running anything are finished at once.
+insert into calls (task_id, call_id, tool, effect_class, arguments_hash, arguments, state, call_attempt, epoch, claim_id,
+                   runner_id, outcome, finished_at)
+select w.task_id, w.call_id, w.tool, w.effect_class, w.arguments_hash, w.arguments, w.state, 1, w.epoch, w.claim_id,
+       case when w.state = 'ACCEPTED' then %(runner_id)b::uuid end, nullif(w.outcome, ''::bytea),
+       case when w.state = 'FINISHED' then clock_timestamp() end
+  from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[], %(tools)b::text[], %(effect_classes)b::text[],
+              %(hashes)b::bytea[], %(arguments)b::bytea[], %(states)b::text[], %(epochs)b::bigint[],
+              %(claim_ids)b::text[], %(outcomes)b::bytea[])
+    as w(task_id, call_id, tool, effect_class, arguments_hash, arguments, state, epoch, claim_id, outcome);
+
+-- name: change_calls
+-- Known calls that are handed to this runner, put in doubt, or authorised by another claim. Locked by lock_calls.
+update calls c
+   set state = w.state, call_attempt = w.call_attempt, epoch = w.epoch, claim_id = w.claim_id,
+       runner_id = case when w.state = 'ACCEPTED' then %(runner_id)b::uuid else c.runner_id end
+  from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[], %(states)b::text[], %(attempts)b::int[],
+              %(epochs)b::bigint[], %(claim_ids)b::text[])
+    as w(task_id, call_id, state, call_attempt, epoch, claim_id)
+ where c.task_id = w.task_id and c.call_id = w.call_id;
+
+-- name: start_calls
+-- The mark immediately before the effect. The share lock on the fence lets several starts of a task go on together and
+-- none past a raise or a close. STARTED under my attempt and runner is the same start, sent again after a lost answer.
+with w as materialized (
+  select * from unnest(%(ordinals)b::int[], %(task_ids)b::uuid[], %(call_ids)b::text[], %(attempts)b::int[])
+    as w(ord, task_id, call_id, call_attempt)
+), fence as materialized (
+  select f.task_id, f.epoch, f.claim_id from fences f
+   where f.task_id in (select task_id from w) and not f.closed order by f.task_id
+     for share
+), held as materialized (
+  select w.ord, c.task_id, c.call_id
+    from w join fence f using (task_id) join calls c using (task_id, call_id)
+   where c.call_attempt = w.call_attempt and c.epoch = f.epoch and c.claim_id = f.claim_id
+     and (c.state = 'ACCEPTED' or (c.state = 'STARTED' and c.runner_id = %(runner_id)b::uuid))
+   order by c.task_id, c.call_id
+     for no key update of c
+)
+update calls c
+   set state = 'STARTED', runner_id = %(runner_id)b::uuid, started_at = clock_timestamp()
+  from held h where c.task_id = h.task_id and c.call_id = h.call_id
+returning h.ord;
+
+-- name: withdraw_start
+-- A start whose effect did not begin in time and now never will: back to be started anew, or, when the task was ended or
+-- somebody was told of a doubt, not run at all. The next attempt makes a start that is still on its way void.
+with fence as materialized (
+  select f.closed from fences f where f.task_id = %(task_id)b::uuid for share
+)
+update calls c
+   set state = case when c.state = 'IN_DOUBT' or f.closed then 'NOT_RUN' else 'ACCEPTED' end,
+       call_attempt = c.call_attempt + 1, started_at = null
+  from fence f
+ where c.task_id = %(task_id)b::uuid and c.call_id = %(call_id)b::text
+   and c.call_attempt = %(call_attempt)b::int and c.state in ('ACCEPTED', 'STARTED', 'IN_DOUBT')
+returning c.state;
+
+-- name: finish_calls
+-- Asks for the attempt and not for the fence: an effect that happened is recorded even when its owner is stale, and one
+-- of a call that was given up as in doubt clears the doubt.
+with w as materialized (
+  select * from unnest(%(ordinals)b::int[], %(task_ids)b::uuid[], %(call_ids)b::text[], %(attempts)b::int[],
+                       %(outcomes)b::bytea[]) as w(ord, task_id, call_id, call_attempt, outcome)
+), held as materialized (
+  select w.ord, c.task_id, c.call_id, w.outcome
+    from w join calls c using (task_id, call_id)
+   where c.call_attempt = w.call_attempt and c.state in ('STARTED', 'IN_DOUBT')
+   order by c.task_id, c.call_id
+     for no key update of c
+)
+update calls c
+   set state = 'FINISHED', outcome = h.outcome, finished_at = clock_timestamp()
+  from held h where c.task_id = h.task_id and c.call_id = h.call_id
+returning h.ord;
+
+-- name: call_off
+-- Part of closing: what was accepted and not started can no longer start. In the transaction that closes the fence.
+with held as materialized (
+  select call_id from calls where task_id = %(task_id)b::uuid and state = 'ACCEPTED' order by call_id for no key update
+)
+update calls c set state = 'NOT_RUN', finished_at = clock_timestamp()
+  from held h where c.task_id = %(task_id)b::uuid and c.call_id = h.call_id;
+
+-- name: settle_dead
+-- Part of closing: nobody will tell what came of a call whose runner died, whatever its class.
+with held as materialized (
+  select c.call_id from calls c left join runners r using (runner_id)
+   where c.task_id = %(task_id)b::uuid and c.state = 'STARTED'
+     and coalesce(r.renewed_at + r.ttl_seconds * interval '1 second' <= clock_timestamp(), true)
+   order by c.call_id for no key update of c
+)
+update calls c set state = 'IN_DOUBT'
+  from held h where c.task_id = %(task_id)b::uuid and c.call_id = h.call_id;
+
+-- name: is_any_started
+-- What closing waits for.
+select exists (select from calls where task_id = %(task_id)b::uuid and state = 'STARTED');
+
+-- name: task_calls
+-- How all calls of a task stand.
+select call_id, tool, effect_class, state, call_attempt, epoch, outcome, started_at, accepted_at
+  from calls where task_id = %(task_id)b::uuid order by accepted_at, call_id;
+
+-- name: closed_fences
+-- Which of the tasks run here were ended, by whatever replica was asked to.
+select task_id, epoch from fences where task_id = any(%(task_ids)b::uuid[]) and closed;
+
+-- name: calls_to_ask_about
+-- Of the calls that run elsewhere, those that no longer do: ended, handed on, or their runner died.
+select w.ord
+  from unnest(%(ordinals)b::int[], %(task_ids)b::uuid[], %(call_ids)b::text[], %(attempts)b::int[])
+    as w(ord, task_id, call_id, call_attempt)
+  left join calls c using (task_id, call_id)
+  left join runners r on r.runner_id = c.runner_id
+ where c.state is distinct from 'STARTED' or c.call_attempt <> w.call_attempt
+    or coalesce(r.renewed_at + r.ttl_seconds * interval '1 second' <= clock_timestamp(), true);
+
+-- name: begin_life
+-- A runner's first renewal. The life before, if it is this process's own, has ended.
+with before as (delete from runners where runner_id = %(former_id)b::uuid)
+insert into runners (runner_id, instance, ttl_seconds)
+values (%(runner_id)b::uuid, %(instance)b::text, %(ttl_seconds)b::double precision);
+
+-- name: renew_life
+-- Nothing for a runner that was late: others may have judged it dead, so it must not come back.
+update runners set renewed_at = clock_timestamp()
+ where runner_id = %(runner_id)b::uuid and renewed_at + ttl_seconds * interval '1 second' > clock_timestamp()
+returning runner_id;
+
+-- name: end_life
+-- An orderly end: what this runner left STARTED need not be waited for.
+delete from runners where runner_id = %(runner_id)b::uuid;
+
+-- name: forget_runners
+-- A runner that is not there is as dead as one that stopped renewing.
+delete from runners where runner_id in (
+  select runner_id from runners where renewed_at < clock_timestamp() - interval '1 hour' limit 100 for update skip locked
+);
+
+-- name: insert_refusals
+-- The trail of stale writers.
+insert into refusals (task_id, tenant, method, presented_epoch, current_epoch, holder)
+select * from unnest(%(task_ids)b::uuid[], %(tenants)b::text[], %(methods)b::text[], %(presented)b::bigint[],
+                     %(current)b::bigint[], %(holders)b::text[]);
+
+-- name: trim_refusals
+-- The newest 500 of each task are kept: a stale writer that tries for ever must not fill the disk.
+delete from refusals d
+ using unnest(%(task_ids)b::uuid[]) as w(task_id)
+ where d.task_id = w.task_id
+   and d.refusal_id < (select n.refusal_id from refusals n where n.task_id = w.task_id
+                        order by n.refusal_id desc offset 499 limit 1);
+
+-- name: list_refusals
+-- Newest first, and only to the tenant they belong to.
+select task_id::text, method, presented_epoch, current_epoch, holder, refused_at
+  from refusals where task_id = %(task_id)b::uuid and tenant = %(tenant)b::text
+ order by refusal_id desc limit 500;

@@ -1,0 +1,49 @@
+"""The second write: the mark immediately before the effect, and how it is taken back when the effect did not begin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from services.tools.liveness import Liveness
+from services.tools.records import CallKey
+from services.tools.statements import QUERIES
+from tenure.domain.tools import CallState
+from tenure.runtime.batching import Batcher
+from tenure.runtime.postgres import Pool, connection
+
+_SIZE_BYTES: Final = 128
+
+
+class Start(NamedTuple):
+    """An attempt that is about to begin."""
+
+    key: CallKey
+    call_attempt: int
+
+
+def start_batcher(pool: Pool, liveness: Liveness) -> Batcher[Start, bool]:
+    """Marks calls STARTED. False: the attempt or the fence has moved on, and this effect must never begin."""
+
+    async def write(batch: Sequence[Start]) -> list[bool]:
+        parameters = {
+            "ordinals": list(range(len(batch))),
+            "task_ids": [start.key.task_id for start in batch],
+            "call_ids": [start.key.call_id for start in batch],
+            "attempts": [start.call_attempt for start in batch],
+            "runner_id": liveness.runner_id,
+        }
+        async with connection(pool) as postgres:
+            cursor = await postgres.execute(QUERIES.start_calls, parameters)
+            started = {row[0] for row in await cursor.fetchall()}
+        return [ordinal in started for ordinal in range(len(batch))]
+
+    return Batcher("starts", write, key=lambda start: start.key, size=lambda _: _SIZE_BYTES)
+
+
+async def withdraw_start(pool: Pool, start: Start) -> CallState | None:
+    """Take back a mark whose effect never began and never will. None: the call is another attempt's by now."""
+    parameters = {"task_id": start.key.task_id, "call_id": start.key.call_id, "call_attempt": start.call_attempt}
+    async with connection(pool) as postgres:
+        row = await (await postgres.execute(QUERIES.withdraw_start, parameters)).fetchone()
+    return None if row is None else CallState(row[0])

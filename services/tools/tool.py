@@ -1,0 +1,92 @@
+"""What a tool is to this service: a definition and a coroutine, and how the two talk to each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from tenure.domain.tools import OutcomeStatus, ToolDefinition
+
+GENERAL_LANE: Final = "general"
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """What a tool is told about the call. `idempotency_key` is the same for every attempt of it.
+
+    `emit` shows output while it comes; all of it belongs in the answer again, because what is shown may be dropped.
+    """
+
+    tenant: str
+    task_id: str
+    call_id: str
+    idempotency_key: str
+    epoch: int
+    emit: Callable[[str], None]
+
+    @property
+    def provider_headers(self) -> dict[str, str]:
+        """For HTTP and gRPC providers, so that they can recognise repeats and fence too."""
+        return {"Idempotency-Key": self.idempotency_key, "X-Fencing-Epoch": str(self.epoch)}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolAnswer:
+    """What the model reads; `detail` is a finer class than the status."""
+
+    content: str
+    status: OutcomeStatus = OutcomeStatus.SUCCEEDED
+    detail: str = ""
+    truncated: bool = False
+
+
+class ToolFailed(Exception):  # noqa: N818  what the tool says to the model, no error of the service
+    """The tool cannot do what was asked; the text is for the model."""
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message)
+        self.message, self.detail = message, detail
+
+
+Arguments = dict[str, Any]
+RunTool = Callable[[CallContext, Arguments], Awaitable[ToolAnswer]]
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """`run` gets arguments that fit the schema. It is cancelled to stop it, raises ToolFailed for the model, and
+    anything else it raises is told as a crash. Calls of one `lane` share its places. `guard_seconds`: how much longer
+    than its timeout a tool may take that keeps the time by itself and has more to say about it.
+    """
+
+    definition: ToolDefinition
+    run: RunTool
+    lane: str = GENERAL_LANE
+    guard_seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return self.definition.name
+
+
+async def past_return(work: Awaitable[_Result]) -> _Result:
+    """Wait for what cannot be taken back any more, however often it is cancelled.
+
+    The canceller asks a tool to stop; the true answer of one that is past its point of no return is what it did.
+    """
+    doing = asyncio.ensure_future(work)
+    while not doing.done():
+        try:
+            await asyncio.shield(doing)
+        except asyncio.CancelledError:
+            if doing.cancelled():
+                raise
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
+        except Exception:  # noqa: BLE001  it is raised to the caller by result()
+            break
+    return doing.result()
