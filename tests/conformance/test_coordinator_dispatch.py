@@ -1,0 +1,152 @@
+"""Laws of dispatch: no task twice, no task forgotten, whoever dies in between."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tenure.v1 import coordinator_service_pb2 as pb
+from tenure.v1 import task_pb2
+from tests.fix_coordinator import Fleet, ScriptedWorker, epoch_of
+
+
+async def test_two_replicas_never_grant_a_task_twice(fleet: Fleet):
+    replicas = [await fleet.coordinator(), await fleet.coordinator()]
+    workers = [await fleet.worker(replica, slots=60) for replica in replicas for _ in range(2)]
+    submitted = await fleet.submit_many(200)
+    granted = await _collect(workers, 200)
+    assert set(granted) == submitted
+    assert len(granted) == 200
+    claims = await fleet.claims(replicas[0])
+    assert {claim.task_id for claim in claims} == submitted
+
+
+async def test_all_tasks_of_a_dead_worker_come_back(fleet: Fleet):
+    replica = await fleet.coordinator()
+    dying = await fleet.worker(replica, slots=200)
+    submitted = await fleet.submit_many(200)
+    first = await dying.next_grants(200)
+    await asyncio.gather(*map(dying.open, first))
+    other = await fleet.worker(replica, slots=200)
+    broke_at = asyncio.get_running_loop().time()
+    await dying.break_off()
+    again = await other.next_grants(200)
+    assert asyncio.get_running_loop().time() - broke_at < 10.0
+    assert {grant.task_id for grant in again} == submitted
+    before = {grant.task_id: epoch_of(grant.token) for grant in first}
+    assert all(epoch_of(grant.token) > before[grant.task_id] for grant in again)
+
+
+async def test_a_worker_gets_only_what_it_serves_and_only_as_much_as_it_can_take(fleet: Fleet):
+    replica = await fleet.coordinator()
+    mine = await fleet.worker(replica, slots=2, queues=["gpu"], loops=["own"])
+    others = await fleet.submit()
+    wanted = {await fleet.submit(queue="gpu", agent={"loop": "own"}) for _ in range(3)}
+    grants = await mine.next_grants(2)
+    assert {grant.task_id for grant in grants} < wanted
+    await mine.succeed(grants[0])
+    await mine.tell_slots(1)
+    last = await mine.next_grant()
+    assert {last.task_id} | {grant.task_id for grant in grants} == wanted
+    assert (await fleet.task(others)).state == task_pb2.TASK_STATE_QUEUED
+
+
+async def test_urgent_tasks_go_first(fleet: Fleet):
+    low = await fleet.submit(priority=task_pb2.PRIORITY_LOW)
+    high = await fleet.submit(priority=task_pb2.PRIORITY_HIGH)
+    replica = await fleet.coordinator()
+    worker = await fleet.worker(replica, slots=2)
+    assert [grant.task_id for grant in await worker.next_grants(2)] == [high, low]
+
+
+async def test_a_coordinator_that_dies_between_claim_and_register_leaves_the_task_to_be_granted(fleet: Fleet):
+    dying = await fleet.coordinator(failpoints="coordinator.after_claim=kill9")
+    worker = await fleet.worker(dying, slots=1)
+    task_id = await fleet.submit()
+    await dying.wait()
+    other = await fleet.coordinator()
+    again = fleet.keep(await worker.reattach(other.address))
+    assert again.session_id == worker.session_id
+    grant = await again.next_grant()
+    assert grant.task_id == task_id
+    await again.succeed(grant)
+
+
+async def test_a_coordinator_that_dies_between_register_and_grant_leaves_the_task_to_be_granted(fleet: Fleet):
+    dying = await fleet.coordinator(failpoints="coordinator.after_register=kill9")
+    worker = await fleet.worker(dying, slots=1)
+    task_id = await fleet.submit()
+    await dying.wait()
+    other = await fleet.coordinator()
+    again = fleet.keep(await worker.reattach(other.address))
+    grant = await again.next_grant()
+    assert grant.task_id == task_id
+    await again.succeed(grant)
+
+
+async def test_an_unclear_claim_is_not_granted_and_the_task_is_granted_once(own_fleet: Fleet, own_etcd):
+    replica = await own_fleet.coordinator(ttl_seconds="20")
+    worker = await own_fleet.worker(replica, slots=2)
+    await worker.hears("renewed")
+    own_etcd.pause()
+    try:
+        task_id = await own_fleet.submit()
+        await replica.logged("claims are unclear and will be read back")
+        assert worker.grants_waiting == 0
+    finally:
+        own_etcd.resume()
+    grant = await worker.next_grant()
+    assert grant.task_id == task_id
+    await worker.succeed(grant)
+    assert worker.grants_waiting == 0
+
+
+async def test_a_worker_that_lives_without_progress_loses_the_task(fleet: Fleet):
+    replica = await fleet.coordinator(progress_timeout_seconds="1.5")
+    stuck = await fleet.worker(replica)
+    task_id = await fleet.submit()
+    lost = await stuck.next_grant()
+    await stuck.open(lost)
+    other = await fleet.worker(replica)
+    revoke = await stuck.hears("revoke")
+    assert (revoke.task_id, revoke.claim_id, revoke.reason) == (task_id, lost.claim_id, "WORKER_STUCK")
+    assert stuck.ended_with is None
+    grant = await other.next_grant()
+    await other.open(grant)
+    assert "WORKER_STUCK" in [each.reason for each in await fleet.transitions(task_id)]
+
+
+async def test_progress_keeps_the_task(fleet: Fleet):
+    replica = await fleet.coordinator(progress_timeout_seconds="1.5")
+    worker = await fleet.worker(replica)
+    await fleet.submit()
+    grant = await worker.next_grant()
+    await worker.open(grant)
+    for tokens in range(1, 9):
+        worker.progress[grant.claim_id] = pb.Progress(output_tokens=tokens)
+        await asyncio.sleep(0.5)
+    [claim] = await fleet.claims(replica)
+    assert claim.claim_id == grant.claim_id
+
+
+async def test_a_grant_that_renewals_do_not_name_is_taken_back(fleet: Fleet):
+    replica = await fleet.coordinator()
+    idle = await fleet.worker(replica)
+    idle.named = False
+    task_id = await fleet.submit()
+    lost = await idle.next_grant()
+    idle.hello.free_slots = 0
+    other = await fleet.worker(replica)
+    assert (await idle.hears("revoke")).claim_id == lost.claim_id
+    assert (await other.next_grant()).task_id == task_id
+
+
+async def _collect(workers: list[ScriptedWorker], count: int) -> list[str]:
+    """The tasks granted to any of them, until there are so many; then a moment for those that must not come."""
+    granted: list[str] = []
+    async with asyncio.timeout(30.0):
+        while len(granted) < count:
+            granted += [(await worker.next_grant()).task_id for worker in workers if worker.grants_waiting]
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(1.5)
+    assert not any(worker.grants_waiting for worker in workers)
+    return granted

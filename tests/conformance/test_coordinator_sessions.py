@@ -1,0 +1,171 @@
+"""Laws of sessions: who keeps claims, who loses them, and when."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tenure.domain.errors import StaleEpoch, Unavailable
+from tenure.v1 import task_pb2
+from tests.fix_coordinator import Fleet, epoch_of
+
+RUNNING, QUEUED, SUCCEEDED = (
+    task_pb2.TASK_STATE_RUNNING,
+    task_pb2.TASK_STATE_QUEUED,
+    task_pb2.TASK_STATE_SUCCEEDED,
+)
+
+
+async def test_a_task_is_granted_opened_and_released(fleet: Fleet):
+    replica = await fleet.coordinator()
+    worker = await fleet.worker(replica)
+    task_id = await fleet.submit()
+    grant = await worker.next_grant()
+    assert (grant.task_id, grant.loop) == (task_id, "messages")
+    [claim] = await fleet.claims(replica)
+    assert (claim.task_id, claim.claim_id, claim.epoch) == (task_id, grant.claim_id, epoch_of(grant.token))
+    assert claim.worker_id == worker.hello.worker_id
+    assert 0 < claim.remaining.seconds <= 3
+    [listed] = await fleet.workers(replica)
+    assert (listed.worker_id, listed.session_id, listed.claim_count) == ("worker-1", worker.session_id, 1)
+    await worker.succeed(grant)
+    async with asyncio.timeout(5.0):
+        while await fleet.claims(replica):
+            await asyncio.sleep(0.02)
+    assert (await fleet.task(task_id)).state == SUCCEEDED
+
+
+async def test_a_broken_stream_gives_its_tasks_to_others_after_the_grace(fleet: Fleet):
+    replica = await fleet.coordinator()
+    first = await fleet.worker(replica)
+    task_id = await fleet.submit()
+    lost = await first.next_grant()
+    await first.open(lost)
+    second = await fleet.worker(replica)
+    broke_at = asyncio.get_running_loop().time()
+    await first.break_off()
+    grant = await second.next_grant()
+    took_seconds = asyncio.get_running_loop().time() - broke_at
+    assert 0.5 <= took_seconds < 2.0
+    assert grant.task_id == task_id
+    assert epoch_of(grant.token) > epoch_of(lost.token)
+    await second.open(grant)
+    assert [each.reason for each in await fleet.transitions(task_id)][-2:] == ["WORKER_LOST", "OPENED"]
+    with pytest.raises(StaleEpoch):
+        await first.commit(lost, 1, transition={"to_state": SUCCEEDED, "reason": "FINAL_ANSWER"})
+
+
+async def test_coming_back_within_the_grace_keeps_the_claim(fleet: Fleet):
+    replica = await fleet.coordinator()
+    worker = await fleet.worker(replica)
+    task_id = await fleet.submit()
+    grant = await worker.next_grant()
+    await worker.open(grant)
+    await worker.break_off()
+    again = fleet.keep(await worker.reattach())
+    assert (again.session_id, again.lost) == (worker.session_id, [])
+    await replica.logged("a worker came back elsewhere")
+    [claim] = await fleet.claims(replica, task_id)
+    assert claim.claim_id == grant.claim_id
+    await again.commit(grant, 1, transition={"to_state": SUCCEEDED, "reason": "FINAL_ANSWER"})
+
+
+async def test_coming_back_to_another_replica_keeps_the_claim_and_the_first_ones_late_end_does_nothing(fleet: Fleet):
+    first, second = await fleet.coordinator(), await fleet.coordinator()
+    worker = await fleet.worker(first)
+    task_id = await fleet.submit()
+    grant = await worker.next_grant()
+    await worker.open(grant)
+    again = fleet.keep(await worker.reattach(second.address))
+    await worker.break_off()
+    assert (again.session_id, again.lost) == (worker.session_id, [])
+    await first.logged("a worker came back elsewhere")
+    await again.hears("renewed")
+    [listed] = await fleet.workers(first)
+    assert listed.coordinator_id.endswith(listed.coordinator_id)
+    [claim] = await fleet.claims(first, task_id)
+    assert claim.claim_id == grant.claim_id
+    await again.commit(grant, 1, transition={"to_state": SUCCEEDED, "reason": "FINAL_ANSWER"})
+    assert (await fleet.task(task_id)).claim_count == 1
+
+
+async def test_coming_back_too_late_is_told_what_was_lost(fleet: Fleet):
+    replica = await fleet.coordinator()
+    worker = await fleet.worker(replica)
+    await fleet.submit()
+    grant = await worker.next_grant()
+    await worker.open(grant)
+    await worker.break_off()
+    await replica.logged("ended a session")
+    again = fleet.keep(await worker.reattach())
+    assert again.session_id != worker.session_id
+    assert again.lost == [grant.claim_id]
+
+
+async def test_a_frozen_worker_loses_its_claim_within_the_ttl_and_a_second(fleet: Fleet):
+    replica = await fleet.coordinator()
+    frozen = await fleet.worker(replica)
+    task_id = await fleet.submit()
+    lost = await frozen.next_grant()
+    await frozen.open(lost)
+    other = await fleet.worker(replica)
+    frozen.freeze()
+    frozen_at = asyncio.get_running_loop().time()
+    grant = await other.next_grant()
+    assert asyncio.get_running_loop().time() - frozen_at < 3 + 1
+    assert grant.task_id == task_id
+    assert epoch_of(grant.token) > epoch_of(lost.token)
+    await other.open(grant)
+    assert [each.reason for each in await fleet.transitions(task_id)][-2:] == ["LEASE_EXPIRED", "OPENED"]
+    ended = await frozen.ends()
+    assert isinstance(ended, Unavailable)
+    assert ended.reason == "SESSION_EXPIRED"
+
+
+async def test_a_drained_worker_gives_back_and_says_goodbye_without_a_grace(fleet: Fleet):
+    replica = await fleet.coordinator(reconnect_grace_seconds="2.5")
+    worker, other = await fleet.worker(replica), None
+    task_id = await fleet.submit()
+    grant = await worker.next_grant()
+    await worker.open(grant)
+    other = await fleet.worker(replica)
+    began = asyncio.get_running_loop().time()
+    await worker.drain()
+    await worker.commit(grant, 1, transition={"to_state": QUEUED, "reason": "WORKER_DRAINED"})
+    await worker.release(grant, "WORKER_DRAINED")
+    await worker.close()
+    assert (await other.next_grant()).task_id == task_id
+    assert asyncio.get_running_loop().time() - began < 2.0
+    await replica.logged("ended a session")
+
+
+async def test_a_draining_replica_sends_its_workers_away_and_takes_nothing_from_them(fleet: Fleet):
+    first, second = await fleet.coordinator(), await fleet.coordinator()
+    worker = await fleet.worker(first)
+    await fleet.submit()
+    grant = await worker.next_grant()
+    await worker.open(grant)
+    stopping = asyncio.create_task(first.stop())
+    await worker.hears("goaway")
+    again = fleet.keep(await worker.reattach(second.address))
+    await worker.break_off()
+    assert await stopping == 0
+    assert again.lost == []
+    await again.hears("renewed")
+    [claim] = await fleet.claims(second)
+    assert claim.claim_id == grant.claim_id
+
+
+async def test_renewals_are_answered_only_after_etcd(own_fleet: Fleet, own_etcd):
+    replica = await own_fleet.coordinator(ttl_seconds="10")
+    worker = await own_fleet.worker(replica)
+    await worker.hears("renewed")
+    own_etcd.pause()
+    try:
+        await replica.logged("a renewal was not answered by etcd")
+        answered = sum(each.HasField("renewed") for each in worker.heard)
+        await asyncio.sleep(1.2)  # two more renewals are sent meanwhile
+        assert sum(each.HasField("renewed") for each in worker.heard) == answered
+    finally:
+        own_etcd.resume()
