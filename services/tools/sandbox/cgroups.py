@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.tools.sandbox.cgroup_layout import USED_CONTROLLERS, Hierarchy, delegate, find_hierarchies
+from services.tools.sandbox.command import OWN_PROCESSES
 from services.tools.sandbox.identity import is_orphan, next_name
 from services.tools.sandbox.limits import SandboxLimits
 
 log = logging.getLogger(__name__)
 
 _CPU_PERIOD_US = 100_000
-# bubblewrap itself takes part in a run: its monitor outside and its init inside the pid namespace.
-_OWN_PROCESSES = 2
 
 
 def _cpu_quota(limits: SandboxLimits) -> int:
@@ -33,13 +32,13 @@ _SETTINGS: dict[int, tuple[_Setting, ...]] = {
     1: (
         ("memory", "memory.limit_in_bytes", lambda limits: limits.memory_bytes, True),
         ("memory", "memory.memsw.limit_in_bytes", lambda limits: limits.memory_bytes, False),
-        ("pids", "pids.max", lambda limits: limits.processes + _OWN_PROCESSES, True),
+        ("pids", "pids.max", lambda limits: limits.processes + OWN_PROCESSES, True),
         ("cpu", "cpu.cfs_quota_us", _cpu_quota, True),
     ),
     2: (
         ("memory", "memory.max", lambda limits: limits.memory_bytes, True),
         ("memory", "memory.swap.max", lambda _: 0, False),
-        ("pids", "pids.max", lambda limits: limits.processes + _OWN_PROCESSES, True),
+        ("pids", "pids.max", lambda limits: limits.processes + OWN_PROCESSES, True),
         ("cpu", "cpu.max", lambda limits: f"{_cpu_quota(limits)} {_CPU_PERIOD_US}", True),
     ),
 }
@@ -120,7 +119,7 @@ class Cgroups:
     """The hierarchies of this machine. `limits` names what is truly limited: of memory, pids, cpu."""
 
     def __init__(self, hierarchies: tuple[Hierarchy, ...]) -> None:
-        self._hierarchies = hierarchies
+        self.hierarchies = hierarchies
         self.limits = frozenset[str]().union(*(hierarchy.controllers for hierarchy in hierarchies))
 
     @classmethod
@@ -134,17 +133,17 @@ class Cgroups:
 
     def new(self) -> Cgroup | None:
         """A group with a fresh name, not yet created; None on a machine without usable hierarchies."""
-        return Cgroup(next_name(), self._hierarchies) if self._hierarchies else None
+        return Cgroup(next_name(), self.hierarchies) if self.hierarchies else None
 
     def orphans(self) -> list[Cgroup]:
         """Groups of service processes that are gone."""
         names = {
             entry.name
-            for hierarchy in self._hierarchies
+            for hierarchy in self.hierarchies
             for entry in hierarchy.directory.iterdir()
             if is_orphan(entry.name)
         }
-        return [Cgroup(name, self._hierarchies) for name in sorted(names)]
+        return [Cgroup(name, self.hierarchies) for name in sorted(names)]
 
 
 def _tried(hierarchy: Hierarchy) -> Hierarchy | None:

@@ -11,6 +11,8 @@ from services.tools.sandbox.limits import MIB, SandboxLimits
 
 PROGRAM_PATH = "/run/program.py"
 WORKSPACE_PATH = "/work"
+# Bubblewrap itself takes part in a run: its monitor, outside of the pid namespace.
+OWN_PROCESSES = 1
 SHM_PATH, SHM_BYTES = "/dev/shm", MIB  # noqa: S108  # inside the sandbox
 
 ENVIRONMENT = {
@@ -77,9 +79,7 @@ def launcher_command(entry: Entry, command: list[str]) -> list[str]:
 def bubblewrap_command(view: View, descriptors: Descriptors, limits: SandboxLimits) -> list[str]:
     """Bubblewrap's command line. The order matters: what is mounted later lies on top."""
     words = [str(view.bubblewrap), *_isolation(), *_environment(), *_system(view)]
-    # bubblewrap's own init is pid 1 and runs without the system-call filter. Its /proc entry would let the program
-    # write into its memory and so act without the filter too: an empty directory lies on top of it.
-    words += ["--proc", "/proc", "--size", "4096", "--perms", "0555", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1"]
+    words += ["--proc", "/proc"]
     # /dev is a tmpfs of half the host's memory: read-only, except for a small /dev/shm.
     words += ["--dev", "/dev", "--size", str(SHM_BYTES), "--tmpfs", SHM_PATH, "--remount-ro", "/dev"]
     words += ["--size", str(limits.tmp_bytes), "--tmpfs", "/tmp"]  # noqa: S108  # private to this run
@@ -96,7 +96,13 @@ def bubblewrap_command(view: View, descriptors: Descriptors, limits: SandboxLimi
 
 
 def _isolation() -> list[str]:
-    words = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"]
+    """All namespaces, no rights in any of them, and the program itself as pid 1.
+
+    Bubblewrap's own init would run in the namespace without the system-call filter, and the program could write into
+    its memory through /proc/1/mem (seen to work) and act through it. As pid 1 the program is alone, and whatever it
+    started is gone before its own end is reported.
+    """
+    words = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session", "--as-pid-1"]
     return [*words, "--hostname", "sandbox", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
 
 
@@ -133,5 +139,5 @@ def rlimits(limits: SandboxLimits, *, memory: bool, processes: int | None) -> di
     if memory:
         chosen["AS"] = limits.memory_bytes
     if processes is not None:
-        chosen["NPROC"] = processes
+        chosen["NPROC"] = processes + OWN_PROCESSES
     return chosen

@@ -53,7 +53,10 @@ class Tools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detection:
-    """Sentences for the operator: what is there, what is missing (no sandbox then), which promises are weaker."""
+    """Sentences for the operator: what is there, what is missing (no sandbox then), which promises are weaker.
+
+    `gate_processes`: the only way to limit processes is to do it from outside once the run's user namespace exists.
+    """
 
     present: tuple[str, ...]
     missing: tuple[str, ...]
@@ -61,7 +64,7 @@ class Detection:
     tools: Tools | None
     cgroups: Cgroups
     per_slot_uids: bool
-    nproc_per_namespace: bool
+    gate_processes: bool
 
     def require(self) -> Tools:
         """The tools. Raises SandboxUnavailable with all that is missing."""
@@ -115,7 +118,7 @@ def _detection(notes: _Findings, tools: Tools | None, cgroups: Cgroups, *, per_s
         tools=tools,
         cgroups=cgroups,
         per_slot_uids=per_slot_uids,
-        nproc_per_namespace=_kernel() >= _NPROC_PER_NAMESPACE,
+        gate_processes=not per_slot_uids and "pids" not in cgroups.limits,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import resource
 import signal
@@ -18,29 +17,26 @@ from services.tools.sandbox.cgroups import Cgroup
 from services.tools.sandbox.command import Descriptors, Entry, View, bubblewrap_command, launcher_command
 from services.tools.sandbox.limits import SandboxLimits
 
-log = logging.getLogger(__name__)
-
-# Three stages of a kill, together below the second in which a cancelled run must be gone.
-_INIT_GRACE_SECONDS = 0.3
-_MONITOR_GRACE_SECONDS = 0.3
+# Two attempts and the removal, together below the second in which a cancelled run must be gone.
+_GRACE_SECONDS = 0.3
 _REMOVAL_SECONDS = 0.3
 _POLL_SECONDS = 0.005
 _STATUS_BYTES = 16 << 10
 
 
 class SandboxedProcess:
-    """The launcher, which becomes bubblewrap's monitor, and below it the pid namespace with the program.
+    """The launcher, which becomes bubblewrap's monitor, and below it a pid namespace whose pid 1 is the program.
 
-    Three ways lead to its end, each of which is enough: the death of the namespace's init takes everything in it
-    along, cgroup.kill reaches what never got that far, and the monitor's death is init's death signal.
+    Three ways lead to its end, each of which is enough: the death of pid 1 takes everything in the namespace along,
+    cgroup.kill reaches what never got that far, and the monitor's death is the program's death signal.
     """
 
     def __init__(self, process: Process, status_fd: int, gate_fd: int | None, cgroup: Cgroup | None) -> None:
         self._process = process
-        self._status_fd = status_fd
         self._gate_fd = gate_fd
         self._cgroup = cgroup
-        self._status = b""
+        self._init = _Init()
+        self._report = StatusReport(status_fd, self._init.found)
         assert process.stdout is not None
         assert process.stderr is not None
         self.stdout, self.stderr = process.stdout, process.stderr
@@ -92,83 +88,152 @@ class SandboxedProcess:
         """Bound the namespace's processes from outside, then let the program start.
 
         Since Linux 5.14 RLIMIT_NPROC counts per user namespace, so a limit set now counts this sandbox alone, even
-        when its host uid has other processes. bubblewrap's init is one of them.
+        when its host uid has other processes.
         """
         assert self._gate_fd is not None
-        while (init := self._init_pid()) is None and self._process.returncode is None:
-            await _readable(self._status_fd)
-            if not self._read_status():
-                return  # bubblewrap ended before it had made the namespace
+        await self._report.started.wait()
         with suppress(ProcessLookupError, BrokenPipeError):  # killed meanwhile: its end is noticed elsewhere
-            if init is not None:
-                resource.prlimit(init, resource.RLIMIT_NPROC, (processes + 1, processes + 1))
+            if self._report.init_pid is not None:
+                resource.prlimit(self._report.init_pid, resource.RLIMIT_NPROC, (processes, processes))
             os.write(self._gate_fd, b"\n")
 
     async def ended(self) -> None:
-        """Wait until bubblewrap has ended; the program and all its descendants are gone then."""
+        """Wait until the program and all its descendants are gone and reaped, also when the monitor died first."""
         await self._process.wait()
+        self._report.read()
+        self._init.kill()
+        await self._init.gone()
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time of the program and of those children which it has waited for; 0 before it runs."""
+        return _cpu_seconds(self._report.init_pid) if self._report.init_pid is not None else 0.0
 
     @property
     def exit_code(self) -> int | None:
-        """The program's exit code; None when it was never started or did not end by itself."""
-        self._read_status()
-        return next((line["exit-code"] for line in self._status_lines() if "exit-code" in line), None)
+        """The program's exit code; None when it was never started or bubblewrap itself was killed."""
+        self._report.read()
+        return self._report.exit_code
 
     async def kill(self) -> bool:
         """End the whole tree and reap it; False when the kernel does not let go of it in time."""
-        if await self._has_ended_after(self._kill_init, _INIT_GRACE_SECONDS):
+        for kill in (self._kill_init, self._kill_all):
+            kill()
+            try:
+                async with asyncio.timeout(_GRACE_SECONDS):
+                    await self.ended()
+            except TimeoutError:
+                continue
             return True
-        return await self._has_ended_after(self._kill_all, _MONITOR_GRACE_SECONDS)
+        return False
 
     async def close(self) -> bool:
         """Give back descriptors and the cgroup; False when something still lives in the cgroup."""
-        for fd in (self._status_fd, self._gate_fd):
-            if fd is not None:
-                os.close(fd)
+        self._report.close()
+        self._init.close()
+        if self._gate_fd is not None:
+            os.close(self._gate_fd)
         return await remove_cgroup(self._cgroup) if self._cgroup is not None else True
 
-    async def _has_ended_after(self, kill: Callable[[], None], seconds: float) -> bool:
-        if self._process.returncode is not None:
-            return True
-        kill()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._process.wait()
-        except TimeoutError:
-            return False
-        return True
-
     def _kill_init(self) -> None:
-        """Kill pid 1 of the namespace. Its parent reaps it and ends in order: no orphan is left to anybody else."""
-        self._read_status()
-        init = self._init_pid()
-        if init is None:
+        """Kill the program: the monitor reaps it and ends in order, and no orphan is left to anybody."""
+        self._report.read()
+        if not self._init.kill():
             self._kill_all()
-        elif _parent_of(init) == self._process.pid:
-            with suppress(ProcessLookupError):  # ended by itself just now
-                os.kill(init, signal.SIGKILL)
 
     def _kill_all(self) -> None:
-        if self._cgroup is not None:
-            self._cgroup.kill()
         if self._process.returncode is None:
+            if self._cgroup is not None:
+                self._cgroup.kill()
             self._process.kill()
 
-    def _init_pid(self) -> int | None:
-        return next((line["child-pid"] for line in self._status_lines() if "child-pid" in line), None)
 
-    def _read_status(self) -> bool:
-        """Take in what bubblewrap has reported; False once it will report nothing more."""
+class StatusReport:
+    """What bubblewrap reports: the pid of the namespace's pid 1 when it is made, the program's exit code at the end.
+
+    `started` is set with the pid, or when bubblewrap ended without one.
+    """
+
+    def __init__(self, fd: int, found_init: Callable[[int], None]) -> None:
+        self.started = asyncio.Event()
+        self.init_pid: int | None = None
+        self.exit_code: int | None = None
+        self._fd = fd
+        self._found_init = found_init
+        self._text = b""
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(fd, self.read)
+
+    def read(self) -> None:
+        """Take in what has been reported by now."""
         try:
-            portion = os.read(self._status_fd, _STATUS_BYTES)
+            portion = os.read(self._fd, _STATUS_BYTES)
         except BlockingIOError:
-            return True
-        self._status += portion
-        return bool(portion)
+            return
+        *lines, self._text = (self._text + portion).split(b"\n")
+        for line in lines:
+            self._take(json.loads(line))
+        if not portion:
+            self._loop.remove_reader(self._fd)
+            self.started.set()
 
-    def _status_lines(self) -> list[dict[str, int]]:
-        whole, _, _ = self._status.rpartition(b"\n")
-        return [json.loads(line) for line in whole.splitlines()]
+    def _take(self, facts: dict[str, int]) -> None:
+        if "child-pid" in facts:
+            self.init_pid = facts["child-pid"]
+            self._found_init(self.init_pid)
+            self.started.set()
+        self.exit_code = facts.get("exit-code", self.exit_code)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+
+
+class _Init:
+    """The namespace's pid 1, held by a descriptor: its pid outside may be somebody else's by now."""
+
+    def __init__(self) -> None:
+        self._fd: int | None = None
+        self._gone = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def found(self, pid: int) -> None:
+        """Hold on to it."""
+        with suppress(ProcessLookupError):  # gone already
+            self._fd = os.pidfd_open(pid)
+            self._loop.add_reader(self._fd, self._died)
+
+    def kill(self) -> bool:
+        """False when there is nothing to kill."""
+        if self._fd is None:
+            return False
+        with suppress(ProcessLookupError):  # gone already
+            signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+        return True
+
+    async def gone(self) -> None:
+        """Wait for its death, and with it that of all in the namespace."""
+        if self._fd is not None:
+            await self._gone.wait()
+
+    def _died(self) -> None:
+        """When its parent died first it is inherited by the nearest reaper.
+
+        That may be this service, as pid 1 of a container: then it is reaped here.
+        """
+        assert self._fd is not None
+        self._loop.remove_reader(self._fd)
+        with suppress(ChildProcessError):  # its parent's or another reaper's to reap
+            os.waitid(os.P_PIDFD, self._fd, os.WEXITED | os.WNOHANG)
+        self._gone.set()
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._fd is not None:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = None
 
 
 async def remove_cgroup(cgroup: Cgroup) -> bool:
@@ -200,24 +265,10 @@ def _memory_file(owner: ExitStack, name: str, content: bytes) -> int:
     return fd
 
 
-def _parent_of(pid: int) -> int | None:
+def _cpu_seconds(pid: int) -> float:
+    """Fields 14 to 17 of /proc/PID/stat, counted after the command name."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
-        return None
-    return int(text.rpartition(")")[2].split()[1])
-
-
-async def _readable(fd: int) -> None:
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(fd, _settle, ready)
-    try:
-        await ready
-    finally:
-        loop.remove_reader(fd)
-
-
-def _settle(ready: asyncio.Future[None]) -> None:
-    if not ready.done():
-        ready.set_result(None)
+        return 0.0
+    return sum(map(int, text.rpartition(")")[2].split()[11:15])) / os.sysconf("SC_CLK_TCK")

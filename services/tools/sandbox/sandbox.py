@@ -125,13 +125,13 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         placement = place(self._tools.bubblewrap, self._tools.interpreter, workspace, self._stage)
         cgroup = self.detection.cgroups.new()
         limited = self.detection.cgroups.limits
-        by_namespace = self.detection.nproc_per_namespace
-        processes = None if "pids" in limited else limits.processes
+        gated = self.detection.gate_processes
+        by_uid = limits.processes if "pids" not in limited and not gated else None
         entry = Entry(
             parent_pid=os.getpid(),
             uid=self._uid(slot),
             join_files=cgroup.join_files if cgroup is not None else [],
-            rlimits=rlimits(limits, memory="memory" not in limited, processes=None if by_namespace else processes),
+            rlimits=rlimits(limits, memory="memory" not in limited, processes=by_uid),
             binds=placement.binds,
         )
         return Job(
@@ -141,7 +141,7 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
             entry=entry,
             limits=limits,
             cgroup=cgroup,
-            process_gate=processes if by_namespace else None,
+            process_gate=limits.processes if gated else None,
             workspace=workspace,
             usage_before=usage,
         )

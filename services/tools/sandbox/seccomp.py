@@ -34,6 +34,7 @@ DENIED = (
 )
 _CLONE_NEW = (0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000)
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_PR_SET_PDEATHSIG = 1
 _AF_UNIX = 1
 
 
@@ -53,6 +54,8 @@ def compile_filter() -> bytes:
         rules.add_rule(
             pyseccomp.ERRNO(errno.EPERM), "ioctl", pyseccomp.Arg(1, pyseccomp.MASKED_EQ, 0xFFFFFFFF, request)
         )
+    # The program's death signal, for when the service dies, was set before it started. It must stay set.
+    rules.add_rule(pyseccomp.ERRNO(errno.EPERM), "prctl", pyseccomp.Arg(0, pyseccomp.EQ, _PR_SET_PDEATHSIG))
     # No network: nothing but local sockets. Some families (vsock) reach the host past the network namespace.
     rules.add_rule(pyseccomp.ERRNO(errno.EAFNOSUPPORT), "socket", pyseccomp.Arg(0, pyseccomp.NE, _AF_UNIX))
     return _exported(rules)

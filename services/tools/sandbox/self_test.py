@@ -51,8 +51,9 @@ names = {entry.split(b"=")[0].decode() for path in glob.glob("/proc/[0-9]*/envir
          for entry in open(path, "rb").read().split(b"\\0") if entry}
 foreign = sorted(names - set(bait["environment"]))
 attempt("saw environment variables of the service: " + ", ".join(foreign), lambda: bool(foreign))
-attempt("attached to pid 1 as a debugger", lambda: ctypes.CDLL(None).ptrace(16, 1, 0, 0) == 0)
-attempt("opened the memory of pid 1", lambda: os.close(os.open("/proc/1/mem", os.O_RDWR)))
+attempt("was allowed to be debugged", lambda: ctypes.CDLL(None).ptrace(0, 0, 0, 0) == 0)
+for path in glob.glob("/proc/[0-9]*/status"):
+    attempt("found a process without a filter", lambda: "Seccomp:\\t2" not in open(path).read())
 attempt("made a user namespace", lambda: ctypes.CDLL(None).unshare(0x10000000) == 0)
 for path in ("/", "/usr", "/dev"):
     attempt("wrote into " + path, lambda: os.close(os.open(path + "/.probe", os.O_CREAT | os.O_WRONLY)))

@@ -67,21 +67,26 @@ class Supervision:
     async def run(self, job: Job) -> SandboxResult:
         """Start, follow, end, judge. What the output callback raised is raised, after the run was ended."""
         started = time.monotonic()
-        counters, exit_code = Counters(), None
-        try:
-            process = await self._start(job)
-        except OSError as error:
-            self.stop(SandboxStatus.SANDBOX_ERROR, f"the sandbox could not be started: {error}")
-        else:
-            try:
-                await self._attend(process, job)
-            finally:
-                exit_code, counters = await self._finish(process, job)
+        exit_code, counters = None, Counters()
+        if self._reason is None:
+            exit_code, counters = await self._start_to_end(job)
         if self._callback_failure is not None:
             raise self._callback_failure
         if await self._has_outgrown(job):
             self.stop(SandboxStatus.WORKSPACE_LIMIT)
         return self._result(exit_code, counters, time.monotonic() - started)
+
+    async def _start_to_end(self, job: Job) -> tuple[int | None, Counters]:
+        try:
+            process = await self._start(job)
+        except OSError as error:
+            self.stop(SandboxStatus.SANDBOX_ERROR, f"the sandbox could not be started: {error}")
+            return None, Counters()
+        try:
+            await self._attend(process, job)
+        finally:
+            exit_code, counters = await self._finish(process, job)
+        return exit_code, counters
 
     async def _start(self, job: Job) -> SandboxedProcess:
         if job.cgroup is not None:
@@ -109,7 +114,7 @@ class Supervision:
                 following = tasks.create_task(self._follow(process, job))
                 watchers = [
                     tasks.create_task(self._end_when_stopped(process, following)),
-                    tasks.create_task(self._watch_counters(job)),
+                    tasks.create_task(self._watch_counters(process, job)),
                     tasks.create_task(self._watch_files(job)),
                 ]
                 await asyncio.wait({following})
@@ -151,14 +156,19 @@ class Supervision:
             self.left_behind = True
             following.cancel()
 
-    async def _watch_counters(self, job: Job) -> None:
-        """End what forks on after refusals, and what has used up the CPU time of all its processes together."""
-        while job.cgroup is not None:
+    async def _watch_counters(self, process: SandboxedProcess, job: Job) -> None:
+        """End what forks on after refusals, and what has used up its CPU time.
+
+        The kernel's own CPU limit comes a second later and is for each process; its warning is no use here, as a
+        pid 1 ignores signals that it does not handle.
+        """
+        while True:
             await asyncio.sleep(_COUNTERS_EVERY_SECONDS)
-            counters = job.cgroup.counters()
+            counters = job.cgroup.counters() if job.cgroup is not None else Counters()
             if (counters.refused_forks or 0) >= _FORK_FLOOD:
                 self.stop(SandboxStatus.TOO_MANY_PROCESSES)
-            if (counters.cpu_ms or 0) >= 1000 * self._limits.cpu_seconds:
+            used = process.cpu_seconds if counters.cpu_ms is None else counters.cpu_ms / 1000
+            if used >= self._limits.cpu_seconds:
                 self.stop(SandboxStatus.TIMEOUT, f"used up its {self._limits.cpu_seconds:g} s of CPU time")
 
     async def _watch_files(self, job: Job) -> None:

@@ -1,0 +1,89 @@
+"""The rule that names a run's end."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from services.tools.sandbox.limits import SandboxLimits
+from services.tools.sandbox.result import Evidence, SandboxStatus, explain, judge, last_line
+
+ENDED_WELL = Evidence(
+    stopped=None, exit_code=0, oom_kills=0, refused_forks=0, cpu_ms=20, cpu_limit_ms=1000.0, last_words=""
+)
+
+
+def verdict(**changes: object) -> SandboxStatus:
+    return judge(dataclasses.replace(ENDED_WELL, **changes))  # type: ignore[arg-type]  # fields by name
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, SandboxStatus.OK),
+        ({"exit_code": 1}, SandboxStatus.NONZERO),
+        ({"exit_code": 137}, SandboxStatus.NONZERO),
+        ({"exit_code": 137, "oom_kills": 1}, SandboxStatus.OUT_OF_MEMORY),
+        ({"exit_code": None, "oom_kills": 1}, SandboxStatus.OUT_OF_MEMORY),
+        ({"exit_code": 1, "refused_forks": 3}, SandboxStatus.TOO_MANY_PROCESSES),
+        ({"exit_code": 152, "cpu_ms": 990}, SandboxStatus.TIMEOUT),
+        ({"exit_code": 137, "cpu_ms": 1990}, SandboxStatus.TIMEOUT),
+        ({"exit_code": None}, SandboxStatus.SANDBOX_ERROR),
+    ],
+)
+def test_what_the_kernel_counted_names_the_end(changes: dict[str, object], expected: SandboxStatus) -> None:
+    assert verdict(**changes) is expected
+
+
+@pytest.mark.parametrize("reason", [SandboxStatus.TIMEOUT, SandboxStatus.CANCELLED, SandboxStatus.OUTPUT_LIMIT])
+def test_what_the_supervisor_did_comes_before_its_consequences(reason: SandboxStatus) -> None:
+    assert verdict(stopped=reason, exit_code=None, oom_kills=1, refused_forks=5) is reason
+
+
+def test_a_program_that_coped_with_a_limit_is_ok() -> None:
+    assert verdict(exit_code=0, oom_kills=2, refused_forks=7) is SandboxStatus.OK
+
+
+def test_exiting_like_one_that_ran_out_of_cpu_time_does_not_make_it_so() -> None:
+    assert verdict(exit_code=152, cpu_ms=30) is SandboxStatus.NONZERO
+
+
+@pytest.mark.parametrize(
+    ("last_words", "expected"),
+    [
+        ("MemoryError", SandboxStatus.OUT_OF_MEMORY),
+        ("BlockingIOError: [Errno 11] Resource temporarily unavailable", SandboxStatus.TOO_MANY_PROCESSES),
+        ("RuntimeError: can't start new thread", SandboxStatus.TOO_MANY_PROCESSES),
+        ("ValueError: MemoryError", SandboxStatus.NONZERO),
+    ],
+)
+def test_without_counters_the_last_words_are_the_witness(last_words: str, expected: SandboxStatus) -> None:
+    assert verdict(exit_code=1, oom_kills=None, refused_forks=None, cpu_ms=None, last_words=last_words) is expected
+
+
+def test_with_counters_the_last_words_prove_nothing() -> None:
+    assert verdict(exit_code=1, last_words="MemoryError") is SandboxStatus.NONZERO
+
+
+def test_without_a_counter_of_cpu_time_only_the_signal_for_it_counts() -> None:
+    assert verdict(exit_code=152, cpu_ms=None) is SandboxStatus.TIMEOUT
+    assert verdict(exit_code=137, cpu_ms=None) is SandboxStatus.NONZERO
+
+
+def test_every_end_but_the_programs_own_is_explained() -> None:
+    silent = {status for status in SandboxStatus if not explain(status, SandboxLimits(), "bwrap: no")}
+    assert silent == {SandboxStatus.OK, SandboxStatus.NONZERO}
+
+
+def test_the_last_line_is_the_last_one_with_words() -> None:
+    assert last_line("Traceback\n  at 1\nMemoryError\n\n  \n") == "MemoryError"
+    assert last_line("\n") == ""
+
+
+@pytest.mark.parametrize(
+    "field", ["memory_bytes", "processes", "wall_seconds", "output_bytes", "open_files", "file_bytes"]
+)
+def test_limits_under_which_nothing_runs_are_refused(field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        SandboxLimits(**{field: 0})  # type: ignore[arg-type]  # fields by name

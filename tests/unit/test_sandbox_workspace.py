@@ -1,0 +1,91 @@
+"""Handing a workspace over and measuring it, with what a hostile program leaves in it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from services.tools.sandbox.workspace import MAX_DEPTH, Usage, hand_over, identity, measure
+
+UID = 61_234
+
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    path = tmp_path / "workspace"
+    path.mkdir()
+    return path
+
+
+@root_only
+def test_everything_in_it_changes_hands(workspace: Path) -> None:
+    (workspace / "folder").mkdir()
+    (workspace / "folder" / "file").write_text("x")
+    hand_over(workspace, UID)
+    for path in (workspace, workspace / "folder", workspace / "folder" / "file"):
+        assert (path.stat().st_uid, path.stat().st_gid) == (UID, UID)
+
+
+@root_only
+def test_a_link_out_of_it_is_not_followed(workspace: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("x")
+    (workspace / "folder").symlink_to(outside)
+    (workspace / "file").symlink_to(outside / "file")
+    hand_over(workspace, UID)
+    assert outside.stat().st_uid == 0
+    assert (outside / "file").stat().st_uid == 0
+    assert (workspace / "file").lstat().st_uid == UID
+
+
+@root_only
+def test_a_second_name_of_roots_file_is_not_given_away(workspace: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside").write_text("x")
+    (workspace / "name").hardlink_to(tmp_path / "outside")
+    hand_over(workspace, UID)
+    assert (tmp_path / "outside").stat().st_uid == 0
+
+
+def test_a_workspace_that_is_a_link_is_refused(workspace: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(workspace)
+    with pytest.raises(NotADirectoryError):
+        identity(link)
+    with pytest.raises(OSError, match="link"):
+        measure(link)
+
+
+def test_two_names_of_a_workspace_are_one_identity(workspace: Path) -> None:
+    assert identity(workspace) == identity(workspace / ".." / workspace.name)
+
+
+def test_a_tree_deeper_than_the_walk_is_measured_as_incomplete(workspace: Path) -> None:
+    inner = workspace
+    for _ in range(MAX_DEPTH + 5):
+        inner /= "d"
+    inner.mkdir(parents=True)
+    descriptors = len(list(Path("/dev/fd").iterdir()))
+    assert not measure(workspace).complete
+    assert len(list(Path("/dev/fd").iterdir())) == descriptors
+
+
+def test_usage_counts_disk_space_and_not_holes(workspace: Path) -> None:
+    with (workspace / "sparse").open("wb") as file:
+        file.truncate(1 << 40)
+    (workspace / "real").write_bytes(b"x" * 100_000)
+    usage = measure(workspace)
+    assert usage.entries == 2
+    assert 100_000 <= usage.disk_bytes < 1_000_000
+
+
+def test_a_workspace_already_over_its_bound_may_shrink_but_not_grow() -> None:
+    before = Usage(disk_bytes=500, entries=5, complete=True)
+    assert not Usage(500, 5, complete=True).exceeds(before, max_bytes=100, max_entries=100)
+    assert Usage(501, 5, complete=True).exceeds(before, max_bytes=100, max_entries=100)
+    assert Usage(100, 101, complete=True).exceeds(before, max_bytes=1000, max_entries=100)
+    assert Usage(500, 5, complete=False).exceeds(before, max_bytes=1000, max_entries=100)
