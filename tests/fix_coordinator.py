@@ -381,9 +381,12 @@ class Fleet:
                 await asyncio.sleep(0.05)
         return task
 
-    async def transitions(self, task_id: str) -> list[ledger_pb2.StateTransition]:
+    async def entries(self, task_id: str) -> list[ledger_pb2.Entry]:
         request = ledger_pb.ListEntriesRequest(task_id=task_id)
-        entries = (await self.ledger.ListEntries(request, timeout=10.0)).entries
+        return list((await self.ledger.ListEntries(request, timeout=10.0)).entries)
+
+    async def transitions(self, task_id: str) -> list[ledger_pb2.StateTransition]:
+        entries = await self.entries(task_id)
         return [entry.body.transition for entry in entries if entry.body.HasField("transition")]
 
     async def cancel(self, task_id: str) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from services.coordinator.sessions import Sessions
 
 _log: Final = logging.getLogger(__name__)
+_SETTLING_SECONDS: Final = 1.0
 
 
 class Attaching:
@@ -38,6 +39,7 @@ class Attaching:
     async def attach(self, hello: pb.Hello) -> Session:
         """The session, Welcome already in its outbox. Raises Unavailable: attach elsewhere."""
         clock = asyncio.get_running_loop().time
+        await self._generation.settled(_SETTLING_SECONDS)
         began = clock()
         held, former = await self._come_back(hello), True
         if held is None:

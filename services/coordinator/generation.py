@@ -45,6 +45,8 @@ class Generation:
         self._revision = 0
         self._another_life = False
         self._doubted = asyncio.Event()
+        self._looked = asyncio.Event()
+        self._now_settled = asyncio.Event()
 
     @property
     def is_settled(self) -> bool:
@@ -57,9 +59,22 @@ class Generation:
             raise Unavailable("etcd is not reached, or its generation is being settled", reason="ETCD_UNAVAILABLE")
         return self._settled
 
+    async def first_look(self) -> None:
+        """Returns once `watch_over` has looked for the first time, whatever it found."""
+        await self._looked.wait()
+
+    async def settled(self, within_seconds: float) -> int:
+        """The generation, waited for. Raises Unavailable when it stays in doubt."""
+        try:
+            async with asyncio.timeout(within_seconds):
+                await self._now_settled.wait()
+        except TimeoutError:
+            pass  # told below, unless it was settled in this very moment
+        return self.current()
+
     def doubt(self, *, another_life: bool = False) -> None:
         """Something does not fit: compare before anything else is granted. `another_life`: revisions went back."""
-        self._settled = None
+        self._unsettle()
         self._another_life = self._another_life or another_life
         self._doubted.set()
 
@@ -72,13 +87,18 @@ class Generation:
             except TenureError as error:
                 if self._settled is not None or self._last is None:
                     _log.warning("nothing is granted until etcd and the ledger answer", extra={"error": error})
-                self._settled = None
+                self._unsettle()
             await self._on_health(self.is_settled)
+            self._looked.set()
             try:
                 async with asyncio.timeout(_POLL_SECONDS):
                     await self._doubted.wait()
             except TimeoutError:
                 continue
+
+    def _unsettle(self) -> None:
+        self._settled = None
+        self._now_settled.clear()
 
     async def _check(self) -> None:
         etcd = await self._store.generation.read(timeout_seconds=_ANSWER_SECONDS)
@@ -119,6 +139,7 @@ class Generation:
         if generation != self._last:
             await self._clear_older(generation)
         self._settled = self._last = generation
+        self._now_settled.set()
         self._another_life = False
         metrics.gauge("tenure_generation", generation)
 

@@ -88,6 +88,7 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     duties.start("own session", own_session.run)
     duties.start("endings", endings.run)
     duties.start("signing key", issuer.follow_rotation)
+    await generation.first_look()
     return server
 
 

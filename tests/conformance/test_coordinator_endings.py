@@ -1,0 +1,118 @@
+"""Laws of endings that a worker does not carry out: through the same fences, with an outcome for every open call."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tenure.domain.entries import ToolIntent
+from tenure.domain.errors import StaleEpoch
+from tenure.domain.token import Claims
+from tenure.v1 import coordinator_service_pb2 as pb
+from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
+from tenure.wire.entries import new_entry
+from tenure.wire.token import read_claims
+from tests.fix_coordinator import Fleet, epoch_of
+from tests.fix_tools import Outside, Owner, StartTools
+
+CANCELLED, QUEUED = task_pb2.TASK_STATE_CANCELLED, task_pb2.TASK_STATE_QUEUED
+LINE = '{"file": "a", "line": "x"}'
+
+
+async def test_a_cancel_is_told_to_the_owner_who_carries_it_out_itself(fleet: Fleet):
+    replica = await fleet.coordinator(cancel_grace_seconds="10")
+    worker = await fleet.worker(replica)
+    task_id = await fleet.submit()
+    grant = await worker.next_grant()
+    await worker.open(grant)
+    await fleet.cancel(task_id)
+    assert (await worker.hears("cancel", 2.0)).task_id == task_id
+    await worker.commit(grant, 1, transition={"to_state": CANCELLED, "reason": "CANCEL_REQUESTED"})
+    await worker.release(grant, "CLOSED")
+    task = await fleet.task(task_id)
+    assert (task.state, task.epoch) == (CANCELLED, epoch_of(grant.token))
+
+
+async def test_a_cancel_that_the_worker_ignores_is_carried_out_under_a_higher_epoch(fleet: Fleet):
+    replica = await fleet.coordinator()
+    worker = await fleet.worker(replica)
+    task_id = await fleet.submit()
+    grant = await worker.next_grant()
+    await worker.open(grant)
+    asked_at = asyncio.get_running_loop().time()
+    await fleet.cancel(task_id)
+    task = await fleet.task_where(task_id, lambda task: task.state == CANCELLED)
+    assert 1.0 <= asyncio.get_running_loop().time() - asked_at < 3.0
+    assert task.epoch > epoch_of(grant.token)
+    assert (await worker.hears("revoke")).claim_id == grant.claim_id
+    with pytest.raises(StaleEpoch):
+        await worker.commit(grant, 1, entries=[new_entry(1, ToolIntent("1.0", "x", "y", "{}"))])
+    async with asyncio.timeout(5.0):
+        while await fleet.claims(replica):
+            await asyncio.sleep(0.02)
+
+
+async def test_an_ending_gives_every_open_call_an_outcome_and_no_call_can_begin_after_it(
+    fleet: Fleet, tool_service: StartTools, outside: Outside
+):
+    tools = await tool_service(verifying_keys_file=fleet.verifying_keys)
+    replica = await fleet.coordinator(tools_address=tools.address)
+    worker = await fleet.worker(replica)
+    task_id = await fleet.submit()
+    grant = await worker.next_grant()
+    await worker.open(grant)
+    intents = [ToolIntent(f"1.{index}", f"id{index}", "append_record_unsafe", LINE) for index in range(2)]
+    await worker.commit(grant, 1, entries=[new_entry(1, intent) for intent in intents])
+    owner = _owner(grant)
+    await tools.outcome(owner, "1.0", "append_record_unsafe", file="a", line="x")
+    await fleet.cancel(task_id)
+    await fleet.task_where(task_id, lambda task: task.state == CANCELLED)
+    assert await _outcomes(fleet, task_id) == {
+        "1.0": tool_pb2.OUTCOME_STATUS_SUCCEEDED,
+        "1.1": tool_pb2.OUTCOME_STATUS_NOT_RUN,
+    }
+    with pytest.raises(StaleEpoch):
+        await tools.outcome(owner, "1.1", "append_record_unsafe", file="a", line="x")
+    assert len(outside.lines("a")) == 1
+
+
+async def test_a_queued_task_with_an_open_call_is_ended_once_the_tools_answer(fleet: Fleet, tool_service: StartTools):
+    tools = await tool_service(verifying_keys_file=fleet.verifying_keys)
+    replica = await fleet.coordinator(tools_address=tools.address)
+    worker = await fleet.worker(replica)
+    task_id = await fleet.submit()
+    grant = await worker.next_grant()
+    await worker.open(grant)
+    await worker.commit(grant, 1, entries=[new_entry(1, ToolIntent("1.0", "id", "append_record", LINE))])
+    tools.freeze()
+    await fleet.cancel(task_id)
+    await worker.hears("revoke")
+    await worker.break_off()
+    tools.thaw()
+    await fleet.task_where(task_id, lambda task: task.state == CANCELLED)
+    assert await _outcomes(fleet, task_id) == {"1.0": tool_pb2.OUTCOME_STATUS_NOT_RUN}
+
+
+async def test_two_replicas_end_a_task_once(fleet: Fleet):
+    replicas = [await fleet.coordinator(), await fleet.coordinator()]
+    worker = await fleet.worker(replicas[0], slots=20)
+    submitted = await fleet.submit_many(20)
+    await asyncio.gather(*map(worker.open, await worker.next_grants(20)))
+    await asyncio.gather(*map(fleet.cancel, submitted))
+    for task_id in submitted:
+        await fleet.task_where(task_id, lambda task: task.state == CANCELLED)
+        ends = [each for each in await fleet.transitions(task_id) if each.to_state == CANCELLED]
+        assert len(ends) == 1
+
+
+async def _outcomes(fleet: Fleet, task_id: str) -> dict[str, Any]:
+    entries: list[ledger_pb2.Entry] = await fleet.entries(task_id)
+    outcomes = [entry.body.tool_outcome for entry in entries if entry.body.HasField("tool_outcome")]
+    return {outcome.call_id: outcome.outcome.status for outcome in outcomes}
+
+
+def _owner(grant: pb.Grant) -> Owner:
+    claims: Claims = read_claims(grant.token)
+    return Owner(claims.task_id, claims.epoch, grant.token)

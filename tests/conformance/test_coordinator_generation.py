@@ -1,0 +1,121 @@
+"""Laws of epochs across the lives of etcd, and of a replica without etcd."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tenure.dev.etcd_process import EtcdProcess
+from tenure.domain.epochs import split_epoch
+from tenure.runtime.etcd.client import EtcdClient
+from tenure.v1 import task_pb2
+from tests.fix_coordinator import Fleet, ServiceProcess, epoch_of
+from tests.fix_etcd import paused
+
+RUNNING = task_pb2.TASK_STATE_RUNNING
+
+
+async def test_epochs_still_grow_after_etcd_was_wiped(own_fleet: Fleet, own_etcd: EtcdProcess):
+    replica = await own_fleet.coordinator()
+    worker = await own_fleet.worker(replica)
+    task_id = await own_fleet.submit()
+    lost = await worker.next_grant()
+    await worker.open(lost)
+    await _wipe(own_etcd)
+    other = await own_fleet.worker(replica)
+    grant = await other.next_grant()
+    assert grant.task_id == task_id
+    await other.open(grant)
+    (former, revision), (generation, new_revision) = (
+        split_epoch(epoch_of(lost.token)),
+        split_epoch(epoch_of(grant.token)),
+    )
+    assert generation > former
+    assert new_revision < revision + 1000  # the revision alone could not have told them apart
+    assert epoch_of(grant.token) > epoch_of(lost.token)
+
+
+async def test_a_restart_over_a_replaced_etcd_raises_the_generation(own_fleet: Fleet, own_etcd: EtcdProcess):
+    first = await own_fleet.coordinator()
+    worker = await own_fleet.worker(first)
+    await own_fleet.submit()
+    before = epoch_of((await worker.next_grant()).token)
+    await worker.break_off()
+    await first.kill()
+    await _wipe(own_etcd)
+    second = await own_fleet.coordinator()
+    assert epoch_of((await (await own_fleet.worker(second)).next_grant()).token) > before
+
+
+async def test_claims_that_revive_with_a_backup_are_deleted(own_fleet: Fleet, own_etcd: EtcdProcess):
+    """As after a restore: keys of the former generation are there again, with their leases."""
+    replica = await own_fleet.coordinator()
+    worker = await own_fleet.worker(replica)
+    task_id = await own_fleet.submit()
+    lost = await worker.next_grant()
+    await worker.open(lost)
+    async with EtcdClient([own_etcd.endpoint]) as etcd:
+        generation = await etcd.get(b"/tenure/generation")
+        assert generation is not None
+        await etcd.put(b"/tenure/generation", str(int(generation.value) - 1).encode())
+    await replica.logged("raised the generation")
+    other = await own_fleet.worker(replica)
+    grant = await other.next_grant()
+    assert grant.task_id == task_id
+    assert split_epoch(epoch_of(grant.token))[0] > split_epoch(epoch_of(lost.token))[0]
+    assert str(await worker.ends())
+
+
+async def test_a_restart_over_the_same_etcd_keeps_the_generation_and_the_claims(own_fleet: Fleet):
+    first = await own_fleet.coordinator(ttl_seconds="10")
+    worker = await own_fleet.worker(first)
+    await own_fleet.submit()
+    grant = await worker.next_grant()
+    await worker.open(grant)
+    await first.kill()
+    second = await own_fleet.coordinator()
+    again = own_fleet.keep(await worker.reattach(second.address))
+    assert again.lost == []
+    await again.hears("renewed")
+    [claim] = await own_fleet.claims(second)
+    assert claim.epoch == epoch_of(grant.token)
+
+
+async def test_without_etcd_a_replica_says_so_grants_nothing_and_ends_nothing(own_fleet: Fleet, own_etcd: EtcdProcess):
+    replica = await own_fleet.coordinator(ttl_seconds="30")
+    worker = await own_fleet.worker(replica, slots=2)
+    task_id = await own_fleet.submit()
+    grant = await worker.next_grant()
+    await worker.open(grant)
+    await _health_becomes(replica, serving=True)
+    async with paused(own_etcd):
+        await _health_becomes(replica, serving=False)
+        waiting = await own_fleet.submit()
+        assert (await own_fleet.task(task_id)).state == RUNNING
+        assert worker.ended_with is None
+        assert worker.grants_waiting == 0
+    await _health_becomes(replica, serving=True)
+    assert (await worker.next_grant()).task_id == waiting
+    [claim] = await own_fleet.claims(replica, task_id)
+    assert claim.claim_id == grant.claim_id
+
+
+async def _wipe(etcd: EtcdProcess) -> None:
+    """Another etcd at the same address, with nothing in it."""
+    etcd.kill()
+    shutil.rmtree(etcd.member.data_dir / "store")
+    etcd.start()
+    await asyncio.to_thread(etcd.wait_ready)
+
+
+async def _health_becomes(replica: ServiceProcess, *, serving: bool) -> None:
+    wanted = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+    async with asyncio.timeout(20.0), grpc.aio.insecure_channel(replica.address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest(service="tenure.v1.CoordinatorService")
+        async for answer in stub.Watch(request, timeout=20.0):
+            if answer.status == wanted:
+                return
