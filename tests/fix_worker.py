@@ -14,7 +14,7 @@ import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -28,8 +28,11 @@ from tenure.dev.stack.database import ensure_database
 from tenure.dev.stack.service import ServiceProcess
 from tenure.dev.stack.stack import Stack, StackOptions
 from tenure.domain import entries as facts
+from tenure.domain.errors import TryLater
+from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import TaskState
 from tenure.domain.task import AgentSpec, Limits, TaskPolicy, TaskSpec
+from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_channel import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
@@ -45,6 +48,7 @@ from tests.fix_simulator import SimulatorControl, running_simulator
 
 PATIENCE_SECONDS: Final = 40.0
 CALL_SECONDS: Final = 10.0
+READS: Final = RetryPolicy(max_attempts=30, initial_seconds=0.2, factor=1.0)
 
 
 def _append(tool: str, line: str, delay_ms: int = 0) -> dict[str, Any]:
@@ -126,7 +130,8 @@ class WorkerBench:
 
     async def task(self, task_id: str) -> task_pb2.Task:
         request = pb.CheckpointServiceGetTaskRequest(task_id=task_id)
-        return (await self.ledger.GetTask(request, timeout=CALL_SECONDS)).task
+        answer = await retrying(lambda: self.ledger.GetTask(request, timeout=CALL_SECONDS), READS)
+        return answer.task  # type: ignore[no-any-return]  # the stub is untyped here
 
     async def entries(self, task_id: str) -> list[facts.Entry]:
         request = pb.ListEntriesRequest(task_id=task_id, page_size=1000)
@@ -161,20 +166,34 @@ class WorkerBench:
             async for _ in pieces:
                 return
 
+    async def watch(self, task_id: str) -> AsyncIterator[facts.Entry]:
+        """All entries as they come, to the task's end; goes on after a break as any client would."""
+        after = 0
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while True:
+                request = pb.WatchEntriesRequest(task_id=task_id, after_sequence=after)
+                with suppress(TryLater):
+                    async for answer in self.ledger.WatchEntries(request, timeout=PATIENCE_SECONDS):
+                        for entry in entries_to_domain(answer.entries):
+                            after = entry.sequence
+                            yield entry
+                    return
+                await asyncio.sleep(0.05)
+
     async def reached(self, task_id: str, kind: type[Any], count: int = 1) -> None:
         """Waits until the ledger has so many facts of a kind."""
         seen = 0
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            async for answer in self.ledger.WatchEntries(pb.WatchEntriesRequest(task_id=task_id)):
-                seen += sum(isinstance(entry.body, kind) for entry in entries_to_domain(answer.entries))
+        async with aclosing(self.watch(task_id)) as entries:
+            async for entry in entries:
+                seen += isinstance(entry.body, kind)
                 if seen >= count:
                     return
         raise AssertionError(f"the task ended with {seen} of {count} {kind.__name__}")
 
     async def ended(self, task_id: str) -> task_pb2.Task:
         """The task, once it has ended."""
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            async for _ in self.ledger.WatchEntries(pb.WatchEntriesRequest(task_id=task_id)):
+        async with aclosing(self.watch(task_id)) as entries:
+            async for _ in entries:
                 pass
         return await self.task(task_id)
 

@@ -10,6 +10,7 @@ from services.worker.interrupts import Interrupts
 from services.worker.live_text import LiveText
 from services.worker.progress import ProgressHeard
 from tenure.domain.token import Claims
+from tenure.runtime.failpoint import failpoint_enabled
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import token_pb2
 from tenure.wire.token import read_claims
@@ -40,7 +41,7 @@ class Holding:
     def drop(self) -> None:
         """The claim is lost: stop at once, write nothing."""
         self.lost = True
-        if self.work is not None:
+        if self.work is not None and not failpoint_enabled("worker.ignore_trust_window"):
             self.work.cancel()
 
     def to_wire(self) -> pb.Holding:

@@ -31,6 +31,7 @@ from tenure.validators import validate
 
 _log: Final = logging.getLogger(__name__)
 LIVE_GRACE_SECONDS: Final = 0.1
+ANY_INTERFACE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104  compared with, not bound to
 NO_KEY: Final = "none"  # an endpoint of one's own may want no key; the library insists on sending some
 
 
@@ -70,10 +71,11 @@ class Settings:
     provider: ProviderSettings = group(ProviderSettings)
     common: CommonSettings = group(CommonSettings)
 
-    def identity(self, bound_address: str) -> WorkerIdentity:
-        """What coordinators are told."""
+    def identity(self, port: int) -> WorkerIdentity:
+        """What coordinators are told. Bound to all interfaces, others reach it under its host's name."""
+        host = socket.gethostname() if self.listen.host in ANY_INTERFACE else self.listen.rpartition(":")[0]
         worker_id = self.id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-        return WorkerIdentity(worker_id, self.queues, self.loops, self.advertise or bound_address)
+        return WorkerIdentity(worker_id, self.queues, self.loops, self.advertise or f"{host}:{port}")
 
 
 async def compose(process: Process, settings: Settings) -> None:
@@ -81,13 +83,13 @@ async def compose(process: Process, settings: Settings) -> None:
     holdings, trust = Holdings(), TrustGate()
     duties = await process.open(Duties())
     parts = await _open_parts(process, settings, trust, duties)
-    address = await _serve_live_text(process, settings, holdings)
+    port = await _serve_live_text(process, settings, holdings)
 
     def free_slots() -> int:
         return 0 if process.stopping.is_set() else max(0, settings.slots - len(holdings))
 
     addresses = settings.coordinator_addresses
-    session = Session(addresses, settings.identity(address), holdings, trust, free_slots)
+    session = Session(addresses, settings.identity(port), holdings, trust, free_slots)
     supervisor = await process.open(Supervisor(parts, holdings, session.release, settings.slots))
     duties.start("session", lambda: session.run(supervisor.take))
     await process.run_until_stopped()
@@ -111,13 +113,13 @@ async def _open_parts(process: Process, settings: Settings, trust: TrustGate, du
     return Parts(ledger, tools, model, trust, ModelDefaults(settings.model, settings.max_output_tokens))
 
 
-async def _serve_live_text(process: Process, settings: Settings, holdings: Holdings) -> str:
-    """The address it is bound to."""
+async def _serve_live_text(process: Process, settings: Settings, holdings: Holdings) -> int:
+    """The port it is bound to."""
     server = RpcServer(settings.listen, validate=validate, grace_seconds=LIVE_GRACE_SECONDS)
     server.add("tenure.v1.WorkerService", add_WorkerServiceServicer_to_server, LiveServicer(holdings))
     await process.open(server)
     _log.info("listening", extra={"address": server.address})
-    return server.address
+    return server.port
 
 
 def main() -> int:

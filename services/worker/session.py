@@ -23,6 +23,7 @@ from services.worker.session_stream import Detached, SessionStream, ToSay
 from services.worker.trust_gate import TrustGate
 from tenure.domain.errors import Refused, TenureError, Unavailable
 from tenure.domain.retry import RetryPolicy
+from tenure.domain.states import Reason
 from tenure.runtime import metrics
 from tenure.runtime.rpc_channel import open_channel
 from tenure.runtime.status import PeerFailed
@@ -72,21 +73,24 @@ class Session:
         self._session_id = ""
         self._failures = 0
         self._attached: _Attached | None = None
+        self._leaving = False
+        self._left = asyncio.Event()
         self._take: Callable[[Holding], None] | None = None
 
     async def run(self, take: Callable[[Holding], None]) -> None:
-        """Attaches, and again whenever the stream breaks."""
+        """Attaches, and again whenever the stream breaks, until goodbye was said."""
         self._take = take
         async with AsyncExitStack() as former:
-            while True:
+            while not self._leaving:
                 try:
                     await self._one_attachment(former)
                 except (TenureError, PeerFailed, Detached, TimeoutError) as error:
                     self._lose_attachment(error)
                 await asyncio.sleep(REATTACH.wait_seconds(self._failures, random.random()) if self._failures else 0)
+            self._left.set()
 
     def release(self, holding: Holding, reason: str) -> None:
-        """Gives a claim back: CLOSED, FENCED, HALTED or WORKER_DRAINED."""
+        """Gives a claim back; the proto says with which reasons."""
         claims = holding.claims
         self._to_say.releases.append(pb.Release(task_id=claims.task_id, claim_id=claims.claim_id, reason=reason))
         self.tell_slots()
@@ -102,12 +106,14 @@ class Session:
         self._speak()
 
     async def say_goodbye(self) -> None:
-        """Everything that is to be said is said, and the stream ends in order; gives up after a moment."""
+        """Everything that is to be said is said, and the coordinator has read it; gives up after a moment."""
         try:
             async with asyncio.timeout(GOODBYE_TIMEOUT_SECONDS):
                 await self._to_say.all_said.wait()
+                self._leaving = True
                 if self._attached is not None:
                     await self._attached.call.done_writing()
+                    await self._left.wait()
         except TimeoutError:
             _log.warning("the coordinator could not be told everything", extra={"left": len(self._to_say.releases)})
 
@@ -116,7 +122,7 @@ class Session:
         assert self._take is not None, "grants come while `run` runs"
         holding = Holding.of_grant(grant)
         if self._to_say.draining:
-            self.release(holding, "WORKER_DRAINED")
+            self.release(holding, Reason.WORKER_DRAINED)
         else:
             self._take(holding)
 
@@ -175,6 +181,8 @@ class Session:
         )
 
     def _lose_attachment(self, error: Exception) -> None:
+        if self._leaving:
+            return
         metrics.count("tenure_worker_detachments_total", why=type(error).__name__)
         _log.warning("detached", extra={"coordinator": self._addresses[0], "why": str(error) or type(error).__name__})
         if self._attached is None or not isinstance(error, Detached):

@@ -12,6 +12,7 @@ from services.worker.parts import Parts
 from services.worker.task_loop import TaskLoop
 from tenure.domain.epochs import describe_epoch
 from tenure.domain.errors import Fenced, TryLater, WrongState
+from tenure.domain.states import Reason
 from tenure.runtime import metrics, semconv
 from tenure.runtime.logs import log_context
 from tenure.runtime.status import PeerFailed
@@ -43,7 +44,7 @@ class Supervisor:
         """Begins to work on a task."""
         if len(self._holdings) >= self._most:
             _log.warning("a grant beyond all slots is given back", extra={"task": holding.task_id})
-            self._release(holding, "HALTED")
+            self._release(holding, Reason.WORKER_HALTED)
             return
         self._holdings.add(holding)
         holding.work = asyncio.create_task(self._work(holding), name=f"task {holding.task_id}")
@@ -51,7 +52,7 @@ class Supervisor:
         holding.work.add_done_callback(self._working.discard)
 
     async def _work(self, holding: Holding) -> None:
-        reason = "HALTED"
+        reason: str = Reason.WORKER_CRASHED
         claims = holding.claims
         set_tenant(claims.tenant)
         with log_context(task=claims.task_id, epoch=describe_epoch(claims.epoch)):
@@ -80,8 +81,14 @@ class Supervisor:
         except Fenced as fenced:
             _log.warning("fenced: the task is dropped", extra={"why": str(fenced)})
             return "FENCED"
-        except (TryLater, WrongState, PeerFailed) as error:
+        except WrongState as refusal:  # ended or parked since it was granted: nothing is left to do
+            _log.info("the task cannot be opened", extra={"why": str(refusal)})
+            return "CLOSED"
+        except TryLater as error:
+            _log.warning("the task is let go", extra={"why": str(error)})
+            return Reason.WORKER_HALTED
+        except PeerFailed as error:
             _log.warning("the task is let go", extra={"why": str(error)})
         except Exception:  # noqa: BLE001  a bug in one task's work: logged with its stack, the others go on
             _log.exception("unexpected error: the task is let go")
-        return "HALTED"
+        return Reason.WORKER_CRASHED

@@ -20,15 +20,15 @@ from services.worker.parts import Parts
 from services.worker.tool_step import ToolStep
 from tenure.domain import entries as facts
 from tenure.domain.budget import Denied
-from tenure.domain.errors import SequenceConflict, TryLater
+from tenure.domain.errors import SequenceConflict
 from tenure.domain.fold import Message, ResumePoint
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import TaskSpec
+from tenure.domain.tools import ToolDefinition
 from tenure.domain.turn import NUDGE, CallModel, CloseOut, ExecuteTools, Nudge, next_move
 from tenure.runtime.failpoint import failpoint
 from tenure.runtime.retrying import retrying
-from tenure.runtime.status import PeerFailed
 
 _log: Final = logging.getLogger(__name__)
 MOST_CONFLICTS: Final = 3
@@ -90,14 +90,17 @@ class TaskLoop:
         """The tools as they are at the first Open go into the ledger; a resumed task keeps them."""
         tools = self._point.tools
         if tools is None:
-            await self._holding.interrupts.guard(self._parts.trust.wait_open())
-            token = self._holding.token
-            tools = await retrying(
-                lambda: self._parts.tools.list_tools(token), LIST_TOOLS_TRIES, on=(TryLater, PeerFailed)
-            )
+            tools = await self._holding.interrupts.guard(self._list_tools())
             self._pending.append((0, facts.ToolsDefined(tools)))
         self._model.use_tools(tools)
         self._tools.use_tools(tools)
+
+    async def _list_tools(self) -> tuple[ToolDefinition, ...]:
+        async def ask() -> tuple[ToolDefinition, ...]:
+            await self._parts.trust.wait_open()
+            return await self._parts.tools.list_tools(self._holding.token)
+
+        return await retrying(ask, LIST_TOOLS_TRIES)
 
     async def _one_move(self) -> facts.Transition | None:
         """Does what comes next; a transition is how the task is to be left."""
@@ -178,7 +181,7 @@ class TaskLoop:
             transition = self._requested_ending()
         self._settle_open_attempt()
         await leave(self._parts, self._holding, self._ledger, self._pending, transition)
-        return "WORKER_DRAINED" if kind is Interruption.DRAIN else "CLOSED"
+        return Reason.WORKER_DRAINED if kind is Interruption.DRAIN else "CLOSED"
 
     def _requested_ending(self) -> facts.Transition:
         """The ledger knows best which end was asked for (a cancel, a deadline), and writes that one."""

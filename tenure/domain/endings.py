@@ -15,7 +15,7 @@ from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState
 from tenure.domain.task import CRASH_LOOP_DEATHS, LeaseLostPolicy
 
 PARKED: Final = WAITING | {TaskState.RETRY_SCHEDULED}
-ORDERLY: Final = frozenset({Reason.WORKER_DRAINED, "OPERATOR_TRANSFER"})
+ORDERLY: Final = frozenset({Reason.WORKER_DRAINED, Reason.WORKER_HALTED, "OPERATOR_TRANSFER"})
 """Reasons for losing a claim that are nobody's death."""
 
 

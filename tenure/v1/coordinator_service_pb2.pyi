@@ -268,7 +268,7 @@ class Release(message.Message):
     claim_id: builtins.str
     """The claim."""
     reason: builtins.str
-    """Why: CLOSED, FENCED, HALTED, WORKER_DRAINED."""
+    """Why: CLOSED, FENCED, WORKER_DRAINED, WORKER_HALTED (a part it needs is out of reach), WORKER_CRASHED (a bug)."""
     def __init__(
         self,
         *,
