@@ -31,6 +31,10 @@ T = TypeVar("T")
 CALL_TIMEOUT_SECONDS: Final = 15.0
 ONE_WAIT_SECONDS: Final = 60.0
 PATIENCE: Final = RetryPolicy(max_attempts=5, initial_seconds=0.2, factor=2.0, cap_seconds=5.0)
+RECONNECT: Final = RetryPolicy(initial_seconds=0.2, factor=2.0, cap_seconds=2.0)
+RECONNECT_SECONDS: Final = 60.0
+"""How long a wait or a watch that has had an answer looks for a gateway again."""
+LIST_PAGE: Final = 500
 
 
 class Client:
@@ -66,27 +70,35 @@ class Client:
     async def wait(self, task_id: str, timeout_seconds: float | None = None) -> task_pb2.Task:
         """The task once it has ended; TimeoutError when it has not by then. None: as long as it takes."""
         ends_at = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        await self.get(task_id)
+        contact = Contact()
         while True:
             left = ONE_WAIT_SECONDS if ends_at is None else min(ONE_WAIT_SECONDS, ends_at - time.monotonic())
             asked = api.WaitTaskRequest(task_id=task_id, timeout=duration(max(left, 0.0)))
-            answer = await self._patiently(self.tasks.WaitTask, asked, ONE_WAIT_SECONDS + CALL_TIMEOUT_SECONDS)
-            if answer.ended:
-                return answer.task
+            try:
+                answer = await self.tasks.WaitTask(asked, timeout=ONE_WAIT_SECONDS + CALL_TIMEOUT_SECONDS)
+                contact.made()
+                if answer.ended:
+                    return answer.task
+            except TryLater as error:
+                await contact.lost(error)
             if ends_at is not None and time.monotonic() >= ends_at:
                 raise TimeoutError(f"task {task_id} has not ended in {timeout_seconds:g} s")
 
-    async def list(self, task_filter: task_pb2.TaskFilter | None = None, *, limit: int = 50) -> list[task_pb2.Task]:
-        """The newest tasks, at most `limit`."""
-        found: list[task_pb2.Task] = []
+    async def list_tasks(
+        self, task_filter: task_pb2.TaskFilter | None = None, *, limit: int = 50
+    ) -> AsyncGenerator[task_pb2.Task]:
+        """The newest tasks first, at most `limit`."""
         token = ""
-        while len(found) < limit:
-            asked = api.ListTasksRequest(filter=task_filter, page_size=min(500, limit - len(found)), page_token=token)
+        while limit > 0:
+            asked = api.ListTasksRequest(filter=task_filter, page_size=min(LIST_PAGE, limit), page_token=token)
             page = await self._patiently(self.tasks.ListTasks, asked)
-            found += page.tasks
+            for task in page.tasks:
+                yield task
+            limit -= len(page.tasks)
             token = page.next_page_token
             if not token:
-                break
-        return found
+                return
 
     async def entries(self, task_id: str, after_sequence: int = 0) -> AsyncGenerator[ledger_pb2.Entry]:
         """The entries so far, oldest first."""
@@ -103,27 +115,33 @@ class Client:
         self, task_id: str, after_sequence: int = 0, *, live: bool = False
     ) -> AsyncGenerator[api.WatchTaskResponse]:
         """Events until the task ends. A broken stream is resumed: no entry is missed or repeated."""
-        failures = 0
+        await self.get(task_id)
+        contact = Contact()
         while True:
             asked = api.WatchTaskRequest(task_id=task_id, after_sequence=after_sequence, live=live)
             try:
                 async for event in self.tasks.WatchTask(asked):
-                    failures = 0
+                    contact.made()
                     if event.HasField("entry"):
                         after_sequence = event.entry.sequence
                     yield event
-            except TryLater:
-                failures += 1
-                if failures > self._patience.max_attempts:
-                    raise
+            except TryLater as error:
+                await contact.lost(error)
             else:
                 return
-            await sleep(self._patience.wait_seconds(failures, random.random()))
 
     async def cancel(self, task_id: str, reason: str = "") -> task_pb2.Task:
         """Asks for the end; the answer means that the request is recorded."""
         asked = api.CancelTaskRequest(task_id=task_id, reason=reason)
         return (await self._patiently(self.tasks.CancelTask, asked)).task
+
+    async def workers(self) -> admin.ListWorkersResponse:
+        """Who is there to work."""
+        return await self._patiently(self.admin.ListWorkers, admin.ListWorkersRequest())
+
+    async def claims(self, task_id: str = "") -> admin.ListClaimsResponse:
+        """Who holds what, or who holds this task."""
+        return await self._patiently(self.admin.ListClaims, admin.ListClaimsRequest(task_id=task_id))
 
     async def refusals(self, task_id: str) -> admin.ListRefusalsResponse:
         """What the fences refused to stale holders of the task."""
@@ -133,3 +151,23 @@ class Client:
         self, method: Callable[..., Awaitable[T]], request: Message, timeout_seconds: float = CALL_TIMEOUT_SECONDS
     ) -> T:
         return await retrying(lambda: method(request, timeout=timeout_seconds), self._patience, on=(TryLater,))
+
+
+class Contact:
+    """With a gateway that has answered before: it is looked for again, for a while."""
+
+    def __init__(self) -> None:
+        self._lost_at, self._failures = 0.0, 0
+
+    def made(self) -> None:
+        """It answers."""
+        self._failures = 0
+
+    async def lost(self, error: TryLater) -> None:
+        """Waits until the next attempt; raises `error` when there has been no answer for too long."""
+        if not self._failures:
+            self._lost_at = time.monotonic()
+        elif time.monotonic() - self._lost_at > RECONNECT_SECONDS:
+            raise error
+        self._failures += 1
+        await sleep(RECONNECT.wait_seconds(self._failures, random.random(), error.retry_after_seconds))

@@ -11,6 +11,8 @@ from pathlib import Path
 class StackOptions:
     """`environment` adds variables by service ("worker", "worker-2", "tools", "*" …); nothing else is inherited.
 
+    `scenarios` is a folder of scenarios for the simulator, beside its own.
+
     Without a DSN, endpoints or a key of your own the embedded Postgres, the embedded etcd and the simulator are used.
     """
 
@@ -26,6 +28,7 @@ class StackOptions:
     anthropic_base_url: str = ""
     model: str = ""
     model_latency_ms: int = 0
+    scenarios: Path | None = None
     log_format: str = "json"
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 

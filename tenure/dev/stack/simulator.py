@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from pathlib import Path
 
 from tenure.dev.stack.child import ChildProcess
 from tenure.dev.stack.layout import Layout
@@ -12,9 +13,10 @@ from tenure.dev.stack.layout import Layout
 class SimulatorProcess(ChildProcess):
     """Answers model calls and web searches at one address."""
 
-    def __init__(self, layout: Layout, address: str, latency_ms: int) -> None:
+    def __init__(self, layout: Layout, address: str, latency_ms: int, scenarios: Path | None = None) -> None:
         port = address.rpartition(":")[2]
         options = ["--port", port, "--log", str(layout.model_log), "--latency-ms", str(latency_ms)]
+        options += ["--scenarios", str(scenarios)] if scenarios else []
         command = [sys.executable, "-P", "-m", "tenure.dev.simulator", *options]
         super().__init__("simulator", command, address, {}, layout.logs / "simulator.log")
 

@@ -125,8 +125,8 @@ class Stack:
     async def _start_model(self) -> None:
         """The simulator also serves the search endpoint; with a key of your own only that of it is used."""
         self._tell("starting the simulator")
-        latency_ms = self.options.model_latency_ms
-        self.simulator = SimulatorProcess(self.layout, self._choose_address("simulator"), latency_ms)
+        address = self._choose_address("simulator")
+        self.simulator = SimulatorProcess(self.layout, address, self.options.model_latency_ms, self.options.scenarios)
         self._opened.push_async_callback(self.simulator.drain)
         self.simulator.start()
         await self.simulator.wait_ready()

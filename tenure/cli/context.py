@@ -1,0 +1,83 @@
+"""What every command needs: where the gateway is, whose tasks, and how to speak."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+from rich.console import Console
+
+from tenure.client import Client
+from tenure.dev.dev_file import read_addresses
+
+T = TypeVar("T")
+
+DEFAULT_ADDRESS: Final = "127.0.0.1:8470"
+DEFAULT_DATA_DIR: Final = Path(".tenure")
+PIPE_WIDTH: Final = 200
+"""Columns when nobody looks: tables are cut nowhere that matters, and lines stay lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """`console` is for people, `emit` is for machines. `environment` is the process's, read in main.py."""
+
+    address: str
+    tenant: str
+    as_json: bool
+    data_dir: Path
+    console: Console
+    environment: Mapping[str, str]
+
+    def run(self, work: Callable[[Client], Awaitable[T]]) -> T:
+        """Runs `work` with a connected client."""
+
+        async def connected() -> T:
+            async with Client(self.address, tenant=self.tenant) as client:
+                return await work(client)
+
+        return asyncio.run(connected())
+
+    def path_of(self, path: Path) -> Path:
+        """As short as it can be said from here."""
+        here = Path.cwd()
+        return path.relative_to(here) if path.is_relative_to(here) else path
+
+    def emit(self, message: Message | Mapping[str, Any]) -> None:
+        """One line of JSON, in the contract's own names."""
+        value = to_dict(message) if isinstance(message, Message) else message
+        click.echo(json.dumps(value, ensure_ascii=False))
+
+
+def to_dict(message: Message) -> dict[str, Any]:
+    """A message as JSON with the contract's field names; zeros and empty texts are told too."""
+    return MessageToDict(
+        message,
+        preserving_proto_field_name=True,
+        always_print_fields_with_no_presence=True,
+        unquote_int64_if_possible=True,
+    )
+
+
+def find_gateway(asked: str | None, data_dir: Path) -> str:
+    """The address given, else that of the stack running on this folder, else the usual one."""
+    if asked:
+        return asked
+    running = read_addresses(data_dir)
+    return running["gateway"] if running and "gateway" in running else DEFAULT_ADDRESS
+
+
+def make_console() -> Console:
+    """Colour and the terminal's width for people, plain lines for pipes."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
+
+
+pass_context = click.make_pass_decorator(Context)

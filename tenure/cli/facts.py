@@ -1,0 +1,96 @@
+"""How one entry of the ledger is said in one line: for `tenure entries`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Final
+
+from tenure.cli.words import arguments_text, seconds_text, state_style, usage_text
+from tenure.v1 import ledger_pb2, tool_pb2
+from tenure.wire.enums import OUTCOME_STATUSES, state_name
+from tenure.wire.times import seconds
+
+
+def describe(entry: ledger_pb2.Entry) -> str:
+    """What the entry says, on one line, not yet cut."""
+    kind = entry.body.WhichOneof("body")
+    if kind is None:
+        return "(of a kind that this version does not know)"
+    return " ".join(_OF_KIND[kind](getattr(entry.body, kind)).split())
+
+
+def kind_name(entry: ledger_pb2.Entry) -> str:
+    """The contract's name of the entry's kind."""
+    return entry.body.WhichOneof("body") or "?"
+
+
+def style_of(entry: ledger_pb2.Entry) -> str:
+    """Colour for what a reader looks for: moves, failures."""
+    body = entry.body
+    match body.WhichOneof("body"):
+        case "transition":
+            return state_style(state_name(body.transition.to_state))
+        case "model_failure" | "attempt_lost" | "cancel_request":
+            return "yellow"
+        case "tool_outcome":
+            return "default" if outcome_name(body.tool_outcome.outcome) == "SUCCEEDED" else "yellow"
+        case _:
+            return "default"
+
+
+def outcome_name(outcome: tool_pb2.Outcome) -> str:
+    """The domain's name of an outcome's status."""
+    return OUTCOME_STATUSES.to_domain(outcome.status).value
+
+
+def answer_text(content_json: str) -> str:
+    """The words of an answer: its text blocks."""
+    try:
+        blocks: Any = json.loads(content_json or "[]")
+    except ValueError:
+        return ""
+    texts = [block.get("text", "") for block in blocks if isinstance(block, dict) and block.get("type") == "text"]
+    return "\n\n".join(text.strip() for text in texts if text.strip())
+
+
+def _transition(fact: ledger_pb2.StateTransition) -> str:
+    before = f"{state_name(fact.from_state)} → " if fact.from_state else ""
+    reason = f" ({fact.reason})" if fact.reason else ""
+    return f"{before}{state_name(fact.to_state)}{reason}{f': {fact.message}' if fact.message else ''}"
+
+
+def _attempt(fact: ledger_pb2.ModelAttempt) -> str:
+    return f"attempt {fact.attempt_number} at {fact.model}, {fact.reserved_tokens:,} tokens set aside"
+
+
+def _failure(fact: ledger_pb2.ModelFailure) -> str:
+    code = f" {fact.status_code}" if fact.status_code else ""
+    return f"attempt {fact.attempt_number}: {fact.error_class}{code}: {fact.message}"
+
+
+def _answer(fact: ledger_pb2.AssistantMessage) -> str:
+    told = f"{fact.stop_reason}, {seconds_text(seconds(fact.latency))}, {usage_text(fact.usage)}"
+    return f"{told}: {answer_text(fact.content_json)}"
+
+
+def _outcome(fact: ledger_pb2.ToolOutcome) -> str:
+    outcome = fact.outcome
+    detail = f" ({outcome.detail})" if outcome.detail else ""
+    lasted = seconds_text(seconds(outcome.duration))
+    return f"{fact.call_id} {outcome_name(outcome)}{detail}, {lasted}: {outcome.content}"
+
+
+_OF_KIND: Final[dict[str, Callable[[Any], str]]] = {
+    "submitted": lambda fact: fact.spec.goal,
+    "transition": _transition,
+    "tools_defined": lambda fact: ", ".join(tool.name for tool in fact.tools) or "none",
+    "model_attempt": _attempt,
+    "model_failure": _failure,
+    "attempt_lost": lambda fact: f"attempt {fact.attempt_number}, billed as {usage_text(fact.usage)}",
+    "assistant_message": _answer,
+    "tool_intent": lambda fact: f"{fact.call_id} {fact.tool} {arguments_text(fact.arguments_json)}",
+    "tool_outcome": _outcome,
+    "user_message": lambda fact: fact.text,
+    "cancel_request": lambda fact: fact.reason or "(no reason given)",
+}

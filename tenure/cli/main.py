@@ -1,0 +1,83 @@
+"""`tenure`: the command group, and how errors become exit codes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tenure.cli.context import DEFAULT_DATA_DIR, Context, find_gateway, make_console
+from tenure.cli.dev import dev
+from tenure.cli.exits import HELP, Exit, exit_of_error, explain
+from tenure.cli.finish import cancel, wait
+from tenure.cli.keys import keys
+from tenure.cli.operate import leases, refusals, workers
+from tenure.cli.show import entries, get, list_tasks
+from tenure.cli.submit import submit
+from tenure.cli.watch import watch
+from tenure.domain.errors import TenureError
+from tenure.runtime.status import PeerFailed
+
+
+class Group(click.Group):
+    """Turns what the API refuses into a sentence on standard error and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (TenureError, PeerFailed, TimeoutError) as error:
+            address = ctx.obj.address if isinstance(ctx.obj, Context) else ""
+            click.echo(f"tenure: {explain(error, address)}", err=True)
+            ctx.exit(exit_of_error(error))
+        except KeyboardInterrupt:
+            ctx.exit(Exit.INTERRUPTED)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
+        """In the order in which they are met, not by the alphabet."""
+        return list(self.commands)
+
+
+@click.group(
+    cls=Group,
+    epilog=HELP,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option(
+    "--address",
+    metavar="HOST:PORT",
+    envvar="TENURE_ADDRESS",
+    help="The gateway. Default: that of the stack running on --data, else 127.0.0.1:8470.",
+)
+@click.option("--tenant", envvar="TENURE_TENANT", default="default", show_default=True, help="Whose tasks.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, in the contract's names.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    envvar="TENURE_DATA",
+    default=DEFAULT_DATA_DIR,
+    show_default=True,
+    help="The folder of a stack on this machine.",
+)
+@click.version_option(package_name="tenure")
+@click.pass_context
+def cli(ctx: click.Context, address: str | None, tenant: str, as_json: bool, data: Path) -> None:
+    r"""Durable tasks for AI agents: a task survives its workers.
+
+    \b
+    tenure dev                      a whole stack on this machine
+    tenure submit "GOAL" --watch    hand over a goal and see the agent work
+
+    TASK is a task's id, or its beginning.
+    """
+    ctx.obj = Context(find_gateway(address, data), tenant, as_json, data, make_console(), os.environ)
+
+
+for command in (dev, submit, watch, wait, get, list_tasks, cancel, entries, leases, workers, refusals, keys):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """The entry point."""
+    cli.main(prog_name="tenure")

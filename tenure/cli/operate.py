@@ -1,0 +1,124 @@
+"""`tenure leases`, `workers` and `refusals`: who works, who holds what, and what was refused to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import click
+
+from tenure.cli.context import Context, pass_context, to_dict
+from tenure.cli.parameters import find_task, task_argument
+from tenure.cli.tables import make_table
+from tenure.cli.words import ago, distinct_ids
+from tenure.client import Client
+from tenure.domain.epochs import describe_epoch
+from tenure.v1 import admin_service_pb2 as admin
+from tenure.v1 import coordinator_service_pb2, token_pb2
+from tenure.wire.times import seconds
+
+
+@click.command()
+@click.argument("task", metavar="[TASK]", required=False)
+@pass_context
+def leases(context: Context, task: str | None) -> None:
+    """Show live claims: which worker holds which task under which epoch, and for how long without a renewal.
+
+    An epoch is generation.revision: the life of etcd, and the revision of the claim in it.
+    """
+
+    async def work(client: Client) -> None:
+        listed = await client.claims(await find_task(client, task) if task else "")
+        if context.as_json:
+            for claim in listed.claims:
+                context.emit(claim)
+        elif not listed.claims:
+            click.echo("nobody holds it" if task else "nobody holds a task", err=True)
+        else:
+            _show_claims(context, listed.claims)
+
+    context.run(work)
+
+
+@click.command()
+@pass_context
+def workers(context: Context) -> None:
+    """Show the workers that are there."""
+
+    async def work(client: Client) -> None:
+        listed = await client.workers()
+        if context.as_json:
+            for worker in listed.workers:
+                context.emit(worker)
+        elif not listed.workers:
+            click.echo("no worker is there: tasks will wait in the queue", err=True)
+        else:
+            _show_workers(context, listed.workers)
+
+    context.run(work)
+
+
+@click.command()
+@task_argument
+@pass_context
+def refusals(context: Context, task: str) -> None:
+    """Show what the fences refused to workers that had lost TASK, at the ledger and at the tools."""
+
+    async def work(client: Client) -> None:
+        listed = await client.refusals(await find_task(client, task))
+        if context.as_json:
+            for fence, write in _refused(listed):
+                context.emit({"fence": fence, **to_dict(write)})
+        elif not (listed.ledger or listed.tools):
+            click.echo("nothing was refused", err=True)
+        else:
+            _show_refusals(context, listed)
+
+    context.run(work)
+
+
+def _show_claims(context: Context, claims: Iterable[coordinator_service_pb2.Claim]) -> None:
+    ids = distinct_ids(claim.task_id for claim in claims)
+    table = make_table("TASK", "WORKER", "EPOCH", "REASON", "EPOCH BEFORE", "LEASE LEFT")
+    for claim in claims:
+        table.add_row(
+            ids[claim.task_id],
+            claim.worker_id,
+            describe_epoch(claim.epoch),
+            claim.reason,
+            describe_epoch(claim.previous_epoch),
+            f"{seconds(claim.remaining):.1f} s",
+        )
+    context.console.print(table)
+
+
+def _show_workers(context: Context, listed: Iterable[coordinator_service_pb2.Worker]) -> None:
+    table = make_table("WORKER", "HOLDS", "QUEUES", "SINCE", "COORDINATOR", "LIVE TEXT AT")
+    for worker in listed:
+        table.add_row(
+            worker.worker_id,
+            str(worker.claim_count),
+            ", ".join(worker.queues),
+            ago(worker.start_time),
+            worker.coordinator_id,
+            worker.live_address,
+        )
+    context.console.print(table)
+
+
+def _show_refusals(context: Context, listed: admin.ListRefusalsResponse) -> None:
+    table = make_table("FENCE", "CALL", "SHOWED", "STANDS", "FROM", "WHEN")
+    for fence, write in _refused(listed):
+        table.add_row(
+            fence,
+            write.method,
+            describe_epoch(write.presented_epoch),
+            describe_epoch(write.current_epoch),
+            write.holder,
+            ago(write.refuse_time),
+        )
+    context.console.print(table)
+
+
+def _refused(listed: admin.ListRefusalsResponse) -> Iterable[tuple[str, token_pb2.RefusedWrite]]:
+    yield from (("ledger", write) for write in listed.ledger)
+    yield from (("tools", write) for write in listed.tools)

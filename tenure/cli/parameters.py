@@ -1,0 +1,97 @@
+"""What people type: durations, labels, lists of names, and tasks by the beginning of their id."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import click
+
+from tenure.client import Client
+from tenure.domain.errors import InvalidRequest, NotFound
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+SEARCHED_TASKS: Final = 10_000
+NAMED_AT_MOST: Final = 5
+
+
+class DurationType(click.ParamType[float]):
+    """`90s`, `10m`, `1h30m`, `250ms`; a number alone is seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        text = str(value).strip()
+        if re.fullmatch(r"\d+(\.\d+)?", text):
+            return float(text)
+        parts = _PART.findall(text)
+        if not parts or "".join(number + unit for number, unit in parts) != text:
+            self.fail(f"{text!r} is no duration; write for example 90s, 10m or 1h30m", param, ctx)
+        return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+class LabelType(click.ParamType[tuple[str, str]]):
+    """`key=value`."""
+
+    name = "label"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        key, equals, rest = str(value).partition("=")
+        if not equals or not key:
+            self.fail(f"{value!r} is no label; write key=value", param, ctx)
+        return key, rest
+
+
+class NamesType(click.ParamType[tuple[str, ...]]):
+    """`a,b,c`."""
+
+    name = "names"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        names = tuple(name.strip() for name in str(value).split(",") if name.strip())
+        if not names:
+            self.fail("name at least one; --no-tools is for none", param, ctx)
+        return names
+
+
+DURATION: Final = DurationType()
+LABEL: Final = LabelType()
+NAMES: Final = NamesType()
+
+task_argument = click.argument("task", metavar="TASK")
+
+
+async def find_task(client: Client, told: str) -> str:
+    """The id that `told` is, or begins. NotFound when no task's begins so, InvalidRequest when several do."""
+    prefix = told.strip().lower()
+    if _is_whole(prefix):
+        return str(uuid.UUID(prefix))
+    found: list[str] = []
+    if re.fullmatch(r"[0-9a-f-]+", prefix):
+        listed = client.list_tasks(limit=SEARCHED_TASKS)
+        found = [task.task_id async for task in listed if task.task_id.startswith(prefix)]
+    if len(found) > 1:
+        named = ", ".join(found[:NAMED_AT_MOST]) + (", …" if len(found) > NAMED_AT_MOST else "")
+        raise InvalidRequest(f"{told} is the beginning of {len(found)} tasks, give more of one: {named}")
+    if not found:
+        raise NotFound(f"no task among the newest {SEARCHED_TASKS:,} begins with {told}")
+    return found[0]
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        uuid.UUID(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,110 @@
+"""The live view of one task: settled lines scroll away, below them stands what is under way."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Final
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.text import Text
+
+from tenure.cli.watched import WatchedTask
+from tenure.cli.words import arguments_text, one_line, seconds_text, short_id
+from tenure.domain.epochs import describe_epoch
+from tenure.domain.states import TaskState
+
+FRAME_SECONDS: Final = 0.1
+SPINNER: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+MAX_CALLS: Final = 8
+
+
+class Screen:
+    """Without a terminal only the settled lines."""
+
+    def __init__(self, console: Console, task_id: str, task: WatchedTask) -> None:
+        self._console, self._task_id, self._task = console, task_id, task
+        self._live = Live(
+            console=console, auto_refresh=False, transient=True, get_renderable=self._under_way, redirect_stderr=False
+        )
+
+    def say(self, lines: Iterable[RenderableType]) -> None:
+        """Settled lines, above what is under way."""
+        for line in lines:
+            whole = isinstance(line, Text) and not self._console.is_terminal
+            self._console.print(line, soft_wrap=whole, no_wrap=isinstance(line, Text), overflow="ellipsis")
+
+    @asynccontextmanager
+    async def drawn(self) -> AsyncIterator[None]:
+        """Draws what is under way, inside the block, some times a second."""
+        if not self._console.is_terminal:
+            yield
+            return
+        with self._live:
+            drawing = asyncio.create_task(self._draw())
+            try:
+                yield
+            finally:
+                drawing.cancel()
+                await asyncio.gather(drawing, return_exceptions=True)
+
+    async def _draw(self) -> None:
+        while True:
+            self._live.refresh()
+            await asyncio.sleep(FRAME_SECONDS)
+
+    def _under_way(self) -> RenderableType:
+        task, now = self._task, time.time()
+        if task.ended:
+            return Text("")
+        parts: list[RenderableType] = [Text("")]
+        if task.live.text:
+            parts.append(Tail(task.live.text, max(3, self._console.height // 2)))
+        parts += [self._busy(what, since, now) for what, since in self._doing()]
+        return Group(*parts, self._footer())
+
+    def _doing(self) -> list[tuple[str, float]]:
+        """What is being waited for, and since when."""
+        task = self._task
+        if task.calls:
+            calls = list(task.calls.values())
+            shown = [(f"{call.intent.tool} {arguments_text(call.intent.arguments_json)}", call.since) for call in calls]
+            return shown[:MAX_CALLS]
+        if task.state is TaskState.RUNNING and task.attempt is not None:
+            attempt = f", attempt {task.attempt.attempt_number}" if task.attempt.attempt_number > 1 else ""
+            return [(f"step {task.step} · {task.attempt.model}{attempt}", task.asked_at)]
+        if task.state is TaskState.QUEUED:
+            return [("waits for a worker", task.changed_at)]
+        return [(f"{task.state}", task.changed_at)]
+
+    def _busy(self, what: str, since: float, now: float) -> Text:
+        frame = SPINNER[int(now / FRAME_SECONDS) % len(SPINNER)]
+        lasted = f"  {seconds_text(max(0.0, now - since))}" if since else ""
+        return Text.assemble(
+            (f"  {frame} ", "cyan"), one_line(what, self._console.width - 6 - len(lasted)), (lasted, "dim")
+        )
+
+    def _footer(self) -> Text:
+        task = self._task
+        holder = f" on {task.owner} · epoch {describe_epoch(task.epoch)}" if task.state is TaskState.RUNNING else ""
+        told = f"  {short_id(self._task_id)} · {task.state}{holder} · Ctrl-C stops watching, the task goes on"
+        return Text(one_line(told.strip(), self._console.width - 3), "dim")
+
+
+class Tail:
+    """The last lines of a text, as many as there is room for."""
+
+    def __init__(self, text: str, height: int) -> None:
+        self._text, self._height = text, height
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Wrapped to the width, indented."""
+        width = max(20, options.max_width - 4)
+        # A screen's worth from the end is enough to wrap: an answer may be long, and this is done ten times a second.
+        shown = Text(self._text[-width * (self._height + 1) :].strip("\n"))
+        for line in shown.wrap(console, width)[-self._height :]:
+            line.rstrip()
+            yield Text.assemble("  ", line)

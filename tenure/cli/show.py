@@ -1,0 +1,164 @@
+"""`tenure get`, `list` and `entries`: how tasks stand, and what their ledger says."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import click
+from rich.markdown import Markdown
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from tenure.cli.context import Context, pass_context
+from tenure.cli.facts import describe, kind_name, style_of
+from tenure.cli.parameters import LABEL, find_task, task_argument
+from tenure.cli.tables import make_table
+from tenure.cli.words import (
+    ago,
+    clock,
+    count_text,
+    distinct_ids,
+    lasted,
+    one_line,
+    state_style,
+    tokens_total,
+    usage_text,
+    why,
+)
+from tenure.client import Client
+from tenure.domain.epochs import describe_epoch
+from tenure.domain.states import TaskState
+from tenure.v1 import ledger_pb2, task_pb2
+from tenure.wire.enums import STATES, state_name
+
+
+@click.command()
+@task_argument
+@pass_context
+def get(context: Context, task: str) -> None:
+    """Show how TASK stands. The exit code is 0 in whatever state it is."""
+
+    async def work(client: Client) -> None:
+        found = await client.get(await find_task(client, task))
+        if context.as_json:
+            context.emit(found)
+        else:
+            _show_task(context, found)
+
+    context.run(work)
+
+
+@click.command("list")
+@click.option(
+    "--state", "states", multiple=True, type=click.Choice([state.value for state in TaskState], case_sensitive=False)
+)
+@click.option("--label", "labels", type=LABEL, multiple=True, help="key=value; all that are given must match.")
+@click.option("--queue", default="", help="Only this queue.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True)
+@pass_context
+def list_tasks(
+    context: Context, states: tuple[str, ...], labels: tuple[tuple[str, str], ...], queue: str, limit: int
+) -> None:
+    """List tasks, newest first."""
+    wanted = task_pb2.TaskFilter(
+        states=[STATES.to_wire(TaskState(state)) for state in states], labels=dict(labels), queue=queue
+    )
+
+    async def work(client: Client) -> None:
+        listed = client.list_tasks(wanted, limit=limit)
+        if context.as_json:
+            async for task in listed:
+                context.emit(task)
+        else:
+            _show_tasks(context, [task async for task in listed])
+
+    context.run(work)
+
+
+@click.command()
+@task_argument
+@click.option("--after", type=click.IntRange(min=0), default=0, help="Only entries after this one.")
+@pass_context
+def entries(context: Context, task: str, after: int) -> None:
+    """Show TASK's ledger: every fact, in order, with the epoch it was written under."""
+
+    async def work(client: Client) -> None:
+        found = client.entries(await find_task(client, task), after)
+        if context.as_json:
+            async for entry in found:
+                context.emit(entry)
+        else:
+            await _show_entries(context, found)
+
+    context.run(work)
+
+
+def _show_task(context: Context, task: task_pb2.Task) -> None:
+    state = state_name(task.state)
+    rows: list[tuple[str, str | Text]] = [
+        ("task", task.task_id),
+        ("state", Text(why(task.state, task.reason, task.message), state_style(state))),
+        ("goal", one_line(task.spec.goal, 4 * context.console.width)),
+        ("agent", " · ".join(part for part in (task.spec.agent.model or "the worker's model", _tools(task)) if part)),
+        ("held by", f"{task.owner} · epoch {describe_epoch(task.epoch)}" if task.owner else ""),
+        ("last epoch", describe_epoch(task.epoch) if task.epoch and not task.owner else ""),
+        ("work", f"{count_text(task.step, 'step')}, opened {count_text(task.claim_count, 'time')}"),
+        ("tokens", f"{usage_text(task.usage)} · {task.budget.used_tokens:,} of {task.budget.max_tokens:,} used"),
+        ("submitted", f"{ago(task.create_time)}, {'took' if task.HasField('end_time') else 'for'} {lasted(task)}"),
+        ("retry", f"at {clock(task.next_retry_time)}" if task.HasField("next_retry_time") else ""),
+        ("labels", " ".join(f"{key}={value}" for key, value in sorted(task.spec.labels.items()))),
+        ("cancel", "requested" if task.cancel_requested else ""),
+    ]
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        if value:
+            table.add_row(name, value)
+    context.console.print(table)
+    if task.result:
+        context.console.print()
+        shown = Padding(Markdown(task.result), (0, 2)) if context.console.is_terminal else Text(task.result)
+        context.console.print(shown, soft_wrap=not context.console.is_terminal)
+
+
+def _tools(task: task_pb2.Task) -> str:
+    if not task.spec.agent.HasField("tools"):
+        return "all tools"
+    return ", ".join(task.spec.agent.tools.names) or "no tools"
+
+
+def _show_tasks(context: Context, tasks: list[task_pb2.Task]) -> None:
+    if not tasks:
+        click.echo('no tasks; submit one: tenure submit "…" --watch', err=True)
+        return
+    ids = distinct_ids(task.task_id for task in tasks)
+    table = make_table("TASK", "STATE", "STEPS", "TOKENS", "SUBMITTED", "TOOK", "GOAL")
+    for column in (2, 3):
+        table.columns[column].justify = "right"
+    table.columns[6].no_wrap, table.columns[6].overflow = True, "ellipsis"
+    for task in tasks:
+        state = state_name(task.state)
+        told = f"{state} {task.reason}" if task.reason and state not in {"SUCCEEDED", "RUNNING", "QUEUED"} else state
+        table.add_row(
+            ids[task.task_id],
+            Text(told, state_style(state)),
+            f"{task.step:,}",
+            f"{tokens_total(task.usage):,}",
+            ago(task.create_time),
+            lasted(task),
+            one_line(task.spec.goal, 120),
+        )
+    context.console.print(table)
+
+
+async def _show_entries(context: Context, found: AsyncIterator[ledger_pb2.Entry]) -> None:
+    """Line by line as they come: a long ledger is shown from its beginning at once."""
+    async for entry in found:
+        head = (
+            f"{entry.sequence:>5} {clock(entry.record_time)} {describe_epoch(entry.epoch):>7} "
+            f"{f'step {entry.step}' if entry.step else '':<8} {kind_name(entry):<17} "
+        )
+        told = one_line(describe(entry), max(20, context.console.width - len(head) - 1))
+        context.console.print(Text.assemble((head, "dim"), (told, style_of(entry))), no_wrap=True, soft_wrap=True)

@@ -1,0 +1,114 @@
+"""`tenure submit`: hands a goal to an agent."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+import click
+
+from tenure.cli.context import Context, pass_context
+from tenure.cli.exits import Exit
+from tenure.cli.parameters import DURATION, LABEL, NAMES
+from tenure.cli.watch import watch_task
+from tenure.cli.words import short_id
+from tenure.client import Client
+from tenure.v1 import task_pb2
+from tenure.v1 import task_service_pb2 as api
+from tenure.wire.times import duration
+
+PRIORITIES: Final = {
+    "high": task_pb2.PRIORITY_HIGH,
+    "normal": task_pb2.PRIORITY_NORMAL,
+    "low": task_pb2.PRIORITY_LOW,
+}
+IN_DOUBT: Final = {
+    "wait": task_pb2.IN_DOUBT_POLICY_WAIT_FOR_PERSON,
+    "tell": task_pb2.IN_DOUBT_POLICY_TELL_MODEL,
+}
+
+
+@click.command()
+@click.argument("goal")
+@click.option("--watch", "watched", is_flag=True, help="Stay and show its steps, to its end.")
+@click.option("--model", default="", help="The model. Default: the worker's.")
+@click.option("--system", default="", help="The system prompt.")
+@click.option("--tools", type=NAMES, help="Only these tools, a,b,c. Default: all.")
+@click.option("--no-tools", is_flag=True, help="No tools at all.")
+@click.option("--max-tokens", type=click.IntRange(min=1), default=None, help="Tokens of all its model calls together.")
+@click.option("--max-steps", type=click.IntRange(min=1), default=None, help="Model turns.")
+@click.option("--max-output-tokens", type=click.IntRange(1, 64_000), default=None, help="Output of one model call.")
+@click.option("--timeout", type=DURATION, default=None, help="From submit to end, for example 10m; at most 24h.")
+@click.option("--priority", type=click.Choice(list(PRIORITIES)), default="normal", help="Which tasks go first.")
+@click.option("--queue", default="", help="The queue whose workers may take it.")
+@click.option("--label", "labels", type=LABEL, multiple=True, help="key=value; may be repeated.")
+@click.option("--request-id", default="", help="The same id and the same goal are the same task, however often sent.")
+@click.option(
+    "--on-in-doubt",
+    type=click.Choice(list(IN_DOUBT)),
+    default="wait",
+    help="When nobody knows whether a tool's effect happened: wait for a person, or tell the model.",
+)
+@pass_context
+def submit(context: Context, /, goal: str, watched: bool, **options: Any) -> None:
+    """Hand GOAL to an agent; `-` reads it from standard input.
+
+    Prints the task's id. With --watch its steps are shown, and the exit code is 0 when it succeeded.
+    """
+    request = request_of(goal, **options)
+
+    async def work(client: Client) -> Exit:
+        task = await client.submit(request.goal, request=request)
+        if context.as_json:
+            context.emit(task)
+        elif watched:
+            context.console.print(f"task {task.task_id}", style="bold", soft_wrap=True)
+        else:
+            _say_submitted(task)
+        return await watch_task(context, client, task.task_id) if watched else Exit.OK
+
+    raise SystemExit(context.run(work))
+
+
+def request_of(
+    goal: str,
+    *,
+    model: str = "",
+    system: str = "",
+    tools: tuple[str, ...] | None = None,
+    no_tools: bool = False,
+    max_tokens: int | None = None,
+    max_steps: int | None = None,
+    max_output_tokens: int | None = None,
+    timeout: float | None = None,
+    priority: str = "normal",
+    queue: str = "",
+    labels: tuple[tuple[str, str], ...] = (),
+    request_id: str = "",
+    on_in_doubt: str = "wait",
+) -> api.SubmitTaskRequest:
+    """The request that the command line asks for. UsageError for what cannot be said together."""
+    if tools and no_tools:
+        raise click.UsageError("--tools and --no-tools cannot be given together")
+    allowed = None if tools is None and not no_tools else task_pb2.ToolAllowlist(names=tools or ())
+    return api.SubmitTaskRequest(
+        request_id=request_id,
+        goal=sys.stdin.read().strip() if goal == "-" else goal,
+        agent=task_pb2.AgentSpec(model=model, system=system, tools=allowed, max_output_tokens=max_output_tokens or 0),
+        limits=task_pb2.Limits(
+            max_tokens=max_tokens or 0,
+            max_steps=max_steps or 0,
+            timeout=None if timeout is None else duration(timeout),
+        ),
+        policy=task_pb2.TaskPolicy(on_in_doubt=IN_DOUBT[on_in_doubt]),
+        priority=PRIORITIES[priority],
+        queue=queue,
+        labels=dict(labels),
+        source=task_pb2.Source(kind=task_pb2.SOURCE_KIND_MANUAL),
+    )
+
+
+def _say_submitted(task: task_pb2.Task) -> None:
+    """The id alone on standard output, so that scripts can take it; what to do next beside it."""
+    click.echo(task.task_id)
+    click.echo(f"Accepted. See it work: tenure watch {short_id(task.task_id)}", err=True)

@@ -1,0 +1,128 @@
+"""How numbers, times, states and texts are said to people."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from typing import Any, Final
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from tenure.domain.states import TERMINAL, WAITING, TaskState
+from tenure.v1 import task_pb2
+from tenure.wire.enums import state_name
+
+SHORT_ID: Final = 13
+"""Of a UUIDv7 the first 13 characters are its millisecond: short, and as good as unique in one installation."""
+
+
+def short_id(task_id: str) -> str:
+    return task_id[:SHORT_ID]
+
+
+def distinct_ids(task_ids: Iterable[str]) -> dict[str, str]:
+    """Each with as much of it as tells it from the others."""
+    ids = list(task_ids)
+    length = next((n for n in (SHORT_ID, 18, 23) if len({one[:n] for one in ids}) == len(set(ids))), 36)
+    return {one: one[:length] for one in ids}
+
+
+def state_style(state: str) -> str:
+    """The colour of a state: green is done, red is broken, yellow waits."""
+    if state == TaskState.SUCCEEDED:
+        return "green"
+    if state in TERMINAL:
+        return "red"
+    if state in WAITING or state == TaskState.RETRY_SCHEDULED:
+        return "yellow"
+    return "cyan" if state == TaskState.RUNNING else "default"
+
+
+def seconds_text(seconds: float) -> str:
+    """`0.3 s`, `41 s`, `3 min 20 s`, `2 h 5 min`."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 119.5:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def count_text(number: int, thing: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def unix_seconds(moment: Timestamp) -> float:
+    return moment.seconds + moment.nanos / 1e9
+
+
+def ago(moment: Timestamp) -> str:
+    """How long ago, or `-` when it never was."""
+    return f"{seconds_text(max(0.0, time.time() - unix_seconds(moment)))} ago" if moment.seconds else "-"
+
+
+def clock(moment: Timestamp) -> str:
+    """The time of day here."""
+    return time.strftime("%H:%M:%S", time.localtime(moment.seconds))
+
+
+def lasted(task: task_pb2.Task) -> str:
+    """From submit to its end, or to now."""
+    until = unix_seconds(task.end_time) if task.HasField("end_time") else time.time()
+    return seconds_text(max(0.0, until - unix_seconds(task.create_time)))
+
+
+def tokens_total(usage: task_pb2.TokenUsage) -> int:
+    """As a budget counts them."""
+    return usage.output_tokens + input_total(usage)
+
+
+def input_total(usage: task_pb2.TokenUsage) -> int:
+    """Read from a cache or not."""
+    return usage.input_tokens + usage.cache_creation_input_tokens + usage.cache_read_input_tokens
+
+
+def usage_text(usage: task_pb2.TokenUsage) -> str:
+    """`2,310 tokens in (1,900 from the cache), 87 out`."""
+    cached = f" ({usage.cache_read_input_tokens:,} from the cache)" if usage.cache_read_input_tokens else ""
+    return f"{input_total(usage):,} tokens in{cached}, {usage.output_tokens:,} out"
+
+
+def summary(task: task_pb2.Task) -> str:
+    """`12 steps · 34,120 tokens · 41 s`."""
+    return " · ".join([count_text(task.step, "step"), count_text(tokens_total(task.usage), "token"), lasted(task)])
+
+
+def why(state: int, reason: str, message: str) -> str:
+    """`RETRY_SCHEDULED (MODEL_RATE_LIMITED): …`, as far as there is anything to say."""
+    return f"{state_name(state)}{f' ({reason})' if reason else ''}{f': {message}' if message else ''}"
+
+
+def one_line(text: str, width: int) -> str:
+    """The text on one line, cut with an ellipsis."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= width else flat[: max(0, width - 1)] + "…"
+
+
+def first_line(text: str, width: int) -> str:
+    """The first line that says something, cut with an ellipsis; told how many follow."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines:
+        return ""
+    more = f"  (+{count_text(len(lines) - 1, 'line')})" if len(lines) > 1 else ""
+    return one_line(lines[0], max(20, width - len(more))) + more
+
+
+def arguments_text(arguments_json: str) -> str:
+    """`query="…" num_results=5`; what is no object as it came."""
+    try:
+        arguments: Any = json.loads(arguments_json or "{}")
+    except ValueError:
+        return arguments_json
+    if not isinstance(arguments, dict):
+        return arguments_json
+    return " ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items())
