@@ -74,6 +74,10 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
         {"text": "One slow call.", "calls": [_append("append_record_unsafe", "slow", 6000)]},
         {"text": "It is written."},
     ],
+    "worker-unsafe": [
+        {"text": "One call.", "calls": [_append("append_record_unsafe", "once")]},
+        {"text": "I was told what came of it."},
+    ],
     "worker-endless": [
         {"text": "On and on.", "calls": [_append("append_record", "again")], "repeat": 1000},
         {"text": "Never."},
@@ -145,12 +149,14 @@ class WorkerBench:
         return [(body.to_state, body.reason) for body in await self.bodies(task_id, facts.Transition)]
 
     async def cancel(self, task_id: str) -> None:
-        request = pb.AppendForeignRequest(
-            task_id=task_id,
-            request_id=str(uuid.uuid4()),
-            actor="test",
-            cancel_request=ledger_pb2.CancelRequest(reason="no longer wanted"),
-        )
+        await self._say(task_id, cancel_request=ledger_pb2.CancelRequest(reason="no longer wanted"))
+
+    async def tell(self, task_id: str, text: str) -> None:
+        """Words for the agent."""
+        await self._say(task_id, user_message=ledger_pb2.UserMessage(text=text))
+
+    async def _say(self, task_id: str, **fact: Any) -> None:
+        request = pb.AppendForeignRequest(task_id=task_id, request_id=str(uuid.uuid4()), actor="test", **fact)
         await self.ledger.AppendForeign(request, timeout=CALL_SECONDS)
 
     async def live_pieces(self, task_id: str, worker: ServiceProcess) -> AsyncIterator[live_pb2.Delta]:
@@ -212,6 +218,18 @@ class WorkerBench:
             assert time.monotonic() < ends_at, f"{worker.name} is still alive:\n{worker.log_tail()}"
             await asyncio.sleep(0.02)
         return worker.exit_code
+
+    async def restart(self, service: str, *, failpoints: str = "") -> ServiceProcess:
+        """Kills one of the services and starts it again at its address."""
+        process = self.stack.services[service]
+        process.kill()
+        process.start({"TENURE_FAILPOINTS": failpoints})
+        await process.wait_ready()
+        return process
+
+    async def live_workers(self) -> list[coordinator_pb.Worker]:
+        request = coordinator_pb.CoordinatorServiceListWorkersRequest()
+        return list((await self.coordinator.ListWorkers(request, timeout=CALL_SECONDS)).workers)
 
     async def claims(self, task_id: str) -> list[coordinator_pb.Claim]:
         request = coordinator_pb.CoordinatorServiceListClaimsRequest(task_id=task_id)

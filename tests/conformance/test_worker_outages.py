@@ -1,0 +1,131 @@
+"""A worker goes on, waits or lets go in good order when the services it needs break."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tenure.dev.stack.addresses import choose_address
+from tenure.dev.stack.service import ServiceProcess
+from tenure.domain import entries as facts
+from tenure.domain.states import TaskState
+from tenure.domain.task import InDoubtPolicy, TaskPolicy
+from tenure.domain.tools import OutcomeStatus
+from tenure.wire.enums import state_name
+
+PACED_EFFECTS = sorted(str(number) for number in range(6))
+
+
+async def test_a_checkpoint_that_restarts_costs_no_step(bench):
+    await bench.start_worker()
+    task_id = await bench.submit("sim-worker-paced")
+    await bench.reached(task_id, facts.AssistantMessage, 2)
+    await bench.restart("checkpoint")
+    task = await bench.ended(task_id)
+    assert (state_name(task.state), task.claim_count) == ("SUCCEEDED", 1)
+    assert len(bench.model_calls(task_id)) == 7
+
+
+async def test_a_commit_whose_answer_was_lost_is_not_written_twice(bench):
+    await bench.start_worker()
+    checkpoint = await bench.restart("checkpoint", failpoints="checkpoint.after_commit=4#kill9")
+    task_id = await bench.submit("sim-worker-paced")
+    await bench.died(checkpoint)
+    await bench.restart("checkpoint")
+    task = await bench.ended(task_id)
+    assert (state_name(task.state), task.claim_count) == ("SUCCEEDED", 1)
+    assert len(bench.model_calls(task_id)) == 7
+    assert sorted(await bench.effects(task_id)) == PACED_EFFECTS
+
+
+async def test_a_ledger_that_takes_no_commit_has_the_task_let_go_unharmed(bench):
+    worker = await bench.start_worker()
+    await bench.restart("checkpoint", failpoints="checkpoint.before_commit=error(UNAVAILABLE)")
+    task_id = await bench.submit("sim-hello")
+    async with asyncio.timeout(40):
+        while "the task is let go" not in worker.log():
+            await asyncio.sleep(0.1)
+    assert bench.model_calls(task_id) == []
+    await bench.restart("checkpoint")
+    assert state_name((await bench.ended(task_id)).state) == "SUCCEEDED"
+    assert worker.exit_code is None
+
+
+async def test_tools_that_restart_cost_no_effect(bench):
+    await bench.start_worker()
+    task_id = await bench.submit("sim-worker-paced")
+    await bench.reached(task_id, facts.ToolOutcome, 2)
+    await bench.restart("tools")
+    task = await bench.ended(task_id)
+    assert state_name(task.state) == "SUCCEEDED"
+    assert sorted(await bench.effects(task_id)) == PACED_EFFECTS
+
+
+async def in_doubt(bench, policy):
+    """A task whose one unsafe call was begun by tools that died before they could say what came of it."""
+    await bench.start_worker()
+    tools = await bench.restart("tools", failpoints="tools.after_effect=1#kill9")
+    task_id = await bench.submit("sim-worker-unsafe", policy=TaskPolicy(on_in_doubt=policy))
+    await bench.died(tools)
+    await bench.restart("tools")
+    return task_id
+
+
+async def test_a_call_in_doubt_waits_for_a_person_and_stays_open(bench):
+    task_id = await in_doubt(bench, InDoubtPolicy.WAIT_FOR_PERSON)
+    task = await bench.in_state(task_id, TaskState.WAITING_USER)
+    assert task.reason == "TOOL_IN_DOUBT"
+    assert "1.0 (append_record_unsafe)" in task.message
+    assert await bench.bodies(task_id, facts.ToolOutcome) == []
+    assert await bench.effects(task_id) == ["once"]
+
+
+async def test_a_call_in_doubt_is_told_to_the_model_if_the_task_says_so(bench):
+    task_id = await in_doubt(bench, InDoubtPolicy.TELL_MODEL)
+    assert state_name((await bench.ended(task_id)).state) == "SUCCEEDED"
+    (outcome,) = await bench.bodies(task_id, facts.ToolOutcome)
+    assert outcome.outcome.status is OutcomeStatus.IN_DOUBT
+    assert await bench.effects(task_id) == ["once"]
+
+
+async def test_a_worker_keeps_its_claims_when_its_coordinator_restarts(bench):
+    await bench.start_worker()
+    task_id = await bench.submit("sim-worker-paced")
+    await bench.reached(task_id, facts.AssistantMessage, 1)
+    await bench.restart("coordinator")
+    task = await bench.ended(task_id)
+    assert (state_name(task.state), task.claim_count) == ("SUCCEEDED", 1)
+
+
+async def test_a_worker_takes_its_claims_along_when_its_coordinator_freezes(bench):
+    first = bench.stack.services["coordinator"]
+    second = await another_coordinator(first)
+    try:
+        worker = await bench.start_worker(coordinator_addresses=f"{first.address},{second.address}")
+        task_id = await bench.submit("sim-worker-paced")
+        await bench.reached(task_id, facts.AssistantMessage, 1)
+        (live,) = [one for one in await bench.live_workers() if one.worker_id == worker.name]
+        frozen = {"first": first, "second": second}[live.coordinator_id]
+        frozen.freeze()
+        task = await bench.ended(task_id)
+        frozen.wake()
+    finally:
+        second.kill()
+    assert (state_name(task.state), task.claim_count) == ("SUCCEEDED", 1)
+    assert sorted(await bench.effects(task_id)) == PACED_EFFECTS
+
+
+async def another_coordinator(first: ServiceProcess) -> ServiceProcess:
+    """Beside the stack's own, which is started again under a name we know."""
+    first.kill()
+    first.start({"TENURE_COORDINATOR_ID": "first"})
+    address = choose_address("second", usual=False)
+    environment = {
+        **first.environment,
+        "TENURE_COORDINATOR_LISTEN": address,
+        "TENURE_COORDINATOR_ID": "second",
+    }
+    second = ServiceProcess("second", first.module, address, environment, first.log_path.with_name("second.log"))
+    second.start()
+    await first.wait_ready()
+    await second.wait_ready()
+    return second
