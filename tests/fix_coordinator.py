@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import sys
 import uuid
 from pathlib import Path
@@ -325,8 +324,8 @@ class Fleet:
             await worker.break_off()
         await self._channel.close()
         for service in reversed(self._services):
-            service.signal(signal.SIGCONT) if service._process.returncode is None else None
             await service.kill()
+            sys.stdout.write(f"{service.log_text()}\n")  # pytest shows it with a failure
 
     async def coordinator(self, *, failpoints: str = "", **settings: str) -> ServiceProcess:
         """Another replica. Settings by their names without prefix, in small letters."""

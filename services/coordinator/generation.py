@@ -43,7 +43,7 @@ class Generation:
         self._settled: int | None = None
         self._last: int | None = None
         self._revision = 0
-        self._another_life = False
+        self._lost_life = -1
         self._doubted = asyncio.Event()
         self._looked = asyncio.Event()
         self._now_settled = asyncio.Event()
@@ -72,10 +72,13 @@ class Generation:
             pass  # told below, unless it was settled in this very moment
         return self.current()
 
-    def doubt(self, *, another_life: bool = False) -> None:
-        """Something does not fit: compare before anything else is granted. `another_life`: revisions went back."""
+    def doubt(self, *, lost_life: int = -1) -> None:
+        """Something does not fit: compare before anything else is granted.
+
+        `lost_life`: etcd went back behind what was seen in that generation, which therefore must not be granted in.
+        """
         self._unsettle()
-        self._another_life = self._another_life or another_life
+        self._lost_life = max(self._lost_life, lost_life)
         self._doubted.set()
 
     async def watch_over(self) -> None:
@@ -104,7 +107,8 @@ class Generation:
         etcd = await self._store.generation.read(timeout_seconds=_ANSWER_SECONDS)
         unchanged = self._settled is not None and etcd.generation == self._settled and etcd.revision >= self._revision
         if not unchanged:
-            self._another_life = self._another_life or etcd.revision < self._revision
+            if self._last is not None and etcd.revision < self._revision:
+                self._lost_life = max(self._lost_life, self._last)
             etcd = await self._settle()
         self._revision = etcd.revision
 
@@ -124,7 +128,7 @@ class Generation:
             return f"etcd is at generation {told}, the ledger at {ledger.generation}"
         if compose_epoch(etcd.generation, etcd.revision) < ledger.highest_epoch:
             return f"etcd is at revision {etcd.revision}, epoch {describe_epoch(ledger.highest_epoch)} was granted"
-        if self._another_life and ledger.generation == self._last:
+        if ledger.generation <= self._lost_life:
             return "etcd went back in its revisions"
         return None
 
@@ -140,7 +144,6 @@ class Generation:
             await self._clear_older(generation)
         self._settled = self._last = generation
         self._now_settled.set()
-        self._another_life = False
         metrics.gauge("tenure_generation", generation)
 
     async def _clear_older(self, generation: int) -> None:

@@ -49,17 +49,19 @@ class Vanishing:
         async with asyncio.TaskGroup() as requeues:
             while True:
                 try:
+                    generation = await self._generation.settled(_PAUSE_SECONDS)
                     revision = (await self._store.generation.read()).revision
-                    await self._watch(revision + 1, requeues)
+                    await self._watch(revision + 1, generation, requeues)
                 except Unavailable:
                     await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def _watch(self, start_revision: int, requeues: asyncio.TaskGroup) -> None:
+    async def _watch(self, start_revision: int, generation: int, requeues: asyncio.TaskGroup) -> None:
+        """`generation`: the one the watch began in. What it learns late of that one's end is not held against the next."""
         async with aclosing(self._store.watch(start_revision)) as events:
             async for event in events:
                 match event:
                     case Doubt(another_life):
-                        self._generation.doubt(another_life=another_life)
+                        self._generation.doubt(lost_life=generation if another_life else -1)
                     case Vanished():
                         self._take_in(event, requeues)
 
