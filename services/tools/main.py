@@ -77,7 +77,9 @@ class Settings:
     drain_seconds: float = setting("how long calls may run on when the process is told to stop", default=10.0)
     sandbox_slots: int = setting("agents' programs at once", default=8, minimum=1, maximum=1024)
     sandbox_first_uid: int = setting("first uid of the sandboxes, when the service is root", default=61_000)
+    sandbox_bubblewrap: Path | None = setting("bubblewrap's path, when it is not on PATH", default=None)
     sandbox_require_cgroup: bool = setting("refuse a machine that cannot limit a program as a whole", default=False)
+    workspace_bytes: int = setting("the most a task's files may take", default=512 * 1024 * 1024, minimum=1)
     python_wall_seconds: float = setting("the longest an agent's program may take", default=10.0, minimum=0.1)
     common: CommonSettings = group(CommonSettings)
 
@@ -118,7 +120,11 @@ async def compose(process: Process, settings: Settings) -> None:
 
 async def _registry(process: Process, settings: Settings) -> Registry:
     workspaces = Workspaces(settings.workspace_root)
-    limits = SandboxLimits(wall_seconds=settings.python_wall_seconds, cpu_seconds=settings.python_wall_seconds)
+    limits = SandboxLimits(
+        wall_seconds=settings.python_wall_seconds,
+        cpu_seconds=settings.python_wall_seconds,
+        workspace_bytes=settings.workspace_bytes,
+    )
     search_threads = await process.open(_threads("search", _SEARCH_THREADS))
     record_threads = await process.open(_threads("records", _RECORD_THREADS))
     return Registry(
@@ -137,6 +143,7 @@ async def _sandbox(process: Process, settings: Settings) -> Sandbox | SandboxUna
         slots=settings.sandbox_slots,
         first_uid=settings.sandbox_first_uid,
         require_cgroup=settings.sandbox_require_cgroup,
+        bubblewrap=settings.sandbox_bubblewrap,
     )
     try:
         return await process.open(await Sandbox.open(sandbox_settings))

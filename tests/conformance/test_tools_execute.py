@@ -2,14 +2,170 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+
 import pytest
 
+from tenure.domain.errors import AlreadyExists, InvalidRequest, PermissionDenied, Unauthenticated
 from tenure.domain.tools import OutcomeStatus
+from tenure.v1 import tool_service_pb2
+from tests.fix_tools import execute_request
+
+ALL_TOOLS = [
+    "append_record",
+    "append_record_unsafe",
+    "execute_python",
+    "list_files",
+    "read_file",
+    "web_search",
+    "write_file",
+]
 
 
-async def test_a_call_is_executed_once(tool_service, grants, outside):
+async def test_a_call_is_executed_once_and_says_how_it_goes(tool_service, grants, outside):
     tools = await tool_service()
     owner = grants.claim()
     events = await tools.events(owner, "1.0", "append_record", file="a", line="x")
     assert [event.WhichOneof("event") for event in events] == ["started", "outcome"]
-    assert [line["line"] for line in outside.lines("a")] == ["x"]
+    assert (events[0].started.call_attempt, events[0].started.joined) == (1, False)
+    assert outside.lines("a") == [{"key": f"{owner.task_id}/1.0", "epoch": owner.epoch, "line": "x"}]
+
+
+async def test_a_repeat_is_answered_from_the_record(tool_service, grants, outside):
+    tools = await tool_service()
+    owner = grants.claim()
+    first = await tools.outcome(owner, "1.0", "append_record_unsafe", file="a", line="x")
+    events = await tools.events(owner, "1.0", "append_record_unsafe", file="a", line="x")
+    assert [event.WhichOneof("event") for event in events] == ["outcome"]
+    assert await tools.outcome(owner, "1.0", "append_record_unsafe", file="a", line="x") == first
+    assert len(outside.lines("a")) == 1
+
+
+async def test_repeats_of_a_running_call_join_it(tool_service, grants, outside):
+    tools = await tool_service()
+    owner = grants.claim()
+    arguments = {"file": "a", "line": "x", "delay_ms": 300}
+    asked = [tools.events(owner, "1.0", "append_record_unsafe", **arguments) for _ in range(8)]
+    answers = await asyncio.gather(*asked)
+    assert len({events[-1].outcome.SerializeToString() for events in answers}) == 1
+    assert sum(not events[0].started.joined for events in answers) == 1
+    assert len(outside.lines("a")) == 1
+
+
+async def test_a_caller_that_goes_away_stops_nothing(tool_service, grants, outside):
+    tools = await tool_service()
+    owner = grants.claim()
+    call = tools.stub.Execute(
+        execute_request(owner, "1.0", "append_record_unsafe", '{"file": "a", "line": "x", "delay_ms": 300}'), timeout=5
+    )
+    assert (await call.read()).HasField("started")
+    call.cancel()
+    outcome = await tools.outcome(owner, "1.0", "append_record_unsafe", file="a", line="x", delay_ms=300)
+    # Asked with the same bytes in another order of spaces it would be another call; these are the same.
+    assert outcome.status is OutcomeStatus.SUCCEEDED
+    assert len(outside.lines("a")) == 1
+
+
+async def test_a_call_id_cannot_be_used_for_another_call(tool_service, grants, outside):
+    tools = await tool_service()
+    owner = grants.claim()
+    await tools.outcome(owner, "1.0", "append_record", file="a", line="x")
+    for tool, line in (("append_record", "y"), ("append_record_unsafe", "x")):
+        with pytest.raises(AlreadyExists) as caught:
+            await tools.outcome(owner, "1.0", tool, file="a", line=line)
+        assert caught.value.reason == "CALL_ID_REUSED"
+    assert len(outside.lines("a")) == 1
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "words"),
+    [
+        ("append_record", "{}", "'file' is a required property"),
+        ("append_record", '{"file": "../up", "line": "x"}', "file: '../up' does not match"),
+        ("append_record", '{"file": "a", "line": "x", "more": 1}', "'more' was unexpected"),
+        ("append_record", "[1]", "must be a JSON object"),
+        ("append_record", '{"file": NaN}', "must be a JSON object"),
+        ("append_record", '{"a":' * 2000, "must be a JSON object"),
+        ("make_coffee", "{}", "There is no tool named 'make_coffee'. Tools it may use: append_record,"),
+        ("nul\0tool", "{}", "There is no tool named"),
+    ],
+)
+async def test_arguments_that_do_not_fit_are_an_outcome_the_model_can_use(tool_service, grants, tool, arguments, words):
+    tools = await tool_service()
+    request = execute_request(grants.claim(), "1.0", tool, arguments)
+    for _ in range(2):
+        events = [event async for event in tools.stub.Execute(request, timeout=5)]
+        assert [event.WhichOneof("event") for event in events] == ["outcome"]
+        assert events[0].outcome.status == 4
+        assert words in events[0].outcome.content
+
+
+async def test_only_allowed_tools_are_listed_and_run(tool_service, grants, outside):
+    tools = await tool_service()
+    for allowed, expected in ((None, ALL_TOOLS), ((), []), (("read_file", "unknown"), ["read_file"])):
+        owner = grants.claim(tools=allowed)
+        answer = await tools.stub.ListTools(tool_service_pb2.ListToolsRequest(token=owner.token), timeout=5)
+        assert [tool.name for tool in answer.tools] == expected
+        outcome = await tools.outcome(owner, "1.0", "append_record", file="a", line="x")
+        assert outcome.status is (OutcomeStatus.SUCCEEDED if allowed is None else OutcomeStatus.NOT_ALLOWED)
+    assert len(outside.lines("a")) == 1
+
+
+async def test_every_tool_says_what_a_model_and_a_worker_must_know(tool_service, grants):
+    tools = await tool_service()
+    answer = await tools.stub.ListTools(tool_service_pb2.ListToolsRequest(token=grants.claim().token), timeout=5)
+    for tool in answer.tools:
+        assert tool.description
+        assert json.loads(tool.input_schema_json)["type"] == "object"
+        assert tool.effect_class != 0
+        assert tool.timeout.seconds == (10 if tool.name == "execute_python" else 30)
+        assert tool.output_limit_bytes > 0
+
+
+async def test_a_token_that_is_not_ours_opens_nothing(tool_service, grants, outside):
+    tools = await tool_service()
+    owner = grants.claim()
+    owner.token.claims = grants.claim().token.claims
+    with pytest.raises(Unauthenticated):
+        await tools.outcome(owner, "1.0", "append_record", file="a", line="x")
+    with pytest.raises(PermissionDenied):
+        await tools.outcome(grants.claim("not-a-uuid"), "1.0", "append_record", file="a", line="x")
+    with pytest.raises(InvalidRequest):
+        await tools.outcome(grants.claim(), "1", "append_record", file="a", line="x")
+    assert outside.lines("a") == []
+
+
+async def test_output_beyond_the_limit_is_cut_and_marked(tool_service, grants, outside):
+    tools = await tool_service()
+    owner = grants.claim()
+    await tools.outcome(owner, "1.0", "write_file", path="big.txt", content="ü" * 100_000)
+    outcome = await tools.outcome(owner, "1.1", "read_file", path="big.txt")
+    assert outcome.truncated
+    assert len(outcome.content.encode()) <= 64 * 1024
+    assert outcome.content.startswith("üüü")
+    assert outcome.content.endswith("[cut here: the output was longer than 65536 bytes]")
+
+
+async def test_nul_and_invalid_utf8_are_output_like_any_other(tool_service, grants, outside):
+    tools = await tool_service()
+    owner = grants.claim()
+    workspace = outside.workspace(owner)
+    workspace.mkdir(parents=True)
+    (workspace / "odd").write_bytes(b"a\0b\xff\xfe")
+    outcome = await tools.outcome(owner, "1.0", "read_file", path="odd")
+    assert outcome.content == "a\0b\ufffd\ufffd"
+    assert await tools.outcome(owner, "1.0", "read_file", path="odd") == outcome
+
+
+async def test_many_calls_of_many_tasks_are_each_executed_once(tool_service, grants, outside):
+    tools = await tool_service()
+    owners = [grants.claim() for _ in range(20)]
+    calls = [(owner, f"1.{index}") for owner in owners for index in range(10)]
+    outcomes = await asyncio.gather(
+        *(tools.outcome(owner, call_id, "append_record_unsafe", file="many", line=call_id) for owner, call_id in calls)
+    )
+    assert {outcome.status for outcome in outcomes} == {OutcomeStatus.SUCCEEDED}
+    assert sorted(line["key"] for line in outside.lines("many")) == sorted(
+        f"{owner.task_id}/{call_id}" for owner, call_id in calls
+    )

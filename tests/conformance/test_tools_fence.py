@@ -1,0 +1,224 @@
+"""The tools' fence: who may call, what a higher epoch takes over, what a close ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+
+import pytest
+
+from tenure.domain.errors import StaleEpoch
+from tenure.domain.tools import OutcomeStatus
+from tenure.v1 import tool_pb2, tool_service_pb2
+from tests.fix_tools import execute_request
+
+SLOW_PROGRAM = "import time\nprint('begun', flush=True)\ntime.sleep(60)"
+
+
+async def appear(path, seconds=10.0):
+    """Wait for a file a failpoint touches."""
+    async with asyncio.timeout(seconds):
+        while not path.exists():
+            await asyncio.sleep(0.01)
+
+
+async def started_calls(tools, owner, count):
+    """Wait until so many calls of the task are STARTED."""
+    async with asyncio.timeout(10):
+        while True:
+            calls = await tools.fence(owner)
+            if sum(call.state == tool_pb2.CALL_STATE_STARTED for call in calls.values()) == count:
+                return
+            await asyncio.sleep(0.02)
+
+
+async def refused_calls(tools, owner):
+    request = tool_service_pb2.ListRefusedCallsRequest(task_id=owner.task_id)
+    return (await tools.stub.ListRefusedCalls(request, timeout=5)).refused_calls
+
+
+async def test_a_lower_epoch_is_refused_and_leaves_a_trail(tool_service, grants, outside):
+    tools = await tool_service()
+    old = grants.claim(epoch=10)
+    new = grants.claim(old.task_id, epoch=11)
+    await tools.outcome(new, "1.0", "append_record", file="a", line="x")
+    with pytest.raises(StaleEpoch) as caught:
+        await tools.outcome(old, "1.1", "append_record", file="a", line="y")
+    assert (caught.value.presented, caught.value.current) == (10, 11)
+    assert len(outside.lines("a")) == 1
+    (refusal,) = await refused_calls(tools, old)
+    assert (refusal.method, refusal.presented_epoch, refusal.current_epoch) == ("Execute", 10, 11)
+    assert (refusal.holder, refusal.task_id) == ("worker-1", old.task_id)
+    assert tools.logged("refused a stale Execute")[0]["task"] == old.task_id
+
+
+async def test_a_lower_epoch_is_refused_even_for_what_is_recorded(tool_service, grants):
+    tools = await tool_service()
+    old = grants.claim(epoch=10)
+    await tools.outcome(old, "1.0", "append_record", file="a", line="x")
+    await tools.fence(grants.claim(old.task_id, epoch=11))
+    with pytest.raises(StaleEpoch):
+        await tools.outcome(old, "1.0", "append_record", file="a", line="x")
+
+
+async def test_an_equal_epoch_of_another_claim_is_refused(tool_service, grants, outside):
+    tools = await tool_service()
+    one = grants.claim(epoch=10)
+    await tools.fence(one)
+    with pytest.raises(StaleEpoch):
+        await tools.outcome(grants.claim(one.task_id, epoch=10), "1.0", "append_record", file="a", line="x")
+    assert outside.lines("a") == []
+
+
+async def test_the_trail_is_shown_to_its_own_tenant_only(tool_service, grants):
+    tools = await tool_service()
+    old = grants.claim(epoch=10, tenant="other")
+    await tools.fence(grants.claim(old.task_id, epoch=11, tenant="other"))
+    with pytest.raises(StaleEpoch):
+        await tools.fence(old)
+    assert not await refused_calls(tools, old)
+
+
+async def test_the_first_calls_of_a_task_do_not_refuse_each_other(tool_service, grants):
+    tools = await tool_service()
+    owner = grants.claim()
+    outcomes = await asyncio.gather(*(tools.outcome(owner, f"1.{n}", "list_files") for n in range(20)))
+    assert {outcome.status for outcome in outcomes} == {OutcomeStatus.SUCCEEDED}
+
+
+async def test_after_a_close_the_same_epoch_is_refused_too(tool_service, grants, outside):
+    tools = await tool_service()
+    owner = grants.claim()
+    await tools.outcome(owner, "1.0", "append_record", file="a", line="x")
+    calls = await tools.fence(owner, close=True)
+    assert calls["1.0"].state == tool_pb2.CALL_STATE_FINISHED
+    assert calls["1.0"].outcome.content == "Appended."
+    with pytest.raises(StaleEpoch):  # an Execute that was delayed on its way
+        await tools.outcome(owner, "1.1", "append_record", file="a", line="late")
+    with pytest.raises(StaleEpoch):
+        await tools.fence(owner, close=False)
+    assert await tools.fence(owner, close=True) == calls
+    assert len(outside.lines("a")) == 1
+
+
+async def test_a_higher_epoch_opens_a_closed_fence_again(tool_service, grants, outside):
+    tools = await tool_service()
+    owner = grants.claim(epoch=10)
+    await tools.fence(owner, close=True)
+    next_owner = grants.claim(owner.task_id, epoch=11)
+    outcome = await tools.outcome(next_owner, "1.0", "append_record", file="a", line="x")
+    assert outcome.status is OutcomeStatus.SUCCEEDED
+
+
+async def test_a_higher_epoch_takes_over_what_was_accepted(tool_service, grants, outside, tmp_path):
+    tools = await tool_service(failpoints=f"tools.after_accept=1#touch({tmp_path}/accepted)->1#wait({tmp_path}/go)")
+    old = grants.claim(epoch=10)
+    first = tools.begin(old, "1.0", "append_record_unsafe", file="a", line="x")
+    await appear(tmp_path / "accepted")
+    outcome = await tools.outcome(
+        grants.claim(old.task_id, epoch=11), "1.0", "append_record_unsafe", file="a", line="x"
+    )
+    assert (outcome.status, outcome.call_attempt) == (OutcomeStatus.SUCCEEDED, 2)
+    (tmp_path / "go").touch()
+    with pytest.raises(StaleEpoch):
+        await first
+    assert [line["epoch"] for line in outside.lines("a")] == [11]
+
+
+async def test_a_higher_epoch_joins_what_was_started(tool_service, grants, outside, tools_database):
+    tools = await tool_service()
+    old = grants.claim(epoch=10)
+    call = tools.stub.Execute(
+        execute_request(old, "1.0", "append_record_unsafe", '{"file": "a", "line": "x", "delay_ms": 500}'), timeout=5
+    )
+    assert (await call.read()).HasField("started")
+    new = grants.claim(old.task_id, epoch=11)
+    events = await tools.events(new, "1.0", "append_record_unsafe", file="a", line="x", delay_ms=500)
+    assert (events[0].started.call_attempt, events[0].started.joined) == (1, True)
+    assert events[-1].outcome.status == tool_pb2.OUTCOME_STATUS_SUCCEEDED
+    assert len(outside.lines("a")) == 1
+    assert await tools_database("select epoch from calls where task_id = %s", uuid.UUID(old.task_id)) == [(11,)]
+
+
+async def test_a_close_turns_what_was_accepted_into_not_run(tool_service, grants, outside, tmp_path):
+    tools = await tool_service(failpoints=f"tools.after_accept=touch({tmp_path}/accepted)->wait({tmp_path}/go)")
+    owner = grants.claim()
+    call = tools.begin(owner, "1.0", "append_record", file="a", line="x")
+    await appear(tmp_path / "accepted")
+    calls = await tools.fence(owner, close=True)
+    assert calls["1.0"].state == tool_pb2.CALL_STATE_NOT_RUN
+    assert not calls["1.0"].HasField("outcome")
+    assert not calls["1.0"].HasField("start_time")
+    (tmp_path / "go").touch()
+    with pytest.raises(StaleEpoch):
+        await call
+    assert outside.lines("a") == []
+    after = await tools.outcome(grants.claim(owner.task_id, epoch=99), "1.0", "append_record", file="a", line="x")
+    assert after.status is OutcomeStatus.NOT_RUN
+
+
+async def test_a_close_kills_the_program_within_a_second(tool_service, grants, sandbox_detection):
+    if sandbox_detection.missing:
+        pytest.skip("no sandbox on this machine")
+    tools = await tool_service()
+    owner = grants.claim()
+    call = tools.begin(owner, "1.0", "execute_python", code=SLOW_PROGRAM)
+    await started_calls(tools, owner, 1)
+    began = time.monotonic()
+    calls = await tools.fence(owner, close=True)
+    assert time.monotonic() - began < 1.5
+    assert calls["1.0"].state == tool_pb2.CALL_STATE_FINISHED
+    assert calls["1.0"].outcome.status == tool_pb2.OUTCOME_STATUS_CANCELLED
+    assert (await call).status is OutcomeStatus.CANCELLED
+
+
+async def test_a_close_on_one_replica_stops_what_runs_on_another(tool_service, grants, outside):
+    tools, other = await tool_service(), await tool_service()
+    owner = grants.claim()
+    call = tools.begin(owner, "1.0", "append_record_unsafe", file="a", line="x", delay_ms=20_000)
+    await started_calls(tools, owner, 1)
+    began = time.monotonic()
+    calls = await other.fence(owner, close=True)
+    assert time.monotonic() - began < 2
+    assert calls["1.0"].outcome.status == tool_pb2.OUTCOME_STATUS_CANCELLED
+    assert (await call).status is OutcomeStatus.CANCELLED
+    assert outside.lines("a") == []
+
+
+async def test_what_is_past_its_point_of_no_return_is_told_as_done(tool_service, grants, outside, tmp_path):
+    tools = await tool_service(failpoints=f"tools.after_effect=touch({tmp_path}/done)->wait({tmp_path}/go)")
+    owner = grants.claim()
+    call = tools.begin(owner, "1.0", "append_record_unsafe", file="a", line="x")
+    await appear(tmp_path / "done")
+    closing = asyncio.create_task(tools.fence(owner, close=True))
+    with pytest.raises(StaleEpoch):  # the close has come this far
+        while True:
+            await tools.outcome(owner, "9.0", "list_files")
+    (tmp_path / "go").touch()
+    assert (await closing)["1.0"].outcome.status == tool_pb2.OUTCOME_STATUS_SUCCEEDED
+    assert (await call).status is OutcomeStatus.SUCCEEDED
+
+
+async def test_two_replicas_join_one_call(tool_service, grants, outside):
+    tools, other = await tool_service(), await tool_service()
+    owner = grants.claim()
+    call = tools.begin(owner, "1.0", "append_record_unsafe", file="a", line="x", delay_ms=600)
+    await started_calls(tools, owner, 1)
+    events = await other.events(owner, "1.0", "append_record_unsafe", file="a", line="x", delay_ms=600)
+    assert events[0].started.joined
+    assert events[-1].outcome.content == (await call).content == "Appended."
+    assert len(outside.lines("a")) == 1
+
+
+async def test_a_fence_answers_however_much_the_calls_said(tool_service, grants, tools_database):
+    tools = await tool_service()
+    owner = grants.claim()
+    await tools.outcome(owner, "1.0", "write_file", path="f", content="x" * 64_000)
+    await asyncio.gather(*(tools.outcome(owner, f"2.{n}", "read_file", path="f") for n in range(80)))
+    await tools.outcome(owner, "3.0", "read_file", path="f")
+    calls = await tools.fence(owner)
+    assert len(calls) == 82
+    assert calls["3.0"].outcome.content == "x" * 64_000
+    assert all(call.HasField("outcome") for call in calls.values())
+    assert any(call.outcome.truncated for call in calls.values())

@@ -1,0 +1,75 @@
+"""web_search against a real endpoint over HTTP."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from tenure.domain.tools import OutcomeStatus
+
+
+class _Endpoint(BaseHTTPRequestHandler):
+    answer: tuple[int, bytes] = (200, b"{}")
+    requests: list[tuple[dict[str, list[str]], dict[str, str]]]
+
+    def do_GET(self) -> None:
+        self.requests.append((parse_qs(urlsplit(self.path).query), dict(self.headers)))
+        status, body = self.answer
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def endpoint():
+    class Endpoint(_Endpoint):
+        requests = []
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    Endpoint.url = f"http://127.0.0.1:{server.server_port}/search"
+    yield Endpoint
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+async def test_results_are_told_and_the_provider_can_recognise_the_call(tool_service, grants, endpoint):
+    results = [{"title": f"T{n}", "url": f"https://e/{n}", "snippet": f"S{n}"} for n in range(9)]
+    endpoint.answer = (200, json.dumps({"results": results}).encode())
+    tools = await tool_service(search_url=endpoint.url)
+    owner = grants.claim(epoch=12)
+    outcome = await tools.outcome(owner, "1.0", "web_search", query="fencing & tokens", num_results=2)
+    assert outcome.content == "1. T0\n   https://e/0\n   S0\n2. T1\n   https://e/1\n   S1"
+    ((query, headers),) = endpoint.requests
+    assert query == {"q": ["fencing & tokens"], "n": ["2"]}
+    assert headers["Idempotency-Key"] == f"{owner.task_id}/1.0"
+    assert headers["X-Fencing-Epoch"] == "12"
+
+
+@pytest.mark.parametrize(
+    ("answer", "detail"),
+    [((503, b""), "HTTP_503"), ((200, b"<html>"), "BAD_ANSWER"), ((200, b"x" * (2 << 20)), "ANSWER_TOO_LARGE")],
+)
+async def test_a_bad_answer_is_an_outcome(tool_service, grants, endpoint, answer, detail):
+    endpoint.answer = answer
+    tools = await tool_service(search_url=endpoint.url)
+    outcome = await tools.outcome(grants.claim(), "1.0", "web_search", query="x")
+    assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, detail)
+
+
+async def test_no_endpoint_is_an_outcome(tool_service, grants):
+    tools = await tool_service()
+    outcome = await tools.outcome(grants.claim(), "1.0", "web_search", query="x")
+    assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, "NOT_CONFIGURED")
+    tools = await tool_service(search_url="http://127.0.0.1:1/")
+    outcome = await tools.outcome(grants.claim(), "1.0", "web_search", query="x")
+    assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, "UNREACHABLE")

@@ -1,0 +1,124 @@
+"""Files and programs share a task's workspace, and nothing gets out of it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tenure.domain.tools import OutcomeStatus
+
+SECRET = "not for agents"
+
+
+@pytest.fixture
+def needs_sandbox(sandbox_detection):
+    if sandbox_detection.missing:
+        pytest.skip("no sandbox on this machine")
+
+
+async def test_files_are_written_read_and_listed(tool_service, grants, outside):
+    tools = await tool_service()
+    owner = grants.claim()
+    assert (await tools.outcome(owner, "1.0", "list_files")).content == "There are no files."
+    written = await tools.outcome(owner, "1.1", "write_file", path="a/b/note.txt", content="Grüße")
+    assert written.content == "Wrote 7 bytes to a/b/note.txt."
+    assert (await tools.outcome(owner, "1.2", "read_file", path="./a//b/note.txt")).content == "Grüße"
+    await tools.outcome(owner, "1.3", "write_file", path="a/b/note.txt", content="")
+    assert (await tools.outcome(owner, "1.4", "list_files")).content == "a/\na/b/\na/b/note.txt (0 bytes)"
+    assert (await tools.outcome(owner, "1.5", "list_files", path="a/b")).content == "note.txt (0 bytes)"
+    missing = await tools.outcome(owner, "1.6", "read_file", path="nothing")
+    assert (missing.status, missing.content) == (OutcomeStatus.FAILED, "'nothing': No such file or directory.")
+
+
+async def test_tasks_do_not_see_each_others_files(tool_service, grants):
+    tools = await tool_service()
+    one, other = grants.claim(), grants.claim()
+    await tools.outcome(one, "1.0", "write_file", path="f", content="x")
+    assert (await tools.outcome(other, "1.0", "list_files")).content == "There are no files."
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../secret", "/etc/hostname", "a/../../secret", "link", "linked/secret", "dir", "pipe", ".", "a\0b", "x/" * 40],
+)
+async def test_no_path_leads_out_of_the_workspace(tool_service, grants, outside, tmp_path, path):
+    tools = await tool_service()
+    owner = grants.claim()
+    workspace = outside.workspace(owner)
+    (workspace / "dir").mkdir(parents=True)
+    (workspace.parent / "secret").write_text(SECRET)
+    (workspace / "link").symlink_to("../secret")
+    (workspace / "linked").symlink_to("..")
+    os.mkfifo(workspace / "pipe")
+    read = await tools.outcome(owner, "1.0", "read_file", path=path)
+    assert read.status is OutcomeStatus.FAILED
+    assert SECRET not in read.content
+    written = await tools.outcome(owner, "1.1", "write_file", path=path, content="overwritten")
+    listed = await tools.outcome(owner, "1.2", "list_files", path=path)
+    assert "secret" not in listed.content or listed.status is OutcomeStatus.FAILED
+    assert (workspace.parent / "secret").read_text() == SECRET
+    # A link or a pipe is replaced by the file, never followed.
+    assert written.status is (OutcomeStatus.SUCCEEDED if path in {"link", "pipe"} else OutcomeStatus.FAILED)
+
+
+async def test_a_workspace_that_is_a_link_is_not_entered(tool_service, grants, outside, tmp_path):
+    tools = await tool_service()
+    owner = grants.claim()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    outside.workspace(owner).parent.mkdir(parents=True)
+    outside.workspace(owner).symlink_to(elsewhere)
+    outcome = await tools.outcome(owner, "1.0", "write_file", path="f", content="x")
+    assert outcome.status is OutcomeStatus.FAILED
+    assert list(elsewhere.iterdir()) == []
+
+
+async def test_programs_and_file_tools_work_on_the_same_files(tool_service, grants, needs_sandbox):
+    tools = await tool_service()
+    owner = grants.claim()
+    await tools.outcome(owner, "1.0", "write_file", path="in.txt", content="6 7")
+    code = (
+        "import os, pathlib\n"
+        "a, b = map(int, open('in.txt').read().split())\n"
+        "os.makedirs('out', exist_ok=True)\n"
+        "pathlib.Path('out/answer.txt').write_text(str(a * b))\n"
+        "open('in.txt', 'a').write(' used')\n"
+    )
+    outcome = await tools.outcome(owner, "1.1", "execute_python", code=code)
+    assert (outcome.status, outcome.content) == (OutcomeStatus.SUCCEEDED, "[no output]")
+    assert (await tools.outcome(owner, "1.2", "read_file", path="out/answer.txt")).content == "42"
+    await tools.outcome(owner, "1.3", "write_file", path="out/answer.txt", content="43")
+    await tools.outcome(owner, "1.4", "write_file", path="out/new.txt", content="44")
+    code = "print(open('out/answer.txt').read(), open('out/new.txt').read(), open('in.txt').read())"
+    assert (await tools.outcome(owner, "1.5", "execute_python", code=code)).content == "43 44 6 7 used"
+
+
+async def test_what_goes_wrong_in_a_program_is_an_outcome(tool_service, grants, needs_sandbox):
+    tools = await tool_service(python_wall_seconds=1)
+    owner = grants.claim()
+    failed = await tools.outcome(owner, "1.0", "execute_python", code="print('before')\n1 / 0")
+    assert (failed.status, failed.detail) == (OutcomeStatus.FAILED, "NONZERO")
+    assert failed.content.startswith("before\n[stderr]\nTraceback")
+    assert "ZeroDivisionError" in failed.content
+    slow = await tools.outcome(owner, "1.1", "execute_python", code="print('x', flush=True)\nwhile True: pass")
+    assert (slow.status, slow.detail) == (OutcomeStatus.TIMED_OUT, "TIMEOUT")
+    assert slow.content.startswith("x\n")
+    greedy = await tools.outcome(owner, "1.2", "execute_python", code="x = bytearray(1 << 40)")
+    assert greedy.status is OutcomeStatus.FAILED
+
+
+async def test_without_a_sandbox_the_tool_says_so_and_nothing_runs(tool_service, grants, outside):
+    tools = await tool_service(sandbox_bubblewrap="/nonexistent/bwrap")
+    outcome = await tools.outcome(grants.claim(), "1.0", "execute_python", code="open('f', 'w')")
+    assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, "SANDBOX_UNAVAILABLE")
+    assert "/nonexistent/bwrap" in outcome.content
+    assert any("execute_python will not run anything" in line["message"] for line in tools.log)
+
+
+async def test_a_full_workspace_takes_no_more_files(tool_service, grants, outside):
+    tools = await tool_service(workspace_bytes=64 * 1024)
+    owner = grants.claim()
+    await tools.outcome(owner, "1.0", "write_file", path="f", content="x" * 60_000)
+    outcome = await tools.outcome(owner, "1.1", "write_file", path="g", content="x" * 60_000)
+    assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, "WORKSPACE_LIMIT")

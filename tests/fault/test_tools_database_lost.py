@@ -1,0 +1,85 @@
+"""The tool service's Postgres goes away and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from services.tools.statements import MIGRATIONS
+from tenure.domain.errors import Unavailable
+from tenure.domain.tools import OutcomeStatus
+from tenure.runtime.migrations import migrate
+from tenure.v1 import tool_pb2
+
+UNSAFE = "append_record_unsafe"
+
+
+@pytest.fixture
+async def losable(own_postgres, tool_service):
+    """A server of our own, and a tool service over it."""
+    await migrate(own_postgres.dsn(), MIGRATIONS)
+    return own_postgres, await tool_service(postgres_dsn=own_postgres.dsn())
+
+
+async def begun(tools, owner, **arguments):
+    """An Execute whose effect has begun."""
+    call = tools.begin(owner, "1.0", UNSAFE, file="a", line="x", **arguments)
+    async with asyncio.timeout(10):
+        while True:
+            calls = await tools.fence(owner)
+            if "1.0" in calls and calls["1.0"].state == tool_pb2.CALL_STATE_STARTED:
+                return call
+            await asyncio.sleep(0.02)
+
+
+async def executed(tools, owner, call_id, **arguments):
+    """The outcome, asked for until the service has its database again."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                return await tools.outcome(owner, call_id, UNSAFE, **arguments)
+            except Unavailable:
+                await asyncio.sleep(0.1)
+
+
+async def test_without_its_database_it_is_unavailable_and_runs_nothing(losable, grants, outside):
+    postgres, tools = losable
+    owner = grants.claim()
+    await asyncio.to_thread(postgres.stop)
+    with pytest.raises(Unavailable):
+        await tools.outcome(owner, "1.0", UNSAFE, file="a", line="x")
+    assert outside.lines("a") == []
+    await asyncio.to_thread(postgres.start)
+    outcome = await executed(tools, owner, "1.0", file="a", line="x")
+    assert outcome.status is OutcomeStatus.SUCCEEDED
+    assert len(outside.lines("a")) == 1
+
+
+async def test_an_outcome_outlasts_the_outage(losable, grants, outside):
+    postgres, tools = losable
+    owner = grants.claim()
+    call = await begun(tools, owner, delay_ms=500)
+    await asyncio.to_thread(postgres.kill)
+    async with asyncio.timeout(10):
+        while not outside.lines("a"):
+            await asyncio.sleep(0.02)
+    await asyncio.sleep(2.5)  # the outage itself: longer than the runner is trusted
+    await asyncio.to_thread(postgres.start)
+    assert (await call).status is OutcomeStatus.SUCCEEDED
+    assert (await executed(tools, owner, "1.0", file="a", line="x", delay_ms=500)).status is OutcomeStatus.SUCCEEDED
+    assert len(outside.lines("a")) == 1
+
+
+async def test_an_effect_that_outlives_the_trust_window_is_stopped_and_in_doubt(losable, grants, outside):
+    postgres, tools = losable
+    owner = grants.claim()
+    call = await begun(tools, owner, delay_ms=8000)
+    await asyncio.to_thread(postgres.kill)
+    with pytest.raises(Unavailable) as caught:
+        await call
+    assert caught.value.reason == "RUNNER_STOPPED"
+    await asyncio.to_thread(postgres.start)
+    outcome = await executed(tools, owner, "1.0", file="a", line="x", delay_ms=8000)
+    assert outcome.status is OutcomeStatus.IN_DOUBT
+    assert outside.lines("a") == []

@@ -1,0 +1,103 @@
+"""A tool service is frozen, judged dead, and wakes up: it must not act on what it believed before."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+import pytest
+
+from tenure.domain.errors import StaleEpoch, TenureError
+from tenure.domain.tools import OutcomeStatus
+from tenure.v1 import tool_pb2
+
+UNSAFE = "append_record_unsafe"
+
+
+async def appear(path):
+    """Wait for a file a failpoint touches."""
+    async with asyncio.timeout(10):
+        while not path.exists():
+            await asyncio.sleep(0.01)
+
+
+async def state_becomes(tools_database, owner, state):
+    """Wait for the record."""
+    async with asyncio.timeout(10):
+        while await tools_database("select state from calls where task_id = %s", uuid.UUID(owner.task_id)) != [
+            (state,)
+        ]:
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("moment", ["after_accept", "before_effect"])
+async def test_a_frozen_runner_woken_after_a_close_starts_nothing(
+    tool_service, grants, outside, tools_database, tmp_path, moment
+):
+    frozen = await tool_service(failpoints=f"tools.{moment}=touch({tmp_path}/there)->freeze")
+    owner = grants.claim(epoch=10)
+    call = frozen.begin(owner, "1.0", UNSAFE, file="a", line="x")
+    await appear(tmp_path / "there")
+    ending = grants.claim(owner.task_id, epoch=11)
+    calls = await (await tool_service()).fence(ending, close=True)
+    told = {"after_accept": tool_pb2.CALL_STATE_NOT_RUN, "before_effect": tool_pb2.CALL_STATE_IN_DOUBT}
+    assert calls["1.0"].state == told[moment]
+    frozen.thaw()
+    with pytest.raises(TenureError):
+        await call
+    # Of the one that was marked it is now known that it never began.
+    await state_becomes(tools_database, owner, "NOT_RUN")
+    assert outside.lines("a") == []
+
+
+async def test_a_start_that_is_late_is_taken_back_and_set_anew(tool_service, grants, outside):
+    tools = await tool_service(failpoints="tools.before_effect=1#sleep(1200)")
+    outcome = await tools.outcome(grants.claim(), "1.0", UNSAFE, file="a", line="x")
+    assert (outcome.status, outcome.call_attempt) == (OutcomeStatus.SUCCEEDED, 2)
+    assert len(outside.lines("a")) == 1
+
+
+async def test_a_late_outcome_clears_the_doubt(tool_service, grants, outside, tmp_path):
+    frozen = await tool_service(failpoints=f"tools.after_effect=touch({tmp_path}/there)->freeze")
+    owner = grants.claim(epoch=10)
+    call = frozen.begin(owner, "1.0", UNSAFE, file="a", line="x")
+    await appear(tmp_path / "there")
+    tools, successor = await tool_service(), grants.claim(owner.task_id, epoch=11)
+    assert (await tools.outcome(successor, "1.0", UNSAFE, file="a", line="x")).status is OutcomeStatus.IN_DOUBT
+    frozen.thaw()
+    assert (await call).status is OutcomeStatus.SUCCEEDED
+    assert (await tools.outcome(successor, "1.0", UNSAFE, file="a", line="x")).status is OutcomeStatus.SUCCEEDED
+    assert len(outside.lines("a")) == 1
+
+
+async def test_a_runner_that_was_judged_dead_stops_what_it_runs(tool_service, grants, outside):
+    frozen = await tool_service()
+    owner = grants.claim(epoch=10)
+    arguments = {"file": "a", "line": "x", "delay_ms": 6000}
+    call = frozen.begin(owner, "1.0", UNSAFE, **arguments)
+    async with asyncio.timeout(10):
+        while not (await frozen.fence(owner))["1.0"].HasField("start_time"):
+            await asyncio.sleep(0.02)
+    frozen.freeze()
+    tools, successor = await tool_service(), grants.claim(owner.task_id, epoch=11)
+    assert (await tools.outcome(successor, "1.0", UNSAFE, **arguments)).status is OutcomeStatus.IN_DOUBT
+    frozen.thaw()
+    with pytest.raises(TenureError):
+        await call
+    assert frozen.logged("this runner could not renew in time: it stops what it runs")
+    assert outside.lines("a") == []
+    # It goes on under a new life.
+    assert (await frozen.outcome(successor, "1.1", UNSAFE, file="a", line="y")).status is OutcomeStatus.SUCCEEDED
+
+
+async def test_a_stale_owner_hears_it_also_from_a_service_that_slept(tool_service, grants, outside):
+    sleeper, tools = await tool_service(), await tool_service()
+    owner = grants.claim(epoch=10)
+    await sleeper.outcome(owner, "1.0", UNSAFE, file="a", line="x")
+    sleeper.freeze()
+    await tools.fence(grants.claim(owner.task_id, epoch=11))
+    call = sleeper.begin(owner, "1.1", UNSAFE, file="a", line="late")
+    sleeper.thaw()
+    with pytest.raises(StaleEpoch):
+        await call
+    assert len(outside.lines("a")) == 1

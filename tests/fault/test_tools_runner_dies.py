@@ -1,0 +1,182 @@
+"""A tool service is killed at every moment of a call; another one is asked for the same call.
+
+What counts is the file outside of the system: how often the effect truly happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from tenure.domain.errors import Unavailable
+from tenure.domain.tools import OutcomeStatus
+from tenure.v1 import tool_pb2, tool_service_pb2
+from tests.fix_tools import execute_request
+
+KEYED, UNSAFE = "append_record", "append_record_unsafe"
+DONE, DOUBT = OutcomeStatus.SUCCEEDED, OutcomeStatus.IN_DOUBT
+
+
+@pytest.mark.parametrize(
+    ("moment", "tool", "status", "call_attempt", "effects"),
+    [
+        ("after_accept", KEYED, DONE, 2, 1),
+        ("after_accept", UNSAFE, DONE, 2, 1),
+        ("before_effect", KEYED, DONE, 2, 1),
+        ("before_effect", UNSAFE, DOUBT, 1, 0),
+        ("after_effect", KEYED, DONE, 2, 1),
+        ("after_effect", UNSAFE, DOUBT, 1, 1),
+        ("after_outcome", KEYED, DONE, 1, 1),
+        ("after_outcome", UNSAFE, DONE, 1, 1),
+    ],
+)
+@pytest.mark.parametrize("next_epoch", [10, 11])
+async def test_whatever_the_moment_an_effect_happens_at_most_once(
+    tool_service, grants, outside, moment, tool, status, call_attempt, effects, next_epoch
+):
+    dying = await tool_service(failpoints=f"tools.{moment}=kill9")
+    owner = grants.claim(epoch=10)
+    with pytest.raises(Unavailable):
+        await dying.outcome(owner, "1.0", tool, file="a", line="x")
+    await dying.ended()
+    tools = await tool_service()
+    asking = owner if next_epoch == 10 else grants.claim(owner.task_id, epoch=next_epoch)
+    outcome = await tools.outcome(asking, "1.0", tool, file="a", line="x")
+    assert (outcome.status, outcome.call_attempt) == (status, call_attempt)
+    assert len(outside.lines("a")) == effects
+    assert await tools.outcome(asking, "1.0", tool, file="a", line="x") == outcome
+    assert len(outside.lines("a")) == effects
+
+
+@pytest.mark.parametrize("moment", ["before_effect", "after_effect"])
+async def test_pure_and_idempotent_calls_are_run_again(tool_service, grants, outside, moment):
+    dying = await tool_service(failpoints=f"tools.{moment}=kill9")
+    owner = grants.claim()
+    with pytest.raises(Unavailable):
+        await dying.outcome(owner, "1.0", "write_file", path="f", content="x")
+    await dying.ended()
+    dying = await tool_service(failpoints=f"tools.{moment}=2#kill9")
+    written = await dying.outcome(owner, "1.0", "write_file", path="f", content="x")
+    assert (written.status, written.call_attempt) == (DONE, 2)
+    with pytest.raises(Unavailable):
+        await dying.outcome(owner, "1.1", "read_file", path="f")
+    await dying.ended()
+    read = await (await tool_service()).outcome(owner, "1.1", "read_file", path="f")
+    assert (read.content, read.call_attempt) == ("x", 2)
+
+
+@pytest.mark.parametrize(("tool", "status", "effects"), [(KEYED, DONE, 1), (UNSAFE, DOUBT, 0)])
+async def test_a_runner_killed_in_the_middle_of_an_effect(tool_service, grants, outside, tool, status, effects):
+    dying = await tool_service()
+    owner = grants.claim()
+    arguments = {"file": "a", "line": "x", "delay_ms": 1000}
+    call = dying.begin(owner, "1.0", tool, **arguments)
+    await has_started(dying, owner)
+    await dying.kill()
+    with pytest.raises(Unavailable):
+        await call
+    outcome = await (await tool_service()).outcome(owner, "1.0", tool, **arguments)
+    assert outcome.status is status
+    assert len(outside.lines("a")) == effects
+
+
+async def test_those_who_joined_a_dead_runners_call_get_it_run_again(tool_service, grants, outside):
+    dying, other = await tool_service(), await tool_service()
+    owner = grants.claim()
+    arguments = {"file": "a", "line": "x", "delay_ms": 1000}
+    call = dying.begin(owner, "1.0", KEYED, **arguments)
+    await has_started(dying, owner)
+    joined = [other.begin(owner, "1.0", KEYED, **arguments) for _ in range(3)]
+    await dying.kill()
+    with pytest.raises(Unavailable):
+        await call
+    outcomes = await asyncio.gather(*joined)
+    assert {(outcome.status, outcome.call_attempt) for outcome in outcomes} == {(DONE, 2)}
+    assert len(outside.lines("a")) == 1
+
+
+async def test_a_close_settles_the_calls_of_a_dead_runner(tool_service, grants, outside):
+    dying = await tool_service()
+    owner = grants.claim()
+    for call_id, tool in (("1.0", KEYED), ("1.1", UNSAFE)):
+        dying.begin(owner, call_id, tool, file="a", line="x", delay_ms=20_000)
+    await has_started(dying, owner, 2)
+    await dying.kill()
+    calls = await (await tool_service()).fence(owner, close=True)
+    assert {call.state for call in calls.values()} == {tool_pb2.CALL_STATE_IN_DOUBT}
+    assert outside.lines("a") == []
+
+
+async def test_a_killed_service_takes_its_programs_along(tool_service, grants, outside, sandbox_detection):
+    if sandbox_detection.missing:
+        pytest.skip("no sandbox on this machine")
+    dying = await tool_service()
+    owner = grants.claim()
+    code = "import time, pathlib\npathlib.Path('run').open('a').write('x')\ntime.sleep(1)\nprint('done')"
+    dying.begin(owner, "1.0", "execute_python", code=code)
+    async with asyncio.timeout(10):
+        while not (outside.workspace(owner) / "run").exists():
+            await asyncio.sleep(0.02)
+    (program,) = await asyncio.to_thread(programs_of, dying.process.pid)
+    await dying.kill()
+    async with asyncio.timeout(5):
+        while Path(f"/proc/{program}").exists():
+            await asyncio.sleep(0.02)
+    outcome = await (await tool_service()).outcome(owner, "1.0", "execute_python", code=code)
+    assert (outcome.content, outcome.call_attempt) == ("done", 2)
+    assert (outside.workspace(owner) / "run").read_text() == "xx"
+
+
+async def test_a_service_told_to_stop_gives_its_calls_back(tool_service, grants, outside):
+    stopping = await tool_service(drain_seconds=0.1)
+    owner = grants.claim()
+    arguments = {"file": "a", "line": "x", "delay_ms": 20_000}
+    stream_free = stopping.stub.ExecuteStream()
+    request = {"1.0": KEYED, "1.1": UNSAFE}
+    for tag, (call_id, tool) in enumerate(request.items()):
+        await stream_free.write(framed(tag, owner, call_id, tool, arguments))
+    await has_started(stopping, owner, 2)
+    assert await stopping.terminate() == 0
+    tools = await tool_service()
+    calls = await tools.fence(owner)
+    assert {call.state for call in calls.values()} == {tool_pb2.CALL_STATE_STARTED}
+    assert (await tools.outcome(owner, "1.1", UNSAFE, **arguments)).status is DOUBT
+    # Its runner said good-bye, so nobody has to wait until it is known to be dead.
+    again = tools.begin(owner, "1.0", KEYED, **arguments)
+    await has_started(tools, owner)
+    assert (await tools.fence(owner))["1.0"].call_attempt == 2
+    again.cancel()
+    assert outside.lines("a") == []
+
+
+def framed(tag, owner, call_id, tool, arguments):
+    call = execute_request(owner, call_id, tool, json.dumps(arguments))
+    return tool_service_pb2.ExecuteStreamRequest(calls=[tool_service_pb2.TaggedExecute(tag=tag, call=call)])
+
+
+async def has_started(tools, owner, count=1):
+    """Wait until so many calls of the task are STARTED."""
+    async with asyncio.timeout(10):
+        while True:
+            calls = await tools.fence(owner)
+            if sum(call.state == tool_pb2.CALL_STATE_STARTED for call in calls.values()) == count:
+                return
+            await asyncio.sleep(0.02)
+
+
+def programs_of(pid):
+    """The processes right below the service that are bubblewrap."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text().rpartition(")")[2].split()
+                command = (entry / "cmdline").read_bytes()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(stat[1]) == pid and b"bwrap" in command.split(b"\0")[0]:
+                found.append(int(entry.name))
+    return found
