@@ -30,7 +30,7 @@ PASSED_ON_PREFIX: Final = "OTEL_"
 NOT_PROXIED: Final = "127.0.0.1,localhost"
 
 
-@click.command()
+@click.command(short_help="Run a whole stack here, until Ctrl-C.")
 @click.option("--workers", type=click.IntRange(0, 64), default=2, show_default=True, help="How many workers.")
 @click.option("--slots", type=click.IntRange(1, 10_000), default=16, show_default=True, help="Tasks a worker holds.")
 @click.option(

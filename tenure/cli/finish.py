@@ -12,7 +12,7 @@ from tenure.client import Client
 from tenure.v1 import task_pb2
 
 
-@click.command()
+@click.command(short_help="Wait until TASK ends, print its result.")
 @task_argument
 @click.option("--timeout", type=DURATION, default=None, help="At most this long, for example 60s. Default: for ever.")
 @pass_context

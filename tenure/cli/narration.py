@@ -36,6 +36,7 @@ from tenure.wire.times import seconds
 Lines = Iterator[RenderableType]
 
 _LAST_WORDS: Final = frozenset({"end_turn", "stop_sequence", "refusal"})
+_STOP_WORDS: Final = {"tool_use": "", "end_turn": " · its last words"}
 _MARKS: Final = {"SUCCEEDED": ("✓", "green"), "IN_DOUBT": ("?", "yellow"), "NOT_RUN": ("·", "yellow")}
 _FAILED_MARK: Final = ("✗", "red")
 
@@ -110,7 +111,6 @@ class Narrator:
     def _transition(self, entry: ledger_pb2.Entry, before: Holder) -> Lines:
         fact, at = entry.body.transition, clock(entry.record_time)
         why = f" ({fact.reason})" if fact.reason else ""
-        message = f": {fact.message}" if fact.message else ""
         if self.task.ended:
             return
         yield from self._flush()
@@ -119,12 +119,14 @@ class Narrator:
         elif self.task.state is TaskState.QUEUED and not fact.from_state:
             yield self._line("", f"{at} queued", "dim")
         elif state_name(fact.from_state) == TaskState.RUNNING and self.task.state is TaskState.QUEUED:
-            yield self._line("", f"{at} {before.owner} no longer holds the task{why}{message}", "yellow")
+            yield self._line("", f"{at} {before.owner} no longer holds the task{why}", "yellow")
+            yield from self._block(fact.message, "yellow")
             if self.task.live.discard():
                 yield self._discarded()
         else:
             until = f" until {clock(fact.next_retry_time)}" if fact.HasField("next_retry_time") else ""
-            yield self._line("", f"{at} {self.task.state}{until}{why}{message}", "yellow")
+            yield self._line("", f"{at} {self.task.state}{until}{why}", "yellow")
+            yield from self._block(fact.message, "yellow")
 
     def _attempt(self, entry: ledger_pb2.Entry) -> Lines:
         """Whatever begins or ends a model call without an answer makes the text shown so far void."""
@@ -146,7 +148,7 @@ class Narrator:
 
     def _answer(self, step: int, fact: ledger_pb2.AssistantMessage) -> Lines:
         yield from self._flush()
-        stop = f" · {fact.stop_reason}" if fact.stop_reason not in {"end_turn", "tool_use"} else ""
+        stop = _STOP_WORDS.get(fact.stop_reason, f" · {fact.stop_reason}")
         told = f"  {seconds_text(seconds(fact.latency))} · {usage_text(fact.usage)}{stop}"
         yield Text("")
         yield Text.assemble((f"Step {step}", "bold"), (told, "dim"))

@@ -17,7 +17,7 @@ from tenure.v1 import coordinator_service_pb2, token_pb2
 from tenure.wire.times import seconds
 
 
-@click.command()
+@click.command(short_help="Show who holds which task, under which epoch.")
 @click.argument("task", metavar="[TASK]", required=False)
 @pass_context
 def leases(context: Context, task: str | None) -> None:
@@ -57,7 +57,7 @@ def workers(context: Context) -> None:
     context.run(work)
 
 
-@click.command()
+@click.command(short_help="Show what stale workers were refused.")
 @task_argument
 @pass_context
 def refusals(context: Context, task: str) -> None:

@@ -60,11 +60,10 @@ class Screen:
         task, now = self._task, time.time()
         if task.ended:
             return Text("")
-        parts: list[RenderableType] = [Text("")]
+        parts: list[RenderableType] = [Text(""), *(self._busy(what, since, now) for what, since in self._doing())]
         if task.live.text:
             parts.append(Tail(task.live.text, max(3, self._console.height // 2)))
-        parts += [self._busy(what, since, now) for what, since in self._doing()]
-        return Group(*parts, self._footer())
+        return Group(*parts, Text(""), self._footer())
 
     def _doing(self) -> list[tuple[str, float]]:
         """What is being waited for, and since when."""
@@ -75,7 +74,7 @@ class Screen:
             return shown[:MAX_CALLS]
         if task.state is TaskState.RUNNING and task.attempt is not None:
             attempt = f", attempt {task.attempt.attempt_number}" if task.attempt.attempt_number > 1 else ""
-            return [(f"step {task.step} · {task.attempt.model}{attempt}", task.asked_at)]
+            return [(f"Step {task.step} · {task.attempt.model}{attempt}", task.asked_at)]
         if task.state is TaskState.QUEUED:
             return [("waits for a worker", task.changed_at)]
         return [(f"{task.state}", task.changed_at)]
@@ -90,8 +89,8 @@ class Screen:
     def _footer(self) -> Text:
         task = self._task
         holder = f" on {task.owner} · epoch {describe_epoch(task.epoch)}" if task.state is TaskState.RUNNING else ""
-        told = f"  {short_id(self._task_id)} · {task.state}{holder} · Ctrl-C stops watching, the task goes on"
-        return Text(one_line(told.strip(), self._console.width - 3), "dim")
+        told = f"{short_id(self._task_id)} · {task.state}{holder} · Ctrl-C stops watching, the task goes on"
+        return Text(f"  {one_line(told, self._console.width - 3)}", "dim")
 
 
 class Tail:

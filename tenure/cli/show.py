@@ -33,7 +33,7 @@ from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.enums import STATES, state_name
 
 
-@click.command()
+@click.command(short_help="Show how TASK stands.")
 @task_argument
 @pass_context
 def get(context: Context, task: str) -> None:
@@ -76,7 +76,7 @@ def list_tasks(
     context.run(work)
 
 
-@click.command()
+@click.command(short_help="Show TASK's ledger, entry by entry.")
 @task_argument
 @click.option("--after", type=click.IntRange(min=0), default=0, help="Only entries after this one.")
 @pass_context

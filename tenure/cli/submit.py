@@ -28,7 +28,7 @@ IN_DOUBT: Final = {
 }
 
 
-@click.command()
+@click.command(short_help="Hand GOAL to an agent.")
 @click.argument("goal")
 @click.option("--watch", "watched", is_flag=True, help="Stay and show its steps, to its end.")
 @click.option("--model", default="", help="The model. Default: the worker's.")

@@ -40,7 +40,9 @@ def state_style(state: str) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """`0.3 s`, `41 s`, `3 min 20 s`, `2 h 5 min`."""
+    """`12 ms`, `0.3 s`, `41 s`, `3 min 20 s`, `2 h 5 min`."""
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.0f} ms"
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     if seconds < 119.5:
@@ -99,6 +101,8 @@ def summary(task: task_pb2.Task) -> str:
 
 def why(state: int, reason: str, message: str) -> str:
     """`RETRY_SCHEDULED (MODEL_RATE_LIMITED): …`, as far as there is anything to say."""
+    if state == task_pb2.TASK_STATE_SUCCEEDED:
+        return TaskState.SUCCEEDED.value
     return f"{state_name(state)}{f' ({reason})' if reason else ''}{f': {message}' if message else ''}"
 
 
@@ -125,4 +129,9 @@ def arguments_text(arguments_json: str) -> str:
         return arguments_json
     if not isinstance(arguments, dict):
         return arguments_json
-    return " ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items())
+    return " ".join(f"{name}={_value_text(value)}" for name, value in arguments.items())
+
+
+def _value_text(value: Any) -> str:
+    """Lines of code and files are one line here: their ends are shown, not spelled."""
+    return json.dumps(value, ensure_ascii=False).replace("\\n", "↵")

@@ -17,7 +17,8 @@ async def endpoint_version(endpoints: str) -> str:
     try:
         return await asyncio.to_thread(_ask, first)
     except (OSError, ValueError, KeyError, http.client.HTTPException) as error:
-        raise StackError(f"no etcd answers at {first}, which --etcd names: {error or type(error).__name__}") from error
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise StackError(f"no etcd answers at {first}, which --etcd names: {reason}") from error
 
 
 def _ask(endpoint: str) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
 
 import psycopg
 
-from tenure.dev.etcd_binary import EtcdMissingError
+from tenure.dev.etcd_binary import EtcdMissingError, etcd_version
 from tenure.dev.etcd_process import EtcdProcess, EtcdStartError
 from tenure.dev.etcd_start import running_etcd
 from tenure.dev.postgres_errors import EmbeddedPostgresError
@@ -52,10 +53,11 @@ async def open_etcd(options: StackOptions, layout: Layout, opened: AsyncExitStac
     if options.etcd_endpoints:
         return Store(options.etcd_endpoints, await endpoint_version(options.etcd_endpoints), embedded=False), None
     try:
+        version = await asyncio.to_thread(etcd_version, options.etcd_binary)
         process = await opened.enter_async_context(running_etcd(layout.etcd, binary=options.etcd_binary))
     except (EtcdMissingError, EtcdStartError, OSError) as error:
         raise _failed("etcd", error) from error
-    return Store(process.endpoint, process.version, embedded=True), process
+    return Store(process.endpoint, version, embedded=True), process
 
 
 def _failed(what: str, error: Exception) -> StackError:

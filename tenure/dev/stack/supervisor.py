@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -44,8 +45,7 @@ class ServicePart(Part):
         self._process, self.name, self.log_path = process, process.name, process.log_path
 
     def death(self) -> str:
-        code = self._process.exit_code
-        return "" if code is None else f"ended with code {code}"
+        return death_of(self._process.exit_code)
 
     async def start_again(self) -> None:
         await self._process.restart()
@@ -58,8 +58,7 @@ class EtcdPart(Part):
         self._process, self.name, self.log_path = process, "etcd", process.log_path
 
     def death(self) -> str:
-        code = self._process.exit_code
-        return "" if code is None else f"ended with code {code}"
+        return death_of(self._process.exit_code)
 
     async def start_again(self) -> None:
         self._process.start()
@@ -77,6 +76,13 @@ class PostgresPart(Part):
 
     async def start_again(self) -> None:
         await self._process.start_async()
+
+
+def death_of(exit_code: int | None) -> str:
+    """`was killed (SIGKILL)`, `ended with code 1`; empty while it runs."""
+    if exit_code is None:
+        return ""
+    return f"was killed ({signal.Signals(-exit_code).name})" if exit_code < 0 else f"ended with code {exit_code}"
 
 
 def parts_of(stack: Stack) -> list[Part]:
