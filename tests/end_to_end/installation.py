@@ -1,0 +1,92 @@
+"""A whole installation as a backend sees it: through the gateway only, with its parts as processes to be broken.
+
+install.submit("sim-hello") → task_id        install.until(task_id, "tool_intent")        install.ended(task_id)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final
+
+from tenure.client import Client
+from tenure.dev.stack import Stack
+from tenure.dev.stack.service import ServiceProcess
+from tenure.v1 import ledger_pb2, task_pb2
+from tenure.v1 import task_service_pb2 as api
+from tenure.wire.enums import state_name
+
+PATIENCE_SECONDS: Final = 60.0
+
+
+@dataclass(slots=True)
+class Installation:
+    """A running stack and a client of its gateway."""
+
+    stack: Stack
+    client: Client
+
+    async def submit(self, model: str, goal: str = "find out", **fields: object) -> str:
+        request = api.SubmitTaskRequest(**fields)  # type: ignore[arg-type]  # any of its fields
+        request.agent.model = model
+        return (await self.client.submit(goal, request=request)).task_id
+
+    async def until(
+        self, task_id: str, kind: str, matches: Callable[[ledger_pb2.Entry], bool] = lambda _entry: True
+    ) -> ledger_pb2.Entry:
+        """The first entry of a kind that matches, as soon as it is committed."""
+        async with asyncio.timeout(PATIENCE_SECONDS), aclosing(self.client.watch(task_id)) as events:
+            async for event in events:
+                if event.HasField("entry") and event.entry.body.WhichOneof("body") == kind and matches(event.entry):
+                    return event.entry
+        raise AssertionError(f"the task ended without a {kind} that matches")
+
+    async def ended(self, task_id: str) -> task_pb2.Task:
+        return await self.client.wait(task_id, PATIENCE_SECONDS)
+
+    async def entries(self, task_id: str) -> list[ledger_pb2.Entry]:
+        return [entry async for entry in self.client.entries(task_id)]
+
+    async def in_state(self, task_id: str, state: str) -> task_pb2.Task:
+        """The task once it stands there; its own transition entry is the named thing to wait for."""
+        await self.until(task_id, "transition", lambda e: state_name(e.body.transition.to_state) == state)
+        return await self.client.get(task_id)
+
+    async def died(self, service: ServiceProcess) -> None:
+        """Waits until a process is gone."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while service.exit_code is None:
+                await asyncio.sleep(0.02)
+
+    def owner(self, task: task_pb2.Task) -> ServiceProcess:
+        return self.stack.services[task.owner]
+
+    def effects(self, file: str) -> list[str]:
+        """Lines that append_record wrote to the outside."""
+        path = self.stack.layout.records / f"{file}.jsonl"
+        return [json.loads(line)["line"] for line in path.read_text().splitlines()] if path.exists() else []
+
+    def model_calls(self, task_id: str) -> list[dict[str, object]]:
+        """What the model was asked for this task, from the simulator's own log."""
+        calls = (json.loads(line) for line in self.stack.layout.model_log.read_text().splitlines())
+        return [call for call in calls if (call.get("attempt") or "").startswith(f"{task_id}/")]
+
+
+def answers(entries: list[ledger_pb2.Entry]) -> list[int]:
+    """The steps whose model answer was committed, in order."""
+    return [entry.step for entry in entries if entry.body.HasField("assistant_message")]
+
+
+def check_whole(entries: list[ledger_pb2.Entry]) -> None:
+    """What holds of every ledger: no gap, no step twice, every intent answered once, epochs only grow."""
+    assert [entry.sequence for entry in entries] == list(range(1, len(entries) + 1))
+    assert answers(entries) == sorted(set(answers(entries)))
+    epochs = [entry.epoch for entry in entries if entry.epoch]
+    assert epochs == sorted(epochs)
+    intents = [entry.body.tool_intent.call_id for entry in entries if entry.body.HasField("tool_intent")]
+    outcomes = [entry.body.tool_outcome.call_id for entry in entries if entry.body.HasField("tool_outcome")]
+    assert len(set(intents)) == len(intents)
+    assert sorted(outcomes) == sorted(intents)

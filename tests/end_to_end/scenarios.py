@@ -1,0 +1,35 @@
+"""What the model does in these tests. The goal of a task names the file its effects go to."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+
+def append(tool: str, line: str, delay_ms: int = 0) -> dict[str, Any]:
+    return {"name": tool, "arguments": {"file": "{{goal}}", "line": line, "delay_ms": delay_ms}}
+
+
+def paced(number: int) -> dict[str, Any]:
+    calls = [append("append_record", f"keyed {number}"), append("append_record_unsafe", f"unsafe {number}")]
+    return {"text": f"Turn {number}.", "latency_ms": 400, "calls": calls}
+
+
+def one_slow(tool: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"text": "One call.", "calls": [{"name": tool, "arguments": arguments}]}, {"text": "That was it."}]
+
+
+SLOW_PROGRAM: Final = "import time\nopen('ran.txt', 'a').write('x')\ntime.sleep(3)\nprint(len(open('ran.txt').read()))"
+
+SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
+    "e2e-paced": [*map(paced, range(1, 9)), {"text": "All is done."}],
+    "e2e-keyed": one_slow("append_record", {"file": "{{goal}}", "line": "once", "delay_ms": 3000}),
+    "e2e-unsafe": one_slow("append_record_unsafe", {"file": "{{goal}}", "line": "at most once", "delay_ms": 3000}),
+    "e2e-idempotent": one_slow("execute_python", {"code": SLOW_PROGRAM}),
+    "e2e-pure": [
+        {"text": "First a file.", "calls": [{"name": "write_file", "arguments": {"path": "a.txt", "content": "abc"}}]},
+        {"text": "Read it.", "calls": [{"name": "read_file", "arguments": {"path": "a.txt"}}]},
+        {"text": "That was it."},
+    ],
+    "e2e-overloaded": [{"text": "Never.", "fault": {"status": 529, "times": 1000}}],
+    "e2e-slow-answer": [{"text": "word " * 400, "latency_ms": 20000, "deltas": 200}],
+}

@@ -1,0 +1,86 @@
+"""A cancel ends a task in every state, once, and nothing begins after it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import pytest
+
+from tenure.domain.errors import NotFound, WrongState
+from tenure.v1 import task_pb2, tool_pb2
+from tests.end_to_end.installation import Installation, check_whole
+
+CANCELLED = task_pb2.TASK_STATE_CANCELLED
+
+
+async def check_cancelled(install: Installation, task_id: str, within_seconds: float) -> task_pb2.Task:
+    began = time.monotonic()
+    await install.client.cancel(task_id, "no longer wanted")
+    task = await install.ended(task_id)
+    assert task.state == CANCELLED
+    assert time.monotonic() - began < within_seconds
+    check_whole(await install.entries(task_id))
+    again = await install.client.cancel(task_id, "once more")
+    assert again.state == CANCELLED
+    assert again.sequence == task.sequence
+    return task
+
+
+async def test_a_queued_task_is_cancelled_at_once(installation: Installation) -> None:
+    task_id = await installation.submit("sim-hello", queue="nobody-serves-this")
+    await check_cancelled(installation, task_id, 2.0)
+
+
+async def test_a_task_is_cancelled_while_the_model_speaks(installation: Installation) -> None:
+    task_id = await installation.submit("sim-e2e-slow-answer")
+    await installation.until(task_id, "model_attempt")
+    await check_cancelled(installation, task_id, 4.0)
+    calls = installation.model_calls(task_id)
+    assert [call["ending"] for call in calls] == ["abandoned"]
+
+
+async def test_a_task_is_cancelled_while_a_tool_runs(installation: Installation) -> None:
+    task_id = await installation.submit("sim-e2e-idempotent", uuid.uuid4().hex)
+    await installation.until(task_id, "tool_intent")
+    await check_cancelled(installation, task_id, 4.0)
+    outcomes = [
+        entry.body.tool_outcome.outcome.status
+        for entry in await installation.entries(task_id)
+        if entry.body.HasField("tool_outcome")
+    ]
+    assert len(outcomes) == 1
+    assert outcomes[0] != tool_pb2.OUTCOME_STATUS_SUCCEEDED
+
+
+async def test_a_task_is_cancelled_while_its_worker_is_frozen(own_installation: Installation) -> None:
+    task_id = await own_installation.submit("sim-e2e-slow-answer")
+    await own_installation.until(task_id, "model_attempt")
+    frozen = own_installation.owner(await own_installation.client.get(task_id))
+    frozen.freeze()
+    try:
+        await check_cancelled(own_installation, task_id, 5.0)
+    finally:
+        frozen.wake()
+
+
+async def test_a_task_that_waits_for_its_retry_is_cancelled(installation: Installation) -> None:
+    retry = task_pb2.RetryPolicy(max_attempts=3)
+    retry.initial_backoff.seconds = retry.max_backoff.seconds = 600
+    policy = task_pb2.TaskPolicy(retry=retry)
+    task_id = await installation.submit("sim-e2e-overloaded", policy=policy)
+    await installation.in_state(task_id, "RETRY_SCHEDULED")
+    await check_cancelled(installation, task_id, 2.0)
+
+
+async def test_a_task_that_ended_otherwise_cannot_be_cancelled(installation: Installation) -> None:
+    task_id = await installation.submit("sim-hello")
+    await installation.ended(task_id)
+    with pytest.raises(WrongState) as refused:
+        await installation.client.cancel(task_id)
+    assert refused.value.metadata["state"] == "SUCCEEDED"
+
+
+async def test_an_unknown_task_cannot_be_cancelled(installation: Installation) -> None:
+    with pytest.raises(NotFound):
+        await installation.client.cancel(str(uuid.uuid4()))

@@ -1,0 +1,84 @@
+"""`tenure demo` as a stranger runs it: in a process of its own, judged by its last line and its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(240)]
+
+COMMAND = [sys.executable, "-c", "from tenure.cli.main import main; main()", "demo", "--json"]
+WHOLE_SECONDS = 180
+STOP_SECONDS = 60
+
+
+def processes_of(data_dir: Path) -> set[int]:
+    """The pids that the stack's processes logged, and those whose command line names the folder."""
+    logged = {
+        int(pid) for path in (data_dir / "logs").glob("*.log") for pid in re.findall(r"\bpid=(\d+)", path.read_text())
+    }
+    listed = subprocess.run(["ps", "-axo", "pid=,args="], capture_output=True, text=True, check=True).stdout
+    named = {int(line.split()[0]) for line in listed.splitlines() if str(data_dir) in line}
+    return {pid for pid in logged | named if is_alive(pid)}
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_task_survives_a_frozen_and_a_killed_worker_and_the_stale_one_is_refused(tmp_path):
+    data_dir = tmp_path / "data"
+    run = subprocess.run(
+        [*COMMAND, "--data", str(data_dir)], capture_output=True, text=True, timeout=WHOLE_SECONDS, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    told = json.loads(run.stdout.splitlines()[-1])
+    assert told["broken"] == []
+    assert told["trouble"] == ""
+    assert told["task_state"] == "SUCCEEDED"
+    assert told["steps"] == 9
+    assert told["takeovers"] == 2
+    assert told["effects"] == told["effects_expected"] == 9
+    assert told["stale_refused_ledger"] >= 1
+    assert told["stale_refused_tools"] >= 1
+    assert 0 <= told["model_calls_repeated"] <= told["takeovers"]
+    assert 0 < told["resume_seconds_kill"] <= 10
+    assert 0 < told["resume_seconds_freeze"] <= 10
+    assert processes_of(data_dir) == set()
+
+
+def test_ctrl_c_ends_every_process_of_the_demo(tmp_path):
+    data_dir = tmp_path / "data"
+    with subprocess.Popen(
+        [*COMMAND, "--data", str(data_dir)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as demo:
+        try:
+            assert any("FROZEN" in line for line in demo.stderr)  # a stopped process must not be left behind either
+            assert processes_of(data_dir)
+            demo.send_signal(signal.SIGINT)
+            demo.send_signal(signal.SIGINT)  # the impatient press it twice
+            demo.stderr.read()
+            assert demo.wait(STOP_SECONDS) == 130
+        finally:
+            demo.kill()
+    assert processes_of(data_dir) == set()
+
+
+def test_a_used_folder_is_refused_before_anything_is_started(tmp_path):
+    (tmp_path / "records").mkdir()
+    run = subprocess.run(
+        [*COMMAND, "--data", str(tmp_path)], capture_output=True, text=True, timeout=STOP_SECONDS, check=False
+    )
+    assert run.returncode == 2
+    assert "is not empty" in run.stderr
