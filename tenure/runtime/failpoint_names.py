@@ -57,7 +57,7 @@ declare("coordinator.after_claim", "the claim is in etcd, not registered in the 
 declare("coordinator.after_register", "registered, the grant not sent")
 declare("coordinator.before_requeue", "a claim is gone, its task still RUNNING")
 
-declare_switch("worker.ignore_trust_window", "a worker that goes on after its window: only fences stop it")
+declare_switch("worker.ignore_trust_window", "a worker deaf to the loss of its claims: only fences stop its effects")
 
 FAILPOINTS: Final = _declared
 SWITCHES: Final = _switches
