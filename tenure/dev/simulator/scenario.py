@@ -97,7 +97,7 @@ def step_arguments(tool: str, index: int) -> dict[str, Any]:
         "write_file": {"path": "steps.txt", "content": f"step {index}\n"},
         "web_search": {"query": f"step {index}", "num_results": 1},
         "execute_python": {"code": f"print({index})"},
-        "append_record": {"file": "steps.txt", "line": f"step {index}"},
-        "append_record_unsafe": {"file": "steps.txt", "line": f"step {index}"},
+        "append_record": {"file": "steps", "line": f"step {index}"},
+        "append_record_unsafe": {"file": "steps", "line": f"step {index}"},
     }
     return known.get(tool, {"step": index})
