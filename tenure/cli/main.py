@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from tenure.cli.context import DEFAULT_DATA_DIR, Context, find_gateway, make_console
+from tenure.cli.demo.command import demo
 from tenure.cli.dev import dev
 from tenure.cli.exits import HELP, Exit, exit_of_error, explain
 from tenure.cli.finish import cancel, wait
@@ -74,7 +75,7 @@ def cli(ctx: click.Context, address: str | None, tenant: str, as_json: bool, dat
     ctx.obj = Context(find_gateway(address, data), tenant, as_json, data, make_console(), os.environ)
 
 
-for command in (dev, submit, watch, wait, get, list_tasks, cancel, entries, leases, workers, refusals, keys):
+for command in (demo, dev, submit, watch, wait, get, list_tasks, cancel, entries, leases, workers, refusals, keys):
     cli.add_command(command)
 
 

@@ -1,0 +1,176 @@
+"""All that was seen so far: what the screen shows and what is judged at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tenure.cli.demo.history import Holder, answers_by_step, holders, state_of
+from tenure.cli.demo.judgement import Observed, Promise, judge
+from tenure.cli.demo.outside import count_effects, count_model_calls, effectful_calls
+from tenure.dev.stack.layout import Layout
+from tenure.domain.epochs import describe_epoch
+from tenure.domain.states import TaskState, is_terminal
+from tenure.v1 import ledger_pb2, token_pb2
+from tenure.wire.times import moment
+
+ROLES = "ABC"
+"""Workers are called by the order in which they held the task; which of two idle ones takes it is not ours to say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened. `alarm`: something was broken on purpose, or refused."""
+
+    at: datetime
+    text: str
+    alarm: bool = False
+
+
+@dataclass(slots=True)
+class Board:
+    """Filled by the play, read by the screen. `changed` is set whenever an entry or a refusal was taken in."""
+
+    layout: Layout
+    events: list[Event] = field(default_factory=list)
+    entries: list[ledger_pb2.Entry] = field(default_factory=list)
+    refused_by_ledger: list[token_pb2.RefusedWrite] = field(default_factory=list)
+    refused_by_tools: list[token_pb2.RefusedWrite] = field(default_factory=list)
+    task_id: str = ""
+    others_ready: bool = False
+    interrupted_call: str = ""
+    submitted_at: datetime | None = None
+    frozen_at: datetime | None = None
+    killed_at: datetime | None = None
+    woken_at: datetime | None = None
+    finished: bool = False
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def tell(self, text: str, *, at: datetime | None = None, alarm: bool = False) -> None:
+        """Adds an event, now unless told otherwise."""
+        self.events.append(Event(at or now(), text, alarm))
+
+    def tell_set_up(self, what: str) -> None:
+        """How the stack comes up. That it goes down is no part of the play."""
+        if self.submitted_at is None:
+            self.tell(what)
+
+    def take_entry(self, entry: ledger_pb2.Entry) -> None:
+        """A new entry of the task's ledger."""
+        self.entries.append(entry)
+        state = state_of(entry)
+        if state is TaskState.RUNNING:
+            self._tell_opened(self.holders)
+        elif state is not None and is_terminal(state):
+            self.tell(f"{state}: {self.role(entry.actor)} closed the task out", at=moment(entry.record_time))
+        elif entry.body.tool_outcome.call_id and entry.body.tool_outcome.call_id == self.interrupted_call:
+            self._tell_joined(entry)
+        self.changed.set()
+
+    def take_refusals(self, ledger: Sequence[token_pb2.RefusedWrite], tools: Sequence[token_pb2.RefusedWrite]) -> None:
+        """All refusals so far, newest first as the service lists them."""
+        self._take_fresh("the tools refuse", self.refused_by_tools, tools)
+        self._take_fresh("the ledger refuses", self.refused_by_ledger, ledger)
+        self.changed.set()
+
+    @property
+    def holders(self) -> list[Holder]:
+        return holders(self.entries)
+
+    @property
+    def state(self) -> TaskState | None:
+        """As the ledger has it; None before the first entry."""
+        states = [state for entry in self.entries if (state := state_of(entry)) is not None]
+        return states[-1] if states else None
+
+    @property
+    def step(self) -> int:
+        return max((entry.step for entry in self.entries), default=0)
+
+    @property
+    def result(self) -> str:
+        """The agent's last words, "" before the end."""
+        return self.entries[-1].body.transition.result if self.entries else ""
+
+    @property
+    def resume_seconds_freeze(self) -> float | None:
+        return self._until_next_holder(1, self.frozen_at)
+
+    @property
+    def resume_seconds_kill(self) -> float | None:
+        return self._until_next_holder(2, self.killed_at)
+
+    def role(self, worker_id: str) -> str:
+        """A, B, C in the order of holding; the worker's own name when it never held the task."""
+        order = list(dict.fromkeys(holder.worker_id for holder in self.holders))
+        known = worker_id in order and order.index(worker_id) < len(ROLES)
+        return ROLES[order.index(worker_id)] if known else worker_id
+
+    def observed(self) -> Observed:
+        """What can be judged. Refusals count when they met the first holder, the one that was frozen."""
+        stale = self.holders[0].epoch if self.holders else 0
+        return Observed(
+            task_state=self.state or "",
+            answers=answers_by_step(self.entries),
+            takeovers=max(0, len(self.holders) - 1),
+            effects=count_effects(self.layout.records),
+            effects_expected=tuple(str(call.arguments["line"]) for call in effectful_calls()),
+            stale_refused_ledger=sum(1 for refused in self.refused_by_ledger if refused.presented_epoch == stale),
+            stale_refused_tools=sum(1 for refused in self.refused_by_tools if refused.presented_epoch == stale),
+            model_calls=count_model_calls(self.layout.model_log),
+            resume_seconds_kill=self.resume_seconds_kill,
+            resume_seconds_freeze=self.resume_seconds_freeze,
+        )
+
+    def promises(self) -> tuple[Promise, ...]:
+        return judge(self.observed())
+
+    def _until_next_holder(self, index: int, since: datetime | None) -> float | None:
+        """From a signal to the RUNNING of the holder that came after it."""
+        if since is None or len(self.holders) <= index:
+            return None
+        return (self.holders[index].opened_at - since).total_seconds()
+
+    def _tell_opened(self, all_holders: list[Holder]) -> None:
+        newest, role = all_holders[-1], self.role(all_holders[-1].worker_id)
+        epoch = describe_epoch(newest.epoch)
+        if len(all_holders) == 1:
+            return self.tell(f"{role} holds the task: epoch {epoch}", at=newest.opened_at)
+        since = {2: ("freeze", self.resume_seconds_freeze), 3: ("kill", self.resume_seconds_kill)}
+        signal, seconds = since.get(len(all_holders), ("", None))
+        after = "" if seconds is None else f", {seconds:.1f} s after the {signal}"
+        return self.tell(f"{role} took over: epoch {epoch}, {newest.taken_for}{after}", at=newest.opened_at)
+
+    def _take_fresh(
+        self, who: str, known: list[token_pb2.RefusedWrite], listed: Sequence[token_pb2.RefusedWrite]
+    ) -> None:
+        fresh = list(reversed(listed[: len(listed) - len(known)]))
+        known += fresh
+        for method in dict.fromkeys(refused.method for refused in fresh):
+            self._tell_refused(who, [refused for refused in fresh if refused.method == method])
+
+    def _tell_joined(self, entry: ledger_pb2.Entry) -> None:
+        attempts = entry.body.tool_outcome.outcome.call_attempt
+        ran = "once" if attempts == 1 else f"{attempts} times"
+        text = f"{self.role(entry.actor)} joined call {self.interrupted_call} and has its outcome: it was run {ran}"
+        self.tell(text, at=moment(entry.record_time))
+
+    def _tell_refused(self, who: str, refused: list[token_pb2.RefusedWrite]) -> None:
+        first, times = refused[0], f" ({len(refused)} x)" if len(refused) > 1 else ""
+        epochs = f"epoch {describe_epoch(first.presented_epoch)}, the fence is at {describe_epoch(first.current_epoch)}"
+        text = f"{who} {self.role(first.holder)}'s {first.method}{times}: {epochs}"
+        self.tell(text, at=moment(first.refuse_time), alarm=True)
+
+
+def empty_board(data_dir: Path) -> Board:
+    """Nothing was seen yet."""
+    return Board(Layout(data_dir.resolve()))
+
+
+def now() -> datetime:
+    """By the wall clock: the ledger's times are of the same machine."""
+    return datetime.fromtimestamp(time.time(), UTC)

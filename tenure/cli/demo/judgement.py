@@ -1,0 +1,102 @@
+"""The promises, and whether what was seen keeps them. No clock, no I/O: each can be broken by hand in a test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tenure.domain.states import TaskState
+
+LONGEST_RESUME_SECONDS: Final = 10.0
+LEAST_TAKEOVERS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What was seen. `effects` counts lines in the outside files, expected or not; `answers` committed ones by step.
+
+    The resume times run from the signal to the next owner's RUNNING; None: there was none.
+    """
+
+    task_state: str
+    answers: Mapping[int, int]
+    takeovers: int
+    effects: Mapping[str, int]
+    effects_expected: tuple[str, ...]
+    stale_refused_ledger: int
+    stale_refused_tools: int
+    model_calls: int
+    resume_seconds_kill: float | None
+    resume_seconds_freeze: float | None
+
+    @property
+    def model_calls_repeated(self) -> int:
+        """Calls beyond the one that each committed answer cost."""
+        return self.model_calls - sum(self.answers.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """`name` for machines, `text` for people, `found` what it was judged by."""
+
+    name: str
+    text: str
+    kept: bool
+    found: str
+
+
+def judge(seen: Observed) -> tuple[Promise, ...]:
+    """All promises, always in this order."""
+    return (
+        Promise("succeeded", "the task succeeded", seen.task_state == TaskState.SUCCEEDED, seen.task_state or "-"),
+        Promise("taken_over", "it was taken over twice", seen.takeovers >= LEAST_TAKEOVERS, str(seen.takeovers)),
+        _resumed("resumed_after_freeze", "a frozen worker's task went on", seen.resume_seconds_freeze),
+        _resumed("resumed_after_kill", "a killed worker's task went on", seen.resume_seconds_kill),
+        _effects(seen),
+        _refused("stale_execute_refused", "tools refused the stale Execute", seen.stale_refused_tools),
+        _refused("stale_commit_refused", "ledger refused the stale Commit", seen.stale_refused_ledger),
+        _no_step_twice(seen),
+        _few_repeated_calls(seen),
+    )
+
+
+def broken(promises: tuple[Promise, ...]) -> list[Promise]:
+    """Those not kept."""
+    return [promise for promise in promises if not promise.kept]
+
+
+def _resumed(name: str, text: str, seconds: float | None) -> Promise:
+    kept = seconds is not None and seconds <= LONGEST_RESUME_SECONDS
+    return Promise(name, text, kept, "never" if seconds is None else f"after {seconds:.1f} s")
+
+
+def _effects(seen: Observed) -> Promise:
+    kept = dict(seen.effects) == dict.fromkeys(seen.effects_expected, 1)
+    once = sum(1 for line in seen.effects_expected if seen.effects.get(line) == 1)
+    found = f"{once} of {len(seen.effects_expected)}"
+    unexpected = sum(seen.effects.values()) - once
+    return Promise(
+        "effects_once", "each effect exactly once", kept, found + (f", {unexpected} more" * bool(unexpected))
+    )
+
+
+def _refused(name: str, text: str, count: int) -> Promise:
+    return Promise(name, text, count >= 1, f"{count} x")
+
+
+def _no_step_twice(seen: Observed) -> Promise:
+    twice = sorted(step for step, count in seen.answers.items() if count > 1)
+    found = f"step {', '.join(map(str, twice))}" if twice else f"{len(seen.answers)} steps"
+    return Promise("no_step_twice", "no committed step was repeated", not twice, found)
+
+
+def _few_repeated_calls(seen: Observed) -> Promise:
+    """A takeover may cost the model call that was in flight, and no other. Fewer calls than answers is a lie too."""
+    kept = 0 <= seen.model_calls_repeated <= seen.takeovers
+    return Promise(
+        "few_model_calls_repeated",
+        "a takeover repeats one model call at most",
+        kept,
+        f"{seen.model_calls_repeated} of {seen.model_calls}",
+    )

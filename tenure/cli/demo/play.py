@@ -1,0 +1,218 @@
+"""The play: a task is submitted; its holder is frozen, the next one is killed, a third finishes, the first is woken.
+
+Nothing here is timed by sleeping. A worker freezes itself at a failpoint, and leaves a file just before; a tool call is
+known to be in flight when its intent is in the ledger and the tool service's own record says STARTED.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from tenure.cli.demo.board import Board, now
+from tenure.cli.demo.history import call_of_line
+from tenure.cli.demo.judgement import LONGEST_RESUME_SECONDS
+from tenure.cli.demo.outside import MODEL, effectful_calls, slow_line
+from tenure.cli.demo.waiting import PlayFailed, Wait
+from tenure.client import Client
+from tenure.client.client import CALL_TIMEOUT_SECONDS
+from tenure.dev.stack import ServiceProcess, Stack, StackOptions
+from tenure.domain.states import is_terminal
+from tenure.domain.tools import CallState
+from tenure.runtime.postgres import Pool, connection, open_pool
+from tenure.v1.admin_service_pb2 import ListWorkersRequest
+from tenure.v1.task_pb2 import AgentSpec
+from tenure.v1.task_service_pb2 import SubmitTaskRequest
+from tenure.wire.times import moment
+
+FIRST: Final = "worker-1"
+FREEZES_AT_STEP: Final = 4
+"""In the middle of the scenario; its calls are written down by then, and two of them have effects."""
+
+MODEL_LATENCY_MS: Final = 400
+TASK_SECONDS: Final = 30.0
+READY_SECONDS: Final = 30.0
+STEPS_SECONDS: Final = 20.0
+RESUME_SECONDS: Final = 2 * LONGEST_RESUME_SECONDS
+REFUSAL_SECONDS: Final = 15.0
+_CALL_STATE: Final = "select state from calls where task_id = %s::uuid and call_id = %s::text"
+
+
+async def perform(board: Board, environment: Mapping[str, str]) -> None:
+    """The whole play on a stack of its own. Raises PlayFailed, or what the stack's start raises."""
+    async with _stage(board, options(board, environment)) as (stack, client, pool), asyncio.TaskGroup() as watching:
+        play = Play(board, stack, client, pool)
+        watching.create_task(play.follow(), name="follow")
+        await play.submit()
+        await play.freeze_the_first()
+        await play.kill_the_second_in_a_call()
+        await play.wake_the_first()
+        await play.see_the_end()
+        board.finished = True  # the screen need not wait for the processes to end
+
+
+def options(board: Board, environment: Mapping[str, str]) -> StackOptions:
+    """Only the first worker is armed: to freeze itself once others are there, and to be deaf to its loss afterwards."""
+    actions = (f"wait({_others_file(board)})", f"touch({_frozen_file(board)})", "freeze")
+    terms = "->".join(f"{FREEZES_AT_STEP}#{action}" for action in actions)
+    failpoints = f"worker.after_intent={terms};worker.ignore_trust_window"
+    return StackOptions(
+        data_dir=board.layout.data_dir,
+        workers=1,
+        model_latency_ms=MODEL_LATENCY_MS,
+        log_format="human",
+        environment={"*": environment, FIRST: {"TENURE_FAILPOINTS": failpoints}},
+    )
+
+
+@asynccontextmanager
+async def _stage(board: Board, asked: StackOptions) -> AsyncIterator[tuple[Stack, Client, Pool]]:
+    """The stack and two ways to look at it. At the end the workers are killed: nothing is left to be given back."""
+    async with AsyncExitStack() as opened:
+        stack = await opened.enter_async_context(Stack(asked, board.tell_set_up))
+        opened.callback(_kill, stack)
+        client = await opened.enter_async_context(Client(stack.gateway_address))
+        pool = await opened.enter_async_context(open_pool(stack.postgres_dsn, service="demo", schema="tools"))
+        yield stack, client, pool
+
+
+class Play:
+    """The acts, to be called in this order."""
+
+    def __init__(self, board: Board, stack: Stack, client: Client, pool: Pool) -> None:
+        self._board, self._stack, self._client, self._pool = board, stack, client, pool
+        self._submitted = asyncio.Event()
+
+    async def follow(self) -> None:
+        """Takes in every entry of the task's ledger as it is committed, to its end."""
+        await self._submitted.wait()
+        async with aclosing(self._client.watch(self._board.task_id)) as events:
+            async for event in events:
+                if event.HasField("entry"):
+                    self._board.take_entry(event.entry)
+
+    async def submit(self) -> None:
+        """The only worker there is takes it; then two more come, and either may be the next."""
+        board = self._board
+        task = await self._client.submit(
+            "Place the orders, and each only once.", request=SubmitTaskRequest(agent=AgentSpec(model=MODEL))
+        )
+        board.task_id, board.submitted_at = task.task_id, moment(task.create_time)
+        count = len(effectful_calls())
+        board.tell(f"a task is submitted; {count} of its tool calls have effects outside", at=board.submitted_at)
+        self._submitted.set()
+        first = self._stack.workers[0]
+        await self._wait("the first worker to open the task", TASK_SECONDS, first).until(
+            board, lambda: len(board.holders) >= 1
+        )
+        others = [self._stack.add_worker(), self._stack.add_worker()]
+
+        async def attached() -> bool:
+            listed = await self._client.admin.ListWorkers(ListWorkersRequest(), timeout=CALL_TIMEOUT_SECONDS)
+            return len(listed.workers) == len(self._stack.workers)
+
+        await self._wait("two more workers to attach", READY_SECONDS, *others).poll(attached)
+        board.others_ready = True
+        _others_file(board).touch()
+
+    async def freeze_the_first(self) -> None:
+        """It stops itself between writing calls down and making them; its lease runs out, another one takes over."""
+        board, first, file = self._board, self._worker(0), _frozen_file(self._board)
+
+        async def frozen() -> bool:
+            return await asyncio.to_thread(file.exists)
+
+        await self._wait(f"{first.name} to freeze itself", STEPS_SECONDS, first).poll(frozen)
+        board.frozen_at = datetime.fromtimestamp(file.stat().st_mtime, UTC)
+        board.tell(
+            f"A is FROZEN (SIGSTOP) after writing step {FREEZES_AT_STEP}'s tool calls down, before making them",
+            at=board.frozen_at,
+            alarm=True,
+        )
+        await self._next_holder(2)
+
+    async def kill_the_second_in_a_call(self) -> None:
+        """Killed when a call with an effect is written down, begun and not ended."""
+        board, second, line = self._board, self._worker(1), slow_line()
+        await self._wait(f"the intent to append {line!r}", STEPS_SECONDS, second).until(
+            board, lambda: call_of_line(board.entries, line) is not None
+        )
+        intent = call_of_line(board.entries, line)
+        assert intent is not None
+        call = intent.body.tool_intent
+
+        async def started() -> bool:
+            return await self._call_state(call.call_id) is CallState.STARTED
+
+        tools = self._stack.services["tools"]
+        await self._wait(f"call {call.call_id} to be STARTED", STEPS_SECONDS, second, tools).poll(started)
+        board.tell(f"call {call.call_id} ({call.tool}) runs: its intent is in the ledger, the tools say STARTED")
+        board.interrupted_call, board.killed_at = call.call_id, now()
+        second.kill()
+        if not await started():
+            raise PlayFailed(f"call {call.call_id} ended before its worker was killed")
+        board.tell("B is KILLED (SIGKILL) in the middle of it", at=board.killed_at, alarm=True)
+        await self._next_holder(3)
+
+    async def wake_the_first(self) -> None:
+        """It goes on where it stopped, as if nothing had happened: what it does now must be refused twice."""
+        board, first = self._board, self._worker(0)
+        board.woken_at = now()
+        first.wake()
+        board.tell(
+            "A is WOKEN (SIGCONT), its own guard switched off (failpoint worker.ignore_trust_window)",
+            at=board.woken_at,
+            alarm=True,
+        )
+        stale = board.holders[0].epoch
+
+        async def refused() -> bool:
+            answer = await self._client.refusals(board.task_id)
+            board.take_refusals(answer.ledger, answer.tools)
+            by_whom = (board.refused_by_ledger, board.refused_by_tools)
+            return all(any(each.presented_epoch == stale for each in refusals) for refusals in by_whom)
+
+        await self._wait("both refusals of the woken worker", REFUSAL_SECONDS, first).poll(refused)
+
+    async def see_the_end(self) -> None:
+        """The third one finishes."""
+        board, third = self._board, self._worker(2)
+        await self._wait("the task's end", TASK_SECONDS, third).until(
+            board, lambda: board.state is not None and is_terminal(board.state)
+        )
+
+    async def _next_holder(self, count: int) -> None:
+        coordinator, *workers = self._stack.services["coordinator"], *self._stack.workers[1:]
+        await self._wait(f"takeover number {count - 1}", RESUME_SECONDS, coordinator, *workers).until(
+            self._board, lambda: len(self._board.holders) >= count
+        )
+
+    async def _call_state(self, call_id: str) -> CallState | None:
+        """From the tool service's own table: to clients it tells outcomes only."""
+        async with connection(self._pool) as postgres:
+            row = await (await postgres.execute(_CALL_STATE, (self._board.task_id, call_id))).fetchone()
+        return None if row is None else CallState(row[0])
+
+    def _worker(self, index: int) -> ServiceProcess:
+        """The process of the holder with this index."""
+        return self._stack.services[self._board.holders[index].worker_id]
+
+    def _wait(self, what: str, seconds: float, *asked: ServiceProcess) -> Wait:
+        return Wait(what, seconds, asked)
+
+
+def _kill(stack: Stack) -> None:
+    for worker in stack.workers:
+        worker.kill()
+
+
+def _others_file(board: Board) -> Path:
+    return board.layout.data_dir / "others-are-there"
+
+
+def _frozen_file(board: Board) -> Path:
+    return board.layout.data_dir / "frozen"

@@ -1,0 +1,140 @@
+"""The board on one screen of 100 columns and 35 rows, drawn anew while the play goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from typing import Final, Never
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from tenure.cli.demo.board import ROLES, Board, now
+from tenure.cli.demo.history import Holder
+from tenure.cli.demo.judgement import Observed, Promise, broken, judge
+from tenure.cli.words import one_line, state_style
+from tenure.domain.epochs import describe_epoch
+
+COLUMNS: Final = 100
+ROWS: Final = 34
+EVENTS: Final = 12
+REDRAW_SECONDS: Final = 0.125
+TITLE: Final = "A task survives its workers, and a worker that lost its task can no longer change anything."
+PLOT: Final = "The holder is frozen, the next one killed inside a tool call, a third finishes, the first is woken."
+HEADING: Final = "bold cyan"
+SYMBOLS: Final = {True: Text("✔", "bold green"), False: Text("✘", "bold red"), None: Text("·", "dim")}
+
+
+def fits(console: Console) -> bool:
+    """Whether the screen can be drawn there; plain lines otherwise."""
+    return console.is_terminal and console.width >= COLUMNS and console.height >= ROWS
+
+
+async def show(board: Board, console: Console) -> Never:
+    """Draws until cancelled, and the last state then; it stays on the terminal."""
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        try:
+            while True:
+                live.update(draw(board), refresh=True)
+                await asyncio.sleep(REDRAW_SECONDS)
+        finally:
+            live.update(draw(board), refresh=True)
+
+
+def draw(board: Board) -> RenderableType:
+    """The whole screen."""
+    seen = board.observed()
+    blank = Text()
+    below = Table.grid(padding=(0, 3, 0, 0))
+    below.add_row(_effects(seen), _promises(board, seen))
+    title = (Text(TITLE, "bold"), Text(PLOT, "dim"))
+    parts = [*title, blank, _holders(board), blank, _events(board), blank, below, blank, _result(board)]
+    return Group(*parts)
+
+
+def _holders(board: Board) -> RenderableType:
+    state = board.state or "not submitted"
+    title = Text.assemble(("WHO HOLDS THE TASK", HEADING), "   ", (str(state), state_style(state)))
+    title.append(f" · step {board.step} · epochs are generation.revision of etcd")
+    if board.submitted_at is not None:
+        title.append(f" · {_since(board, _end(board)):.1f} s")
+    table = Table.grid(padding=(0, 3, 0, 0))
+    for index, role in enumerate(ROLES):
+        holder = board.holders[index] if index < len(board.holders) else None
+        table.add_row("", Text(role, "bold"), *_holder_row(board, index, holder))
+    return Group(title, table)
+
+
+def _holder_row(board: Board, index: int, holder: Holder | None) -> tuple[RenderableType, ...]:
+    if holder is None:
+        return Text("ready to take over" if board.others_ready else "not there yet", "dim"), "", ""
+    following = board.holders[index + 1] if index + 1 < len(board.holders) else None
+    lost = Text(f"lost it: {following.taken_for}" if following else "", "red")
+    return f"{holder.worker_id}  epoch {describe_epoch(holder.epoch)}", _condition(board, index, following), lost
+
+
+def _condition(board: Board, index: int, following: Holder | None) -> Text:
+    """What the holder's process does now."""
+    if index == 0 and board.woken_at is not None:
+        return Text("awake, refused, gave up" if board.refused_by_ledger else "awake, goes on", "yellow")
+    if index == 0 and board.frozen_at is not None:
+        return Text("frozen", "bold blue")
+    if index == 1 and board.killed_at is not None:
+        return Text("killed", "bold red")
+    return Text("works no more" if following else "done" if board.result else "works", "bold green")
+
+
+def _events(board: Board) -> RenderableType:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    begun = board.submitted_at
+    shown = [event for event in board.events if begun is None or event.at >= begun][-EVENTS:]
+    for event in shown:
+        clock = f"{_since(board, event.at):5.1f} s" if board.submitted_at is not None else ""
+        text = Text(one_line(event.text, COLUMNS - 12), "yellow" if event.alarm else "default")
+        table.add_row("", Text(clock, "dim"), text)
+    for _ in range(EVENTS - len(shown)):
+        table.add_row("", "", "")
+    return Group(Text("WHAT HAPPENS", HEADING), table)
+
+
+def _effects(seen: Observed) -> RenderableType:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    unexpected = [line for line in seen.effects if line not in seen.effects_expected]
+    for line in (*seen.effects_expected, *unexpected):
+        count = seen.effects.get(line, 0)
+        style = "dim" if count == 0 else "green" if count == 1 else "bold red"
+        table.add_row("", Text(f"{count} x", style), Text(one_line(line, 34), style))
+    return Group(Text("EFFECTS, counted in files outside", HEADING), table)
+
+
+def _promises(board: Board, seen: Observed) -> RenderableType:
+    table = Table.grid(padding=(0, 1, 0, 0))
+    for promise in judge(seen):
+        symbol = SYMBOLS[promise.kept if board.finished else None]
+        table.add_row(symbol, promise.text, Text(f"({promise.found})", "dim"))
+    return Group(_verdict(board, judge(seen)), table)
+
+
+def _verdict(board: Board, promises: tuple[Promise, ...]) -> Text:
+    if not board.finished:
+        return Text("PROMISES, judged at the end", HEADING)
+    count = len(broken(promises))
+    said = (f"{count} BROKEN", "bold red") if count else ("all kept", "bold green")
+    return Text.assemble(("PROMISES: ", HEADING), said)
+
+
+def _result(board: Board) -> Text:
+    told = f"Its answer: {board.result}" if board.result else ""
+    return Text(one_line(told, COLUMNS - 1))
+
+
+def _since(board: Board, moment: datetime) -> float:
+    """Seconds since the submit; what was before counts from it backwards."""
+    assert board.submitted_at is not None
+    return (moment - board.submitted_at).total_seconds()
+
+
+def _end(board: Board) -> datetime:
+    return board.events[-1].at if board.finished else now()
