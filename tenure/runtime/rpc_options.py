@@ -58,7 +58,9 @@ class ServerLimits:
             ("grpc.max_concurrent_streams", self.max_concurrent_streams),
             ("grpc.max_connection_age_ms", round(self.max_connection_age_seconds * 1000)),
             ("grpc.max_connection_age_grace_ms", round(self.max_connection_age_grace_seconds * 1000)),
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", round(self.min_ping_interval_seconds * 1000)),
+            # Named otherwise than its macro (…MIN_RECV_PING…), and an unknown name is ignored: then the default of five
+            # minutes ends every quiet connection at its third ping.
+            ("grpc.http2.min_ping_interval_without_data_ms", round(self.min_ping_interval_seconds * 1000)),
             # Two servers on one port would share the calls between them without anybody noticing.
             ("grpc.so_reuseport", 0),
         ]

@@ -80,3 +80,16 @@ async def test_a_client_that_pings_within_the_limit_is_never_told_to_go_away():
             assert not done
             call.cancel()
             await asyncio.gather(reading, return_exceptions=True)
+
+
+async def test_a_quiet_healthy_connection_is_kept():
+    """A server strikes at the third ping that comes too soon: one that misreads our interval shows by the sixth."""
+    async with (
+        serve(Session(), Keepalive()) as server,
+        open_channel(server.address, keepalive=Keepalive(interval_seconds=0.5, timeout_seconds=5.0)) as channel,
+    ):
+        call = channel.stream_stream("/t.Session/Hold")()
+        assert await call.read() == b"welcome"
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(3.0):
+                await call.read()
