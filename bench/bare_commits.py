@@ -1,0 +1,89 @@
+"""The ledger's own statements without the service around them: what Postgres alone can do with the same commits.
+
+The statements are recorded while the checkpoint's code runs them inside a transaction that is undone, and then run
+again with the very same values: no rule, no gRPC, no token, only the round trips of the batch's transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any, Final, cast
+
+from bench.commit_loads import Run, fact
+from bench.held_tasks import HeldTask
+from services.checkpoint.committing import commit_batch
+from services.checkpoint.prepared import PreparedCommit, prepare
+from services.checkpoint.queries import use_one_integer_type
+from tenure.runtime.postgres import Connection, Pool
+from tenure.runtime.postgres import connection as pool_connection
+from tenure.runtime.signing import Verifier
+
+BATCH_COMMITS: Final = 64
+Statement = tuple[bytes, dict[str, Any]]
+
+
+@dataclass(slots=True)
+class _Recorder:
+    """Stands where the checkpoint's code expects a connection; runs what it is given, and keeps it."""
+
+    connection: Connection
+    statements: list[Statement] = field(default_factory=list)
+
+    async def execute(self, statement: bytes, parameters: dict[str, Any]) -> Any:
+        self.statements.append((statement, parameters))
+        return await self.connection.execute(statement, parameters)
+
+    def take(self) -> list[Statement]:
+        taken, self.statements = self.statements, []
+        return taken
+
+
+@dataclass(frozen=True, slots=True)
+class BareCommits:
+    """Batches of 64, one connection. `tasks` are used by nobody else, and by this only once."""
+
+    pool: Pool
+    verifier: Verifier
+
+    async def run(self, tasks: Sequence[HeldTask], batches: int) -> Run:
+        """Commits `batches` times one fact of each task."""
+        async with pool_connection(self.pool) as connection:
+            use_one_integer_type(connection)
+            recorded = await self._record(connection, tasks, batches)
+            return await _replay(connection, recorded, len(tasks))
+
+    async def _record(self, connection: Connection, tasks: Sequence[HeldTask], batches: int) -> list[list[Statement]]:
+        recorder = _Recorder(connection)
+        standing_in = cast("Connection", recorder)
+        commits = [prepare(task.commit([fact()]), self.verifier, validated=True) for task in tasks]
+        recorded = []
+        async with connection.transaction(force_rollback=True):
+            for _ in range(batches):
+                results, _ = await commit_batch(standing_in, commits)
+                for result in results:
+                    if isinstance(result, Exception):
+                        raise result
+                commits = [_next(commit) for commit in commits]
+                recorded.append(recorder.take())
+        return recorded
+
+
+def _next(commit: PreparedCommit) -> PreparedCommit:
+    """Each adds one entry, so numbers and sequences go on by one."""
+    return replace(commit, commit_number=commit.commit_number + 1, known_sequence=commit.known_sequence + 1)
+
+
+async def _replay(connection: Connection, recorded: Sequence[Sequence[Statement]], batch_commits: int) -> Run:
+    run, began = Run(), perf_counter()
+    for statements in recorded:
+        sent = perf_counter()
+        async with connection.transaction():
+            for statement, parameters in statements:
+                cursor = await connection.execute(statement, parameters)
+                if cursor.description is not None:
+                    await cursor.fetchall()
+        run.latencies += [perf_counter() - sent] * batch_commits
+    run.seconds = perf_counter() - began
+    return run

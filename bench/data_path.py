@@ -1,0 +1,75 @@
+"""The data path alone, as real processes: Postgres, the checkpoint service, the tool service.
+
+Nobody grants claims here: the bench signs its own tokens with the key of its installation.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final, Self
+
+from services.checkpoint.queries import SCHEMA
+from tenure.dev.postgres_process import PostgresProcess
+from tenure.dev.stack.addresses import choose_address
+from tenure.dev.stack.environments import Places, environment_of
+from tenure.dev.stack.layout import Layout
+from tenure.dev.stack.options import StackOptions
+from tenure.dev.stack.service import ServiceProcess
+from tenure.dev.stack.stores import open_postgres
+from tenure.runtime.postgres import Pool, PoolOptions, open_pool
+from tenure.runtime.signing import Signer
+
+_NO_RECORDS: Final = {"tools": {"TENURE_TOOLS_RECORDS_DIR": ""}}
+
+
+class DataPath:
+    """Serves while its `async with` is open. Its `append_record` is not set up, and so answers at once."""
+
+    def __init__(self, folder: Path, *kinds: str) -> None:
+        self.layout = Layout(folder)
+        self.services: dict[str, ServiceProcess] = {}
+        self.dsn = ""
+        self.pool: Pool
+        self._kinds = kinds
+        self._postgres: PostgresProcess | None = None
+        self._opened = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        self.layout.prepare()
+        async with AsyncExitStack() as opening:
+            options = StackOptions(data_dir=self.layout.data_dir, environment=_NO_RECORDS)
+            store, self._postgres = await open_postgres(options, self.layout, opening)
+            self.dsn = store.where
+            for kind in self._kinds:
+                await self._start(kind, options, opening)
+            pool = open_pool(self.dsn, service="bench", schema=SCHEMA, options=PoolOptions(max_size=2))
+            self.pool = await opening.enter_async_context(pool)
+            self._opened = opening.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._opened.aclose()
+
+    @property
+    def signer(self) -> Signer:
+        return Signer.load(self.layout.signing_key)
+
+    def address(self, kind: str) -> str:
+        """Where that service is dialled."""
+        return self.services[kind].address
+
+    def pids(self) -> dict[str, int]:
+        """Our processes by name; Postgres with all that it starts."""
+        assert self._postgres is not None, "it was started"
+        assert self._postgres.pid is not None, "it runs"
+        return {**{name: service.pid for name, service in self.services.items()}, "Postgres": self._postgres.pid}
+
+    async def _start(self, kind: str, options: StackOptions, opening: AsyncExitStack) -> None:
+        address = choose_address(kind, usual=False, avoid={service.address for service in self.services.values()})
+        environment = environment_of(kind, kind, address, options, self.layout, Places(postgres_dsn=self.dsn))
+        service = ServiceProcess(kind, f"services.{kind}", address, environment, self.layout.logs / f"{kind}.log")
+        self.services[kind] = service
+        opening.push_async_callback(service.drain)
+        service.start()
+        await service.wait_ready()

@@ -1,0 +1,105 @@
+"""Tasks in the ledger that the bench holds itself: created, granted and opened as coordinator and worker would."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import uuid_utils
+
+from tenure.domain.epochs import compose_epoch
+from tenure.domain.token import TASK_PREFIX, Claims
+from tenure.runtime.rpc_channel import TenureChannel
+from tenure.runtime.signing import Signer
+from tenure.runtime.tenancy import DEFAULT_TENANT
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import ledger_pb2, task_pb2, token_pb2
+from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
+from tenure.wire.token import sign_claims
+
+HOLDER: Final = "bench"
+GENERATION: Final = 1
+_TIMEOUT_SECONDS: Final = 30.0
+_AT_ONCE: Final = 16
+
+
+@dataclass(slots=True)
+class HeldTask:
+    """One claim, and what its next commit must say."""
+
+    task_id: str
+    token: token_pb2.FencingToken
+    sequence: int
+    commit_number: int = 1
+    step: int = 1
+
+    def commit(
+        self,
+        entries: Sequence[ledger_pb2.NewEntry],
+        reserve: pb.Reserve | None = None,
+        transition: pb.Transition | None = None,
+    ) -> pb.CommitRequest:
+        """The next commit."""
+        return pb.CommitRequest(
+            token=self.token,
+            commit_id=str(uuid.uuid4()),
+            commit_number=self.commit_number,
+            known_sequence=self.sequence,
+            entries=entries,
+            reserve=reserve,
+            transition=transition,
+        )
+
+    def acknowledged(self, response: pb.CommitResponse) -> None:
+        """It is durable."""
+        self.commit_number += 1
+        self.sequence = response.sequence
+
+
+class TaskMaker:
+    """Makes and claims tasks. Epochs rise with every claim, as etcd's revisions would."""
+
+    def __init__(self, channel: TenureChannel, signer: Signer) -> None:
+        self._stub: Any = CheckpointServiceStub(channel)
+        self._signer = signer
+        self._revision = 0
+
+    async def held(self, count: int, limits: task_pb2.Limits | None = None) -> list[HeldTask]:
+        """New tasks, each RUNNING under a claim of ours."""
+        room = asyncio.Semaphore(_AT_ONCE)
+
+        async def one() -> HeldTask:
+            async with room:
+                task_id = await self._create(limits)
+                return await self._open(task_id, await self.claim(task_id))
+
+        return list(await asyncio.gather(*(one() for _ in range(count))))
+
+    async def claim(self, task_id: str) -> token_pb2.FencingToken:
+        """A registered grant, newer than all before; not yet opened."""
+        self._revision += 1
+        claims = Claims(
+            resource=f"{TASK_PREFIX}{task_id}",
+            tenant=DEFAULT_TENANT,
+            epoch=compose_epoch(GENERATION, self._revision),
+            claim_id=str(uuid.uuid4()),
+            holder=HOLDER,
+        )
+        grant = pb.RegisterGrantsRequest.Grant(task_id=task_id, epoch=claims.epoch, claim_id=claims.claim_id)
+        await self._stub.RegisterGrants(pb.RegisterGrantsRequest(grants=[grant]), timeout=_TIMEOUT_SECONDS)
+        return sign_claims(self._signer, claims, datetime.now(UTC))
+
+    async def _create(self, limits: task_pb2.Limits | None) -> str:
+        spec = task_pb2.TaskSpec(goal="measure", limits=limits)
+        request = pb.CreateTaskRequest(request_id=str(uuid_utils.uuid7()), spec=spec)
+        task_id: str = (await self._stub.CreateTask(request, timeout=_TIMEOUT_SECONDS)).task.task_id
+        return task_id
+
+    async def _open(self, task_id: str, token: token_pb2.FencingToken) -> HeldTask:
+        parts = [part async for part in self._stub.Open(pb.OpenRequest(token=token), timeout=_TIMEOUT_SECONDS)]
+        header = parts[0].header
+        return HeldTask(task_id, token, header.task.sequence, header.next_commit_number)

@@ -1,0 +1,129 @@
+"""How soon a task runs: after its submit, and after its worker was killed, frozen or told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Final
+
+from bench.figures import Section, at_most
+from bench.followed_task import submitted
+from bench.options import Options
+from tenure.client import Client
+from tenure.dev.stack import ServiceProcess, Stack, StackOptions
+from tenure.v1 import admin_service_pb2 as admin
+
+SUBMITS: Final = 100
+TASKS_AT_ONCE: Final = 4
+SHORT_MODEL: Final = "sim-hello"
+LONG_MODEL: Final = "sim-steps-100000-list_files-100ms"
+PATIENCE_SECONDS: Final = 30.0
+POLL_SECONDS: Final = 0.05
+HOW: Final = (
+    f"The whole stack on this machine, two workers, simulated model, defaults (leases of 5 s). Submits: {SUBMITS}, one "
+    "after another, from sending the submit to hearing of RUNNING. Takeovers: each run ends the worker of some of "
+    f"{TASKS_AT_ONCE} tasks that are in the middle of their steps; from the signal to hearing, through WatchTask, that "
+    "another worker opened the task. One sample a task."
+)
+ToWorker = Callable[[ServiceProcess], Coroutine[Any, Any, None]]
+
+
+@dataclass(slots=True)
+class _Takeovers:
+    """The stack, and how its tasks change hands."""
+
+    stack: Stack
+    client: Client
+    exits: list[float] = field(default_factory=list)
+
+    async def run(self, end: ToWorker, revive: ToWorker) -> list[float]:
+        """One run: seconds from the signal to the next start, of each task that the ended worker had."""
+        await self._both_workers()
+        async with AsyncExitStack() as opened:
+            submits = (submitted(self.client, LONG_MODEL) for _ in range(TASKS_AT_ONCE))
+            tasks = [await opened.enter_async_context(one) for one in submits]
+            for task in tasks:
+                await task.until(lambda task: bool(task.starts) and task.step >= 2)
+            victim = self.stack.services[tasks[0].owner]
+            lost = [task for task in tasks if task.owner == victim.name]
+            known = [len(task.starts) for task in lost]
+            signalled = monotonic()
+            ending = asyncio.create_task(end(victim))
+            starts = await asyncio.gather(*(task.next_start(count) for task, count in zip(lost, known, strict=True)))
+            await ending
+            await revive(victim)
+        assert all(start.owner != victim.name for start in starts), "the task went back to the worker that was ended"
+        return [start.at - signalled for start in starts]
+
+    async def drain(self, worker: ServiceProcess) -> None:
+        """Told to stop; how long it took to end is kept."""
+        began = monotonic()
+        await worker.drain()
+        self.exits.append(monotonic() - began)
+
+    async def _both_workers(self) -> None:
+        """Until both have a session: an ended one came back, and only once."""
+        wanted = {worker.name for worker in self.stack.workers}
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while await self._live() != wanted:  # noqa: ASYNC110  it happens in another process
+                await asyncio.sleep(POLL_SECONDS)
+
+    async def _live(self) -> set[str]:
+        answer = await self.client.admin.ListWorkers(admin.ListWorkersRequest(), timeout=PATIENCE_SECONDS)
+        return {worker.worker_id for worker in answer.workers}
+
+
+async def measure(options: Options) -> list[Section]:
+    """Submits, kills, freezes, drains."""
+    section = Section("From submit or signal to running", HOW)
+    options.tell("latency: starting the whole stack")
+    async with (
+        Stack(StackOptions(data_dir=options.folder / "latency")) as stack,
+        Client(stack.gateway_address) as client,
+    ):
+        options.tell(f"latency: {SUBMITS} submits")
+        section.add_latencies("submit to running, idle", await _submits(client), bound=at_most(200))
+        takeovers = _Takeovers(stack, client)
+        options.tell("latency: kill -9")
+        killed = await _repeat(options.choose(quick=3, full=10), lambda: takeovers.run(_kill, ServiceProcess.restart))
+        section.add_latencies("kill -9 to running elsewhere", killed, bound=at_most(2000))
+        options.tell("latency: freeze")
+        frozen = await _repeat(options.choose(quick=2, full=5), lambda: takeovers.run(_freeze, _wake))
+        section.add_latencies("frozen (SIGSTOP) to running elsewhere", frozen, bound=at_most(10_000))
+        options.tell("latency: drain")
+        drained = await _repeat(
+            options.choose(quick=3, full=10), lambda: takeovers.run(takeovers.drain, ServiceProcess.restart)
+        )
+        section.add_latencies("drain (SIGTERM) to running elsewhere", drained)
+        section.add_latencies("drain (SIGTERM) to the process's end", takeovers.exits)
+    return [section]
+
+
+async def _submits(client: Client) -> list[float]:
+    """One after another, each after the one before has ended: nothing else is going on."""
+    seconds = []
+    for _ in range(SUBMITS):
+        began = monotonic()
+        async with submitted(client, SHORT_MODEL) as task:
+            seconds.append((await task.next_start(0)).at - began)
+            await task.until(lambda task: task.ended)
+    return seconds
+
+
+async def _repeat(count: int, run: Callable[[], Awaitable[list[float]]]) -> list[float]:
+    return [seconds for _ in range(count) for seconds in await run()]
+
+
+async def _kill(worker: ServiceProcess) -> None:
+    worker.kill()
+
+
+async def _freeze(worker: ServiceProcess) -> None:
+    worker.freeze()
+
+
+async def _wake(worker: ServiceProcess) -> None:
+    worker.wake()

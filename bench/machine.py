@@ -1,0 +1,86 @@
+"""What the figures were measured on. A figure without its machine says nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from tenure.dev.etcd_binary import EtcdMissingError, etcd_version, find_etcd
+from tenure.dev.postgres_binaries import find_postgres_binaries
+from tenure.dev.postgres_errors import EmbeddedPostgresError
+
+_SYNCS = 50
+_PAGE = b"\0" * 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """`sync_ms`: how long the data's disk takes to make 8 KiB durable. `load`: at the start, others included."""
+
+    cores: int
+    system: str
+    python: str
+    postgres: str
+    etcd: str
+    sync_ms: float
+    load: float
+
+    def line(self) -> str:
+        """All of it in one line."""
+        return (
+            f"{self.cores} cores, {self.system}, Python {self.python}, Postgres {self.postgres}, etcd {self.etcd}, "
+            f"fsync of 8 KiB {self.sync_ms:.2f} ms, load {self.load:.1f} at the start"
+        )
+
+
+def look(folder: Path) -> Machine:
+    """`folder`: where the data will be."""
+    return Machine(
+        cores=_cores(),
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        python=platform.python_version(),
+        postgres=_postgres_version(),
+        etcd=_etcd_version(),
+        sync_ms=_sync_ms(folder / "sync"),
+        load=os.getloadavg()[0],
+    )
+
+
+def _cores() -> int:
+    """Those we may use, where the system says."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _postgres_version() -> str:
+    try:
+        return find_postgres_binaries(None).version
+    except EmbeddedPostgresError:
+        return "missing"
+
+
+def _etcd_version() -> str:
+    try:
+        return etcd_version(find_etcd(None))
+    except EtcdMissingError:
+        return "missing"
+
+
+def _sync_ms(path: Path) -> float:
+    """Over a file that is written anew in place, as a write-ahead log is. A disk in memory shows here as 0.00."""
+    sync = getattr(os, "fdatasync", os.fsync)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        samples = []
+        for _ in range(_SYNCS):
+            began = time.perf_counter()
+            os.pwrite(descriptor, _PAGE, 0)
+            sync(descriptor)
+            samples.append((time.perf_counter() - began) * 1000)
+    finally:
+        os.close(descriptor)
+        path.unlink()
+    return median(samples)

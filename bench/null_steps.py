@@ -1,0 +1,92 @@
+"""Steps per second without model and tool: many ten-step agents at once over the worker's own streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Final
+
+from bench.cpu import CpuMeter
+from bench.data_path import DataPath
+from bench.figures import Section
+from bench.held_tasks import HeldTask, TaskMaker
+from bench.null_agent import ANSWER_BYTES, NullAgent
+from bench.options import Options
+from services.worker.ledger_client import LedgerClient
+from services.worker.tools_client import ToolsClient
+from tenure.runtime.duties import Duties
+from tenure.runtime.rpc_channel import open_channel
+
+AGENTS: Final = 32
+STEPS: Final = 10
+ROUNDS: Final = 3
+HOW: Final = (
+    f"{AGENTS} agents at once, each a task of {STEPS} steps, driven over the worker's commit and tool streams by this "
+    f"process. A step: one commit with a {ANSWER_BYTES} byte answer, its usage and an intent; one call, recorded and "
+    "answered by a tool that does nothing; one commit with the outcome and the next call's tokens set aside. "
+    f"{ROUNDS} rounds; figures are medians."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NullAgents:
+    """The data path with tools, and what drives it."""
+
+    path: DataPath
+    maker: TaskMaker
+    agent: NullAgent
+
+
+@asynccontextmanager
+async def null_agents(path: DataPath) -> AsyncIterator[NullAgents]:
+    """Streams to the services of a running data path."""
+    async with (
+        open_channel(path.address("checkpoint")) as ledger_channel,
+        open_channel(path.address("tools")) as tools_channel,
+        Duties() as duties,
+    ):
+        ledger, tools = LedgerClient(ledger_channel), ToolsClient(tools_channel)
+        duties.start("commit stream", ledger.run)
+        duties.start("tool stream", tools.run)
+        yield NullAgents(path, TaskMaker(ledger_channel, path.signer), NullAgent(ledger, tools))
+
+
+async def measure_null_steps(options: Options) -> Section:
+    """Rate, latencies and processor time."""
+    section = Section("Agent steps, no model, no tool", HOW)
+    options.tell("steps: starting Postgres, checkpoint and tools")
+    async with DataPath(options.folder / "null-steps", "checkpoint", "tools") as path, null_agents(path) as agents:
+        await _run_all(agents.agent, await agents.maker.held(AGENTS))
+        rates, latencies, used = [], [], []
+        for number in range(1, ROUNDS + 1):
+            options.tell(f"steps without a model: round {number} of {ROUNDS}")
+            tasks = await agents.maker.held(options.choose(quick=3 * AGENTS, full=16 * AGENTS))
+            meter = CpuMeter(path.pids(), own="driver")
+            meter.start()
+            began = perf_counter()
+            latencies += await _run_all(agents.agent, tasks)
+            rates.append(len(tasks) * STEPS / (perf_counter() - began))
+            used.append({name: value * 1e6 / (len(tasks) * STEPS) for name, value in meter.used_seconds().items()})
+    section.add_rounds("steps", rates, "/s")
+    section.add_latencies("a step", latencies)
+    for name in used[0]:
+        section.add_rounds(f"CPU of {name}", [one[name] for one in used], "µs a step")
+    return section
+
+
+async def _run_all(agent: NullAgent, tasks: list[HeldTask]) -> list[float]:
+    """All tasks to their end, `AGENTS` at once; the seconds of each step."""
+    waiting, latencies = deque(tasks), []
+
+    async def work() -> None:
+        while waiting:
+            task = waiting.popleft()
+            await agent.begin(task)
+            latencies.extend([await agent.step(task, last=number == STEPS) for number in range(1, STEPS + 1)])
+
+    await asyncio.gather(*(work() for _ in range(AGENTS)))
+    return latencies
