@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from itertools import islice
 from typing import Final
 
 from jsonschema import Draft202012Validator
@@ -59,9 +60,10 @@ class Registry:
         return arguments
 
     def _problems(self, name: str, arguments: Arguments) -> list[str]:
-        errors = sorted(self._validators[name].iter_errors(arguments), key=lambda error: error.json_path)
+        """The first few; a long list of wrong items has as many."""
+        errors = list(islice(self._validators[name].iter_errors(arguments), _MOST_PROBLEMS + 1))
         shown = [f"{_place(error.json_path)}{_shortened(error.message)}" for error in errors[:_MOST_PROBLEMS]]
-        return [*shown, f"and {len(errors) - _MOST_PROBLEMS} more"] if len(errors) > _MOST_PROBLEMS else shown
+        return [*shown, "and more"] if len(errors) > _MOST_PROBLEMS else shown
 
     def _offer(self, claims: Claims) -> str:
         names = ", ".join(definition.name for definition in self.definitions(claims))

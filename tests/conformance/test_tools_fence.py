@@ -33,6 +33,13 @@ async def started_calls(tools, owner, count):
             await asyncio.sleep(0.02)
 
 
+async def asked_for_ever(tools, owner):
+    """Until it is refused."""
+    async with asyncio.timeout(10):
+        while True:
+            await tools.outcome(owner, "9.0", "list_files")
+
+
 async def refused_calls(tools, owner):
     request = tool_service_pb2.ListRefusedCallsRequest(task_id=owner.task_id)
     return (await tools.stub.ListRefusedCalls(request, timeout=5)).refused_calls
@@ -193,8 +200,7 @@ async def test_what_is_past_its_point_of_no_return_is_told_as_done(tool_service,
     await appear(tmp_path / "done")
     closing = asyncio.create_task(tools.fence(owner, close=True))
     with pytest.raises(StaleEpoch):  # the close has come this far
-        while True:
-            await tools.outcome(owner, "9.0", "list_files")
+        await asked_for_ever(tools, owner)
     (tmp_path / "go").touch()
     assert (await closing)["1.0"].outcome.status == tool_pb2.OUTCOME_STATUS_SUCCEEDED
     assert (await call).status is OutcomeStatus.SUCCEEDED

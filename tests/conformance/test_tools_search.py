@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -14,7 +15,7 @@ from tenure.domain.tools import OutcomeStatus
 
 class _Endpoint(BaseHTTPRequestHandler):
     answer: tuple[int, bytes] = (200, b"{}")
-    requests: list[tuple[dict[str, list[str]], dict[str, str]]]
+    requests: ClassVar[list[tuple[dict[str, list[str]], dict[str, str]]]]
 
     def do_GET(self) -> None:
         self.requests.append((parse_qs(urlsplit(self.path).query), dict(self.headers)))
@@ -30,7 +31,7 @@ class _Endpoint(BaseHTTPRequestHandler):
 @pytest.fixture
 def endpoint():
     class Endpoint(_Endpoint):
-        requests = []
+        requests: ClassVar = []
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
     thread = threading.Thread(target=server.serve_forever)

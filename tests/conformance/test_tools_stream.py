@@ -142,8 +142,7 @@ async def test_a_draining_server_ends_its_streams_and_finishes_its_calls(tool_se
     assert (await stream.call.read()).events[0].HasField("started")
     ending = asyncio.create_task(tools.terminate())
     with pytest.raises(Unavailable) as caught:
-        while True:
-            await stream.call.read()
+        await stream.endings(2)
     assert caught.value.reason == "DRAINING"
     assert await ending == 0
     assert len(outside.lines("a")) == 1

@@ -23,10 +23,9 @@ async def appear(path):
 
 async def state_becomes(tools_database, owner, state):
     """Wait for the record."""
+    statement, task_id = "select state from calls where task_id = %s", uuid.UUID(owner.task_id)
     async with asyncio.timeout(10):
-        while await tools_database("select state from calls where task_id = %s", uuid.UUID(owner.task_id)) != [
-            (state,)
-        ]:
+        while await tools_database(statement, task_id) != [(state,)]:
             await asyncio.sleep(0.02)
 
 
@@ -57,15 +56,15 @@ async def test_a_start_that_is_late_is_taken_back_and_set_anew(tool_service, gra
     assert len(outside.lines("a")) == 1
 
 
-async def test_a_late_outcome_clears_the_doubt(tool_service, grants, outside, tmp_path):
+async def test_a_late_outcome_clears_the_doubt(tool_service, grants, outside, tools_database, tmp_path):
     frozen = await tool_service(failpoints=f"tools.after_effect=touch({tmp_path}/there)->freeze")
     owner = grants.claim(epoch=10)
-    call = frozen.begin(owner, "1.0", UNSAFE, file="a", line="x")
+    frozen.begin(owner, "1.0", UNSAFE, file="a", line="x")
     await appear(tmp_path / "there")
     tools, successor = await tool_service(), grants.claim(owner.task_id, epoch=11)
     assert (await tools.outcome(successor, "1.0", UNSAFE, file="a", line="x")).status is OutcomeStatus.IN_DOUBT
     frozen.thaw()
-    assert (await call).status is OutcomeStatus.SUCCEEDED
+    await state_becomes(tools_database, owner, "FINISHED")
     assert (await tools.outcome(successor, "1.0", UNSAFE, file="a", line="x")).status is OutcomeStatus.SUCCEEDED
     assert len(outside.lines("a")) == 1
 
@@ -84,7 +83,9 @@ async def test_a_runner_that_was_judged_dead_stops_what_it_runs(tool_service, gr
     frozen.thaw()
     with pytest.raises(TenureError):
         await call
-    assert frozen.logged("this runner could not renew in time: it stops what it runs")
+    async with asyncio.timeout(10):
+        while not frozen.logged("this runner could not renew in time: it stops what it runs"):
+            await asyncio.sleep(0.02)
     assert outside.lines("a") == []
     # It goes on under a new life.
     assert (await frozen.outcome(successor, "1.1", UNSAFE, file="a", line="y")).status is OutcomeStatus.SUCCEEDED

@@ -1,0 +1,169 @@
+"""Carrying out a tool: begun in time or never, bounded, stopped, put into words."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+import pytest
+
+from services.tools.builtin.definitions import define
+from services.tools.effects import Effect, NeverBegan
+from services.tools.output import cut
+from services.tools.records import Asked, CallKey
+from services.tools.runs import Displaced, Output, Runs, Started, Stop
+from services.tools.tool import CallContext, Tool, ToolAnswer, ToolFailed, past_return
+from tenure.domain.errors import Unavailable
+from tenure.domain.token import Claims
+from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
+
+
+def asked() -> Asked:
+    task_id = uuid.uuid4()
+    claims = Claims(f"tasks/{task_id}", "default", 10, "claim", "worker")
+    return Asked(CallKey(task_id, "1.0"), claims, "tool", EffectClass.UNSAFE, b"{}")
+
+
+def a_tool(run, timeout_seconds: float = 5.0, limit_bytes: int = 1000) -> Tool:
+    definition = define(
+        "tool", EffectClass.UNSAFE, "d", {}, timeout_seconds=timeout_seconds, output_limit_bytes=limit_bytes
+    )
+    return Tool(definition, run)
+
+
+async def outcome_of(run_tool, *, may_begin=lambda: True, run=None, **options) -> Outcome:
+    run = run or Runs().add(asked(), 1)
+    context = CallContext("default", "task", "1.0", "task/1.0", 10, run.emit)
+    return await Effect(run, a_tool(run_tool, **options), {}, context, may_begin).carry_out()
+
+
+async def for_ever(_context, _arguments) -> ToolAnswer:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def test_an_effect_that_may_not_begin_never_does():
+    begun = []
+
+    async def tool(_context, _arguments):
+        begun.append(True)
+        return ToolAnswer("done")
+
+    with pytest.raises(NeverBegan):
+        await outcome_of(tool, may_begin=lambda: False)
+    stopped = Runs().add(asked(), 1)
+    stopped.request_stop(Stop.CLOSED)
+    with pytest.raises(NeverBegan):
+        await outcome_of(tool, run=stopped)
+    assert not begun
+
+
+async def test_a_tool_that_takes_too_long_is_stopped():
+    outcome = await outcome_of(for_ever, timeout_seconds=0.05)
+    assert outcome.status is OutcomeStatus.TIMED_OUT
+    assert outcome.content.startswith("It took longer than 0.05 s and was stopped.")
+
+
+async def test_what_a_tool_raises_is_an_outcome():
+    async def fails(_context, _arguments):
+        raise ToolFailed("no such file", "MISSING")
+
+    async def crashes(_context, _arguments):
+        raise KeyError("secret")
+
+    failed, crashed = await outcome_of(fails), await outcome_of(crashes)
+    assert (failed.status, failed.content, failed.detail) == (OutcomeStatus.FAILED, "no such file", "MISSING")
+    assert (crashed.status, crashed.detail) == (OutcomeStatus.FAILED, "KeyError")
+    assert "secret" not in crashed.content
+
+
+@pytest.mark.parametrize(("reason", "told"), [(Stop.CLOSED, True), (Stop.LAPSED, False), (Stop.DRAINED, False)])
+async def test_only_a_trusted_runner_says_what_became_of_a_stopped_effect(reason, told):
+    run = Runs().add(asked(), 1)
+    carrying = asyncio.create_task(outcome_of(for_ever, run=run))
+    events = run.follow(joined=False)
+    assert await anext(events) == Started(1, joined=False)
+    run.request_stop(reason)
+    if told:
+        assert (await carrying).status is OutcomeStatus.CANCELLED
+    else:
+        with pytest.raises(Unavailable):
+            await carrying
+    await events.aclose()
+
+
+async def test_an_effect_past_its_point_of_no_return_answers_what_it_did():
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def write() -> str:
+        begun.set()
+        await go.wait()
+        return "written"
+
+    async def tool(_context, _arguments):
+        return ToolAnswer(await past_return(write()))
+
+    run = Runs().add(asked(), 1)
+    carrying = asyncio.create_task(outcome_of(tool, run=run))
+    await begun.wait()
+    run.request_stop(Stop.CLOSED)
+    assert run.effect is not None
+    run.effect.cancel()
+    await asyncio.sleep(0)
+    go.set()
+    outcome = await carrying
+    assert (outcome.status, outcome.content) == (OutcomeStatus.SUCCEEDED, "written")
+
+
+async def test_output_is_shown_while_it_comes_and_dropped_when_nobody_reads():
+    async def tool(context, _arguments):
+        context.emit("piece ")
+        await asyncio.sleep(0)
+        for _ in range(1000):
+            context.emit("x" * 1000)
+        return ToolAnswer("all")
+
+    run = Runs().add(asked(), 1)
+    carrying = asyncio.create_task(outcome_of(tool, run=run))
+    events = run.follow(joined=True)
+    assert await anext(events) == Started(1, joined=True)
+    outcome = await carrying
+    run.settle(outcome)
+    told = [event async for event in events]
+    assert told[-1] == outcome
+    assert 0 < sum(len(event.text) for event in told[:-1] if isinstance(event, Output)) <= 64 * 1024
+
+
+async def test_those_who_wait_for_a_call_that_is_stopped_before_it_began_are_told_at_once():
+    run = Runs().add(asked(), 1)
+    run.request_stop(Stop.CLOSED)
+    with pytest.raises(Displaced):
+        [event async for event in run.follow(joined=False)]
+
+
+def test_a_displaced_run_does_not_unlist_the_one_that_took_its_place():
+    async def check() -> None:
+        runs, call = Runs(), asked()
+        first, second = runs.add(call, 1), runs.add(call, 2)
+        runs.remove(first)
+        assert runs.find(call.key) is second
+        assert runs.attempt_of(call.key) == 2
+        runs.remove(second)
+        assert runs.attempt_of(call.key) is None
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("text", ["", "short", "ü" * 50, "a\0b", "\ud800"])
+def test_what_fits_is_kept_as_valid_text(text):
+    kept, was_cut = cut(text, 100)
+    assert not was_cut
+    assert kept == text.replace("\ud800", "?")
+
+
+@pytest.mark.parametrize("limit", [0, 10, 64, 100, 101, 102])
+def test_what_is_cut_is_valid_text_within_the_limit_and_says_so(limit):
+    kept, was_cut = cut("ü" * 1000, limit)
+    assert was_cut
+    assert len(kept.encode()) <= max(limit, 60)
+    assert kept.endswith(f"longer than {limit} bytes]")
