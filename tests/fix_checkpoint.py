@@ -82,7 +82,7 @@ class Owner:
         self.known_sequence = response.sequence
         return response
 
-    async def end(self, state: int = task_pb2.TASK_STATE_SUCCEEDED, result: str = "done") -> pb.CommitResponse:
+    async def end(self, state: task_pb2.TaskState.ValueType = task_pb2.TASK_STATE_SUCCEEDED, result: str = "done") -> pb.CommitResponse:
         return await self.commit(transition=pb.Transition(to_state=state, reason="FINAL_ANSWER", result=result))
 
 
@@ -104,18 +104,24 @@ class Checkpoint:
         request = pb.CreateTaskRequest(
             request_id=request_id or str(uuid4()), spec=task_pb2.TaskSpec(**{"goal": "do it", **spec})
         )
-        response = await self.stub.CreateTask(request, timeout=TIMEOUT_SECONDS)
+        response: pb.CreateTaskResponse = await self.stub.CreateTask(request, timeout=TIMEOUT_SECONDS)
         return response.task
 
     async def get(self, task_id: str) -> task_pb2.Task:
         request = pb.CheckpointServiceGetTaskRequest(task_id=task_id)
-        return (await self.stub.GetTask(request, timeout=TIMEOUT_SECONDS)).task
+        response: pb.CheckpointServiceGetTaskResponse = await self.stub.GetTask(request, timeout=TIMEOUT_SECONDS)
+        return response.task
 
-    def sign(self, task_id: str, epoch: int, claim_id: str, holder: str = "worker-1", tenant: str = "default") -> Any:
+    def sign(
+        self, task_id: str, epoch: int, claim_id: str, holder: str = "worker-1", tenant: str = "default"
+    ) -> tuple[token_pb2.FencingToken, Claims]:
+        """A token, registered or not."""
         claims = Claims(f"tasks/{task_id}", tenant, epoch, claim_id, holder)
         return sign_claims(Signer.load(self.keys / "signing.json"), claims, datetime.now(UTC)), claims
 
-    async def grant(self, task_id: str, *, epoch: int = 0, holder: str = "worker-1") -> tuple[Any, Claims]:
+    async def grant(
+        self, task_id: str, *, epoch: int = 0, holder: str = "worker-1"
+    ) -> tuple[token_pb2.FencingToken, Claims]:
         """A registered claim and its token; epochs grow by themselves."""
         epoch, claim_id = epoch or next(_epochs), str(uuid4())
         grants = [pb.RegisterGrantsRequest.Grant(task_id=task_id, epoch=epoch, claim_id=claim_id)]
@@ -145,7 +151,8 @@ class Checkpoint:
             actor="alice",
             cancel_request=ledger_pb2.CancelRequest(reason=reason),
         )
-        return (await self.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)).task
+        response: pb.AppendForeignResponse = await self.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)
+        return response.task
 
     async def say(self, task_id: str, text: str, request_id: str = "") -> task_pb2.Task:
         request = pb.AppendForeignRequest(
@@ -154,7 +161,8 @@ class Checkpoint:
             actor="alice",
             user_message=ledger_pb2.UserMessage(text=text),
         )
-        return (await self.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)).task
+        response: pb.AppendForeignResponse = await self.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)
+        return response.task
 
     async def requeue(self, owner: Owner, reason: str = "LEASE_EXPIRED", output_tokens: int = 0) -> list[str]:
         lost = pb.RequeueLostRequest.Lost(

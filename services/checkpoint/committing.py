@@ -126,6 +126,7 @@ async def _apply(
         reserve=reserved,
         state=STATES.to_wire(row.state),
     )
+    draft.committed = True  # also without a fact: a denied reserve is an answer that a repeat must get again
     row.commit_number, row.last_commit_id = commit.commit_number, commit.commit_id
     row.last_commit_hash, row.last_base = commit.payload_hash, base
     row.last_reply = response.SerializeToString(deterministic=True)

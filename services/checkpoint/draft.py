@@ -59,7 +59,7 @@ class Bill(NamedTuple):
 
 @dataclass(slots=True)
 class Draft:
-    """What happens to one task. `moved`: more than a step's columns changed."""
+    """What happens to one task. `moved`: more than a step's columns changed; `committed`: a commit was counted."""
 
     row: TaskRow
     budget: BudgetRow
@@ -67,6 +67,7 @@ class Draft:
     bills: list[Bill] = field(default_factory=list)
     result: bytes = b""
     moved: bool = False
+    committed: bool = False
     claimable: bool = False
 
     def append(self, kind: int, body: bytes, *, step: int, actor: str, by_claim: bool) -> None:
@@ -194,7 +195,7 @@ class Draft:
     @property
     def has_work(self) -> bool:
         """Whether there is anything to write."""
-        return self.moved or bool(self.entries)
+        return self.moved or self.committed or bool(self.entries)
 
     def _retry_at(self, to_state: TaskState, delay_seconds: float) -> datetime | None:
         if to_state is not TaskState.RETRY_SCHEDULED:

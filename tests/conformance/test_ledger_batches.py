@@ -1,0 +1,193 @@
+"""Group commit: a batch is one transaction, and still no commit suffers from its neighbours."""
+
+import asyncio
+
+import psycopg
+import pytest
+
+from services.checkpoint.batcher import Batcher, BatchLimits
+from services.checkpoint.prepared import prepare
+from tenure.domain.errors import InvalidRequest, LimitReached, NotFound, StaleEpoch, Unavailable
+from tenure.runtime.signing import Verifier
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tests.fix_checkpoint import TIMEOUT_SECONDS, words
+
+
+class HeldCommitter:
+    """Not a ledger: it shows what the batcher hands on, and when."""
+
+    def __init__(self):
+        self.batches, self.release = [], asyncio.Semaphore(0)
+
+    async def commit(self, commits):
+        self.batches.append(commits)
+        await self.release.acquire()
+        return [pb.CommitResponse(sequence=len(self.batches)) for _ in commits]
+
+
+@pytest.fixture
+async def held():
+    """A committer that writes a batch when told to, and its batcher."""
+    committer = HeldCommitter()
+    batcher = Batcher(committer, BatchLimits(batch_commits=4, waiting_commits=6))
+    running = asyncio.create_task(batcher.run())
+    yield committer, batcher
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def owners_of(checkpoint, count):
+    replica = await checkpoint()
+    tasks = [await replica.create() for _ in range(count)]
+    return replica, [await replica.claim(task.task_id) for task in tasks]
+
+
+def prepared(owner, *entries):
+    verifier = Verifier(owner.replica.keys / "verifying.json")
+    return prepare(owner.request(*(entries or [words()])), verifier, validated=True)
+
+
+async def test_two_commits_of_one_task_are_never_in_one_batch(checkpoint, held):
+    committer, batcher = held
+    _, (one, two) = await owners_of(checkpoint, 2)
+    answers = [batcher.submit(prepared(owner)) for owner in (one, one, two, one)]
+    for _ in range(3):
+        committer.release.release()
+    await asyncio.gather(*answers)
+    tasks = [[commit.task_id for commit in batch] for batch in committer.batches]
+    assert tasks == [[one.task.task_id, two.task.task_id], [one.task.task_id], [one.task.task_id]]
+
+
+async def test_a_caller_that_goes_away_does_not_take_its_batch_along(checkpoint, held):
+    committer, batcher = held
+    _, (one, two) = await owners_of(checkpoint, 2)
+    gone, stays = batcher.submit(prepared(one)), batcher.submit(prepared(two))
+    await asyncio.sleep(0)
+    gone.cancel()
+    committer.release.release()
+    assert (await stays).sequence == 1
+    assert len(committer.batches[0]) == 2
+
+
+async def test_a_full_queue_says_so(checkpoint, held):
+    _, batcher = held
+    _, (owner,) = await owners_of(checkpoint, 1)
+    commit = prepared(owner)
+    for _ in range(6):
+        batcher.submit(commit)
+    with pytest.raises(LimitReached):
+        batcher.submit(commit)
+
+
+async def test_what_waits_when_the_process_ends_is_refused(checkpoint):
+    batcher = Batcher(HeldCommitter())
+    _, (one, two) = await owners_of(checkpoint, 2)
+    running = asyncio.create_task(batcher.run())
+    first = batcher.submit(prepared(one))
+    while not batcher._committer.batches:
+        await asyncio.sleep(0)
+    second = batcher.submit(prepared(two))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    for answer in (first, second):
+        with pytest.raises(Unavailable):
+            await answer
+
+
+async def test_a_refused_commit_harms_no_neighbour_of_its_batch(checkpoint):
+    replica, owners = await owners_of(checkpoint, 6)
+    stale, wrong, *good = owners
+    await replica.claim(stale.task.task_id)
+    unknown, _ = replica.sign("00000000-0000-7000-8000-000000000000", 1, "c")
+    requests = [
+        stale.request(words()),
+        *[owner.request(words()) for owner in good],
+        wrong.request(words(), token=unknown),
+    ]
+    results = await in_one_frame(replica, requests)
+    assert isinstance(results[0], StaleEpoch)
+    assert [result.sequence for result in results[1:-1]] == [4] * len(good)
+    assert isinstance(results[-1], NotFound)
+
+
+async def test_a_commit_that_postgres_will_not_take_harms_no_neighbour(checkpoint):
+    replica, (bad, *good) = await owners_of(checkpoint, 4)
+    token, _ = replica.sign(bad.task.task_id, bad.claims.epoch, bad.claims.claim_id, holder="nul \0 here")
+    requests = [bad.request(words(), token=token), *[owner.request(words()) for owner in good]]
+    results = await in_one_frame(replica, requests)
+    assert isinstance(results[0], InvalidRequest)
+    assert [result.sequence for result in results[1:]] == [4, 4, 4]
+
+
+async def in_one_frame(replica, requests):
+    """The results of commits sent in one frame, in their order."""
+    from tenure.wire.refusal import refusal_to_domain
+
+    tagged = [pb.TaggedCommit(tag=tag, commit=request) for tag, request in enumerate(requests)]
+    found = {}
+    call = replica.stub.CommitStream(timeout=TIMEOUT_SECONDS)
+    await call.write(pb.CommitStreamRequest(commits=tagged))
+    await call.done_writing()
+    async for frame in call:
+        for result in frame.results:
+            refused = result.HasField("refusal")
+            found[result.tag] = refusal_to_domain(result.refusal) if refused else result.response
+    return [found[tag] for tag in range(len(requests))]
+
+
+async def test_writers_of_the_same_tasks_in_opposite_order_do_not_deadlock(checkpoint):
+    replica, owners = await owners_of(checkpoint, 12)
+    other = await checkpoint(dsn=replica.dsn)
+
+    async def write(side, order):
+        for number in range(1, 16):
+            for owner in order:
+                owner.next_number = number
+            requests = [owner.request(words(), commit_id=commit_id(owner, number)) for owner in order]
+            await in_one_frame(side, requests)
+
+    before = await deadlocks(replica)
+    await asyncio.gather(write(replica, owners), write(other, owners[::-1]))
+    assert await deadlocks(replica) == before
+    assert {(await replica.get(owner.task.task_id)).sequence for owner in owners} == {3 + 15}
+
+
+def commit_id(owner, number):
+    """The same for both writers: one of them is answered as a repeat."""
+    return f"{owner.task.task_id[:-12]}{number:012d}"
+
+
+async def deadlocks(replica):
+    return (await replica.query("select deadlocks from pg_stat_database where datname = current_database()"))[0][0]
+
+
+async def test_a_connection_that_breaks_under_a_batch_is_replaced_and_the_batch_run_again(checkpoint):
+    replica, owners = await owners_of(checkpoint, 8)
+    for _ in range(3):
+        await replica.query(
+            "select pg_terminate_backend(pid) from pg_stat_activity "
+            "where application_name = 'tenure-checkpoint-commits' and datname = current_database()"
+        )
+        await asyncio.gather(*[owner.commit(words()) for owner in owners])
+    assert {(await replica.get(owner.task.task_id)).sequence for owner in owners} == {6}
+
+
+async def test_a_commit_lost_in_its_commit_is_recognised_as_durable(checkpoint):
+    """The backend dies after its COMMIT was durable and before it said so: the same batch again is a repeat."""
+    replica, (owner,) = await owners_of(checkpoint, 1)
+    request = owner.request(words())
+    await owner.send(request)
+    await replica.query(
+        "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'tenure-checkpoint-commits'"
+    )
+    assert (await owner.send(request)).sequence == 4
+    assert (await replica.get(owner.task.task_id)).sequence == 4
+
+
+async def test_a_row_that_is_locked_for_long_fails_its_batch_and_nothing_is_acknowledged(checkpoint):
+    replica, (owner,) = await owners_of(checkpoint, 1)
+    async with await psycopg.AsyncConnection.connect(replica.dsn) as postgres:
+        await postgres.execute("select 1 from ledger.tasks for update")
+        with pytest.raises(Unavailable):
+            await replica.stub.Commit(owner.request(words()), timeout=1.0)
+    assert (await owner.commit(words(), commit_number=(await replica.open(owner.token, owner.claims)).next_number))

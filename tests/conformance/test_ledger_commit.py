@@ -1,0 +1,263 @@
+"""The ledger's door: what a commit may do, and what it is answered."""
+
+import asyncio
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from tenure.domain.errors import InvalidRequest, NotFound, SequenceConflict, StaleEpoch, WrongState
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
+from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, entry, kinds, reserve, words
+
+
+def intent(call_id="1.0", step=1):
+    return entry(step, tool_intent=ledger_pb2.ToolIntent(call_id=call_id, tool="t", arguments_json="{}"))
+
+
+def outcome(call_id="1.0", step=1):
+    result = tool_pb2.Outcome(status=tool_pb2.OUTCOME_STATUS_SUCCEEDED, content="ok")
+    return entry(step, tool_outcome=ledger_pb2.ToolOutcome(call_id=call_id, outcome=result))
+
+
+async def started(checkpoint, **spec):
+    replica = await checkpoint()
+    return replica, await replica.claim((await replica.create(**spec)).task_id)
+
+
+async def test_sequences_are_given_out_without_gaps(checkpoint):
+    replica, owner = await started(checkpoint)
+    for count in (1, 3, 2):
+        await owner.commit(*[words() for _ in range(count)])
+    assert [one.sequence for one in await replica.entries(owner.task.task_id)] == list(range(1, 10))
+
+
+async def test_a_repeat_is_answered_byte_for_byte_as_the_first_time(checkpoint):
+    replica, owner = await started(checkpoint)
+    await replica.say(owner.task.task_id, "hello")
+    request = owner.request(words(), reserve=reserve())
+    first = await owner.send(request)
+    assert len(first.foreign_entries) == 1
+    await replica.say(owner.task.task_id, "and more")
+    assert (await owner.send(request)).SerializeToString(deterministic=True) == first.SerializeToString(
+        deterministic=True
+    )
+    assert kinds(await replica.entries(owner.task.task_id)).count("model_attempt") == 1
+
+
+async def test_the_same_commit_twice_at_once_is_applied_once(checkpoint):
+    replica, owner = await started(checkpoint)
+    other = await checkpoint(dsn=replica.dsn)
+    request = owner.request(words())
+    answers = await asyncio.gather(
+        *[side.stub.Commit(request, timeout=TIMEOUT_SECONDS) for side in (replica, other) for _ in range(4)]
+    )
+    assert {one.sequence for one in answers} == {4}
+    assert (await replica.get(owner.task.task_id)).sequence == 4
+
+
+async def test_the_closing_commit_is_answered_again_after_the_end(checkpoint):
+    replica, owner = await started(checkpoint)
+    request = owner.request(
+        transition=pb.Transition(to_state=task_pb2.TASK_STATE_SUCCEEDED, reason="FINAL_ANSWER", result="42")
+    )
+    first = await owner.send(request)
+    assert await owner.send(request) == first
+    assert (await replica.get(owner.task.task_id)).result == "42"
+
+
+async def test_a_repeat_with_another_payload_is_a_conflict(checkpoint):
+    _, owner = await started(checkpoint)
+    request = owner.request(words("one"))
+    await owner.send(request)
+    changed = owner.request(words("two"), commit_id=request.commit_id, commit_number=1)
+    with pytest.raises(SequenceConflict):
+        await owner.send(changed)
+
+
+async def test_a_gap_and_an_old_number_are_conflicts(checkpoint):
+    replica, owner = await started(checkpoint)
+    await owner.commit(words())
+    await owner.commit(words())
+    for number in (1, 2, 4):
+        with pytest.raises(SequenceConflict):
+            await owner.send(owner.request(words(), commit_number=number))
+    assert (await replica.get(owner.task.task_id)).sequence == 5
+
+
+async def test_a_commit_that_waited_while_the_fence_was_raised_is_stale(checkpoint):
+    replica, owner = await started(checkpoint)
+    task_id = owner.task.task_id
+    async with await psycopg.AsyncConnection.connect(replica.dsn) as postgres:
+        await postgres.execute("select 1 from ledger.tasks where task_id = %s for update", (task_id,))
+        waiting = asyncio.create_task(owner.commit(words()))
+        await until_somebody_waits_for_a_lock(replica)
+        await postgres.execute(
+            "update ledger.tasks set granted = granted + 1, granted_claim = 'new', epoch = epoch + 1, claim_id = 'new' "
+            "where task_id = %s",
+            (task_id,),
+        )
+    with pytest.raises(StaleEpoch):
+        await waiting
+    assert (await replica.get(task_id)).sequence == 3
+
+
+async def until_somebody_waits_for_a_lock(replica):
+    async with asyncio.timeout(10):
+        while not await replica.query(
+            "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+        ):
+            await asyncio.sleep(0.005)
+
+
+async def test_a_wrong_claim_of_the_right_epoch_is_stale(checkpoint):
+    replica, owner = await started(checkpoint)
+    token, _ = replica.sign(owner.task.task_id, owner.claims.epoch, str(uuid4()))
+    with pytest.raises(StaleEpoch):
+        await owner.send(owner.request(words(), token=token))
+
+
+async def test_an_unknown_task_is_not_found(checkpoint):
+    replica, owner = await started(checkpoint)
+    token, _ = replica.sign(str(uuid4()), 1, str(uuid4()))
+    with pytest.raises(NotFound):
+        await owner.send(owner.request(words(), token=token))
+
+
+async def test_an_owner_is_stale_while_its_task_merely_waits_in_the_queue(checkpoint):
+    replica, owner = await started(checkpoint)
+    await replica.requeue(owner)
+    with pytest.raises(StaleEpoch):
+        await owner.commit(words())
+
+
+@pytest.mark.parametrize("kind", ["submitted", "transition", "model_attempt", "attempt_lost", "cancel_request"])
+async def test_what_the_ledger_writes_itself_a_worker_may_not(checkpoint, kind):
+    _, owner = await started(checkpoint)
+    body = ledger_pb2.EntryBody()
+    getattr(body, kind).SetInParent()
+    with pytest.raises(InvalidRequest):
+        await owner.commit(ledger_pb2.NewEntry(step=1, body=body))
+
+
+async def test_facts_of_others_come_back_with_the_next_commit_only(checkpoint):
+    replica, owner = await started(checkpoint)
+    assert not (await owner.commit(words())).foreign_entries
+    await replica.say(owner.task.task_id, "look here")
+    told = (await owner.commit(words())).foreign_entries
+    assert [one.body.user_message.text for one in told] == ["look here"]
+    assert told[0].actor == "alice"
+    assert not (await owner.commit(words())).foreign_entries
+
+
+async def test_who_is_too_far_behind_must_open_again(checkpoint):
+    _, owner = await started(checkpoint)
+    await owner.commit(*[words("x" * 200_000) for _ in range(4)])
+    await owner.commit(*[words("x" * 200_000) for _ in range(4)])
+    with pytest.raises(SequenceConflict):
+        await owner.commit(words(), known_sequence=0)
+    with pytest.raises(SequenceConflict):
+        await owner.commit(words(), known_sequence=1000)
+
+
+async def test_no_task_ends_while_a_call_has_no_outcome(checkpoint):
+    replica, owner = await started(checkpoint)
+    await owner.commit(intent("1.0"), intent("1.1"))
+    for state in (task_pb2.TASK_STATE_SUCCEEDED, task_pb2.TASK_STATE_FAILED):
+        with pytest.raises(WrongState):
+            await owner.end(state)
+    await owner.commit(
+        outcome("1.0"),
+        outcome("1.1"),
+        transition=pb.Transition(to_state=task_pb2.TASK_STATE_FAILED, reason="MODEL_REJECTED"),
+    )
+    assert (await replica.get(owner.task.task_id)).state == task_pb2.TASK_STATE_FAILED
+
+
+async def test_an_outcome_needs_an_open_call_and_a_call_is_opened_once(checkpoint):
+    _, owner = await started(checkpoint)
+    with pytest.raises(InvalidRequest):
+        await owner.commit(outcome("1.0"))
+    await owner.commit(intent("1.0"))
+    with pytest.raises(InvalidRequest):
+        await owner.commit(intent("1.0"))
+    await owner.commit(outcome("1.0"))
+    with pytest.raises(InvalidRequest):
+        await owner.commit(outcome("1.0"))
+
+
+async def test_an_answer_needs_its_open_attempt_and_settles_it(checkpoint):
+    replica, owner = await started(checkpoint)
+    with pytest.raises(InvalidRequest):
+        await owner.commit(answer())
+    granted = (await owner.commit(reserve=reserve(input_tokens=50, output=20))).reserve.granted
+    assert (granted.max_output_tokens, granted.reserved_tokens) == (20, 70)
+    with pytest.raises(InvalidRequest):
+        await owner.commit(answer(attempt=2))
+    budget = (await owner.commit(answer(tokens=15))).budget
+    assert (budget.used_tokens, budget.reserved_tokens) == (15, 0)
+    assert (await replica.get(owner.task.task_id)).usage.output_tokens == 15
+
+
+async def test_an_attempt_is_made_once(checkpoint):
+    _, owner = await started(checkpoint)
+    await owner.commit(reserve=reserve())
+    with pytest.raises(InvalidRequest):
+        await owner.commit(reserve=reserve(attempt=2))
+    await owner.commit(answer())
+    with pytest.raises(InvalidRequest):
+        await owner.commit(reserve=reserve())
+    await owner.commit(reserve=reserve(step=2))
+
+
+async def test_a_retry_is_parked_until_its_time_and_then_queued(checkpoint):
+    replica, owner = await started(checkpoint)
+    parked = pb.Transition(to_state=task_pb2.TASK_STATE_RETRY_SCHEDULED, reason="MODEL_RATE_LIMITED")
+    parked.retry_delay.FromMilliseconds(1)
+    response = await owner.commit(transition=parked)
+    assert response.state == task_pb2.TASK_STATE_RETRY_SCHEDULED
+    async for some in replica.stub.WatchEntries(
+        pb.WatchEntriesRequest(task_id=owner.task.task_id, after_sequence=response.sequence), timeout=TIMEOUT_SECONDS
+    ):
+        assert kinds(some.entries) == ["RETRY_SCHEDULED>QUEUED"]
+        break
+    with pytest.raises(StaleEpoch):
+        await owner.commit(words())
+
+
+async def test_a_result_may_hold_what_postgres_cannot_keep_as_text(checkpoint):
+    replica, owner = await started(checkpoint)
+    transition = pb.Transition(
+        to_state=task_pb2.TASK_STATE_FAILED, reason="MODEL_REJECTED", message="bad \0 byte", result="a\0b"
+    )
+    await owner.commit(transition=transition)
+    task = await replica.get(owner.task.task_id)
+    assert (task.result, task.message) == ("a\0b", "bad \N{REPLACEMENT CHARACTER} byte")
+
+
+async def test_a_stale_write_is_audited(checkpoint):
+    replica, owner = await started(checkpoint)
+    new = await replica.claim(owner.task.task_id)
+    with pytest.raises(StaleEpoch):
+        await owner.commit(words())
+    async with asyncio.timeout(10):
+        while True:
+            request = pb.ListRefusedWritesRequest(task_id=owner.task.task_id)
+            refused = (await replica.stub.ListRefusedWrites(request, timeout=TIMEOUT_SECONDS)).refused_writes
+            if refused:
+                break
+            await asyncio.sleep(0.01)
+    assert [(one.method, one.presented_epoch, one.current_epoch) for one in refused] == [
+        ("Commit", owner.claims.epoch, new.claims.epoch)
+    ]
+
+
+async def test_deaths_are_forgotten_with_a_new_step(checkpoint):
+    replica, owner = await started(checkpoint)
+    for _ in range(3):
+        await replica.requeue(owner)
+        owner = await replica.claim(owner.task.task_id)
+    assert await replica.query("select deaths from ledger.tasks") == [(3,)]
+    await owner.commit(reserve=reserve(step=1))
+    assert await replica.query("select deaths from ledger.tasks") == [(0,)]

@@ -1,0 +1,138 @@
+"""A submit is accepted once, whatever is repeated, and is seen by its own tenant only."""
+
+import asyncio
+from uuid import uuid4
+
+import pytest
+
+from tenure.domain.errors import AlreadyExists, InvalidRequest, NotFound
+from tenure.runtime.tenancy import set_tenant
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_pb2
+from tests.fix_checkpoint import TIMEOUT_SECONDS, kinds
+
+
+async def test_a_new_task_is_queued_and_its_ledger_begins_with_the_goal(checkpoint):
+    replica = await checkpoint()
+    task = await replica.create(goal="write a poem", labels={"team": "red"}, queue="poems")
+    assert task.state == task_pb2.TASK_STATE_QUEUED
+    assert (task.reason, task.attempt, task.sequence, task.root_task_id) == ("SUBMITTED", 1, 2, task.task_id)
+    assert task.spec.agent.loop == "messages"
+    assert task.budget.max_tokens == 2_000_000
+    entries = await replica.entries(task.task_id)
+    assert kinds(entries) == ["submitted", ">QUEUED"]
+    assert entries[0].body.submitted.spec == task.spec
+
+
+async def test_the_same_request_id_and_payload_give_the_same_task(checkpoint):
+    replica = await checkpoint()
+    first = await replica.create("r-1", goal="once")
+    assert await replica.create("r-1", goal="once") == first
+
+
+async def test_the_same_submit_many_times_at_once_makes_one_task(checkpoint):
+    replica = await checkpoint()
+    other = await checkpoint(dsn=replica.dsn)
+    tasks = await asyncio.gather(*[side.create("r-1", goal="once") for side in (replica, other) for _ in range(10)])
+    assert len({task.task_id for task in tasks}) == 1
+    assert await replica.query("select count(*) from ledger.tasks") == [(1,)]
+    assert await replica.query("select count(*) from ledger.entries") == [(2,)]
+
+
+async def test_a_request_id_with_another_payload_is_refused_and_names_the_task(checkpoint):
+    replica = await checkpoint()
+    task = await replica.create("r-1", goal="this")
+    with pytest.raises(AlreadyExists) as refused:
+        await replica.create("r-1", goal="that")
+    assert refused.value.reason == "REQUEST_ID_REUSED"
+    assert refused.value.metadata == {"task_id": task.task_id}
+
+
+async def test_defaults_written_out_are_the_same_payload(checkpoint):
+    replica = await checkpoint()
+    first = await replica.create("r-1", goal="once")
+    again = await replica.create("r-1", goal="once", queue="default", agent=task_pb2.AgentSpec(loop="messages"))
+    assert again.task_id == first.task_id
+
+
+async def test_a_goal_may_hold_what_postgres_cannot_keep_as_text(checkpoint):
+    replica = await checkpoint()
+    task = await replica.create(goal="zero \0 byte")
+    assert (await replica.get(task.task_id)).spec.goal == "zero \0 byte"
+
+
+async def test_a_label_that_cannot_be_kept_is_the_callers_mistake(checkpoint):
+    replica = await checkpoint()
+    with pytest.raises(InvalidRequest) as refused:
+        await replica.create(labels={"k": "\0"})
+    assert refused.value.reason == "INVALID_TEXT"
+
+
+async def test_another_tenants_task_is_not_found(checkpoint):
+    replica = await checkpoint()
+    task = await replica.create("r-1")
+    set_tenant("others")
+    with pytest.raises(NotFound):
+        await replica.get(task.task_id)
+    with pytest.raises(NotFound):
+        await replica.entries(task.task_id)
+    with pytest.raises(NotFound):
+        await replica.cancel(task.task_id)
+    with pytest.raises(NotFound):
+        async for _ in replica.stub.WatchEntries(pb.WatchEntriesRequest(task_id=task.task_id)):
+            pass
+    assert (await replica.create("r-1")).task_id != task.task_id
+
+
+async def list_tasks(replica, page_token="", page_size=0, **wanted):
+    request = pb.CheckpointServiceListTasksRequest(
+        filter=task_pb2.TaskFilter(**wanted), page_size=page_size, page_token=page_token
+    )
+    return await replica.stub.ListTasks(request, timeout=TIMEOUT_SECONDS)
+
+
+async def test_lists_are_newest_first_and_pages_neither_skip_nor_repeat(checkpoint):
+    replica = await checkpoint()
+    made = [(await replica.create(goal=f"{n}")).task_id for n in range(7)]
+    found, token = [], ""
+    while True:
+        page = await list_tasks(replica, token, page_size=3)
+        found += [task.task_id for task in page.tasks]
+        token = page.next_page_token
+        if not token:
+            break
+        await replica.create(goal="later than the first page")
+    assert found == made[::-1]
+
+
+async def test_lists_are_filtered_by_state_label_and_queue(checkpoint):
+    replica = await checkpoint()
+    wanted = await replica.create(labels={"a": "1", "b": "2"}, queue="q")
+    other = await replica.create(labels={"a": "2"})
+    await replica.cancel(other.task_id)
+
+    async def ids(**filters):
+        return [task.task_id for task in (await list_tasks(replica, **filters)).tasks]
+
+    assert await ids(labels={"a": "1"}) == [wanted.task_id]
+    assert await ids(queue="q") == [wanted.task_id]
+    assert await ids(states=[task_pb2.TASK_STATE_CANCELLED]) == [other.task_id]
+    assert await ids(root_task_id=wanted.task_id) == [wanted.task_id]
+    assert await ids(root_task_id=str(uuid4())) == []
+
+
+async def test_tasks_too_large_for_one_answer_come_in_several_pages(checkpoint):
+    replica = await checkpoint()
+    for n in range(16):
+        await replica.create(goal=f"{n}" + "x" * 250_000)
+    first = await list_tasks(replica, page_size=50)
+    assert 0 < len(first.tasks) < 16
+    rest = await list_tasks(replica, first.next_page_token, page_size=50)
+    assert len(first.tasks) + len(rest.tasks) == 16
+    assert not rest.next_page_token
+
+
+async def test_a_page_token_of_somebody_else_is_refused(checkpoint):
+    replica = await checkpoint()
+    with pytest.raises(InvalidRequest):
+        await list_tasks(replica, "bm9uc2Vuc2U=")

@@ -1,0 +1,214 @@
+"""Endings that others ask for: recorded at once, and carried out by whoever may."""
+
+import asyncio
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from tenure.domain.errors import AlreadyExists, WrongState
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import ledger_pb2, task_pb2
+from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, entry, kinds, reserve, words
+
+CANCELLED = task_pb2.TASK_STATE_CANCELLED
+TIMED_OUT = task_pb2.TASK_STATE_TIMED_OUT
+
+
+def intent():
+    return entry(1, tool_intent=ledger_pb2.ToolIntent(call_id="1.0", tool="t", arguments_json="{}"))
+
+
+def parked(state):
+    transition = pb.Transition(to_state=state, reason="WAITS")
+    if state == task_pb2.TASK_STATE_RETRY_SCHEDULED:
+        transition.retry_delay.FromSeconds(60)
+    return transition
+
+
+async def endings(replica, grace_seconds=0.0):
+    grace = Duration()
+    grace.FromNanoseconds(int(grace_seconds * 1e9))
+    request = pb.ListEndingsRequest(limit=10, grace=grace)
+    return list((await replica.stub.ListEndings(request, timeout=TIMEOUT_SECONDS)).endings)
+
+
+async def offers(replica):
+    request = pb.ListClaimableRequest(limit=10)
+    return list((await replica.stub.ListClaimable(request, timeout=TIMEOUT_SECONDS)).offers)
+
+
+async def test_a_queued_task_is_cancelled_at_once(checkpoint):
+    replica = await checkpoint()
+    task = await replica.create()
+    cancelled = await replica.cancel(task.task_id, reason="not needed")
+    assert (cancelled.state, cancelled.reason, cancelled.message) == (CANCELLED, "CANCEL_REQUESTED", "not needed")
+    entries = await replica.entries(task.task_id)
+    assert kinds(entries)[-2:] == ["cancel_request", "QUEUED>CANCELLED"]
+    assert entries[-1].actor == "alice"
+    assert await offers(replica) == []
+
+
+@pytest.mark.parametrize("state", ["WAITING_USER", "WAITING_EXTERNAL", "RETRY_SCHEDULED"])
+async def test_a_parked_task_is_cancelled_at_once_with_its_last_words(checkpoint, state):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    await owner.commit(reserve=reserve())
+    await owner.commit(answer(text="so far"), transition=parked(task_pb2.TaskState.Value(f"TASK_STATE_{state}")))
+    cancelled = await replica.cancel(owner.task.task_id)
+    assert (cancelled.state, cancelled.result) == (CANCELLED, "so far")
+
+
+@pytest.mark.parametrize("state", ["WAITING_USER", "WAITING_EXTERNAL", "RETRY_SCHEDULED"])
+async def test_a_parked_task_with_an_open_call_goes_where_it_can_be_ended(checkpoint, state):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    await owner.commit(intent(), transition=parked(task_pb2.TaskState.Value(f"TASK_STATE_{state}")))
+    task = await replica.cancel(owner.task.task_id)
+    assert (task.state, task.cancel_requested) == (task_pb2.TASK_STATE_QUEUED, True)
+    assert await offers(replica) == []
+    (ending,) = await endings(replica, grace_seconds=30)
+    assert (ending.task_id, ending.to_state, ending.message) == (task.task_id, CANCELLED, "enough")
+    coordinator = await replica.claim(task.task_id, holder="coordinator/1")
+    assert coordinator.task.cancel_requested
+
+
+async def test_the_owner_of_a_running_task_learns_of_the_cancel_and_closes(checkpoint):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    task = await replica.cancel(owner.task.task_id)
+    assert (task.state, task.cancel_requested) == (task_pb2.TASK_STATE_RUNNING, True)
+    response = await owner.commit(words(), reserve=reserve())
+    assert response.cancel_requested
+    assert response.reserve.denied.reason == "CANCEL_REQUESTED"
+    assert (await owner.end(CANCELLED, result="half")).state == CANCELLED
+
+
+async def test_a_cancel_that_was_acknowledged_wins_over_the_owners_own_end(checkpoint):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    await replica.cancel(owner.task.task_id)
+    response = await owner.end(result="all of it")
+    assert response.state == CANCELLED
+    assert (await replica.get(owner.task.task_id)).result == "all of it"
+
+
+async def test_a_running_task_is_listed_for_ending_after_the_grace_only_and_once(checkpoint):
+    replica = await checkpoint()
+    other = await checkpoint(dsn=replica.dsn)
+    owner = await replica.claim((await replica.create()).task_id)
+    await replica.cancel(owner.task.task_id)
+    assert await endings(replica, grace_seconds=30) == []
+    found = await asyncio.gather(*[endings(side) for side in (replica, other) for _ in range(4)])
+    assert sum(len(one) for one in found) == 1
+
+
+async def test_an_owner_that_dies_with_a_cancel_pending_leaves_a_cancelled_task(checkpoint):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    await replica.cancel(owner.task.task_id)
+    await replica.requeue(owner)
+    assert kinds(await replica.entries(owner.task.task_id))[-2:] == ["RUNNING>QUEUED", "QUEUED>CANCELLED"]
+
+
+async def test_a_coordinator_ends_a_running_task_with_an_open_call_under_its_own_claim(checkpoint):
+    replica = await checkpoint()
+    worker = await replica.claim((await replica.create()).task_id)
+    await worker.commit(intent())
+    await replica.cancel(worker.task.task_id)
+    coordinator = await replica.claim(worker.task.task_id, holder="coordinator/1")
+    outcome = ledger_pb2.ToolOutcome(call_id="1.0")
+    response = await coordinator.commit(
+        entry(1, tool_outcome=outcome), transition=pb.Transition(to_state=CANCELLED, reason="CANCEL_REQUESTED")
+    )
+    assert response.state == CANCELLED
+
+
+async def test_cancelling_again_is_answered_as_the_first_time(checkpoint):
+    replica = await checkpoint()
+    task = await replica.create()
+    first = await replica.cancel(task.task_id, "c-1")
+    assert await replica.cancel(task.task_id, "c-1") == first
+    assert await replica.cancel(task.task_id, "c-2") == first
+    assert kinds(await replica.entries(task.task_id)).count("cancel_request") == 1
+
+
+async def test_a_task_that_ended_otherwise_is_not_cancelled(checkpoint):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    await owner.end()
+    with pytest.raises(WrongState) as refused:
+        await replica.cancel(owner.task.task_id)
+    assert refused.value.metadata == {"state": "SUCCEEDED"}
+    with pytest.raises(WrongState):
+        await replica.say(owner.task.task_id, "too late")
+
+
+async def test_a_foreign_fact_comes_once_per_request_id(checkpoint):
+    replica = await checkpoint()
+    task = await replica.create()
+    await asyncio.gather(*[replica.say(task.task_id, "hello", "m-1") for _ in range(5)])
+    assert kinds(await replica.entries(task.task_id)).count("user_message") == 1
+    with pytest.raises(AlreadyExists):
+        await replica.say(task.task_id, "something else", "m-1")
+
+
+async def until(replica, task_id, state):
+    """Watch the ledger until the task is in this state."""
+    async for some in replica.stub.WatchEntries(pb.WatchEntriesRequest(task_id=task_id), timeout=TIMEOUT_SECONDS):
+        if some.entries and some.entries[-1].body.transition.to_state == state:
+            return
+
+
+async def test_a_queued_task_past_its_deadline_times_out(checkpoint):
+    replica = await checkpoint()
+    limits = task_pb2.Limits()
+    limits.timeout.FromMilliseconds(50)
+    task = await replica.create(limits=limits)
+    await until(replica, task.task_id, TIMED_OUT)
+    assert (await replica.get(task.task_id)).reason == "DEADLINE_PASSED"
+
+
+async def test_a_running_task_past_its_deadline_is_closed_by_its_owner_as_timed_out(checkpoint):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    await replica.query("update ledger.tasks set deadline_at = now()")
+    async with asyncio.timeout(10):
+        while not (await replica.get(owner.task.task_id)).cancel_requested:
+            await asyncio.sleep(0.01)
+    assert (await owner.end(CANCELLED)).state == TIMED_OUT
+
+
+async def test_a_task_that_waits_for_a_person_does_not_time_out(checkpoint):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    await owner.commit(transition=parked(task_pb2.TASK_STATE_WAITING_USER))
+    other = await replica.create()
+    await replica.query("update ledger.tasks set deadline_at = now()")
+    await until(replica, other.task_id, TIMED_OUT)
+    assert (await replica.get(owner.task.task_id)).state == task_pb2.TASK_STATE_WAITING_USER
+
+
+async def test_five_deaths_without_a_new_step_are_a_crash_loop(checkpoint):
+    replica = await checkpoint()
+    task = await replica.create()
+    for _ in range(5):
+        await replica.requeue(await replica.claim(task.task_id))
+    ended = await replica.get(task.task_id)
+    assert (ended.state, ended.reason) == (task_pb2.TASK_STATE_FAILED, "CRASH_LOOP")
+
+
+async def test_an_orderly_release_is_no_death(checkpoint):
+    replica = await checkpoint()
+    task = await replica.create()
+    for _ in range(6):
+        await replica.requeue(await replica.claim(task.task_id), reason="WORKER_DRAINED")
+    assert (await replica.get(task.task_id)).state == task_pb2.TASK_STATE_QUEUED
+
+
+async def test_a_task_may_ask_to_time_out_when_its_lease_is_lost(checkpoint):
+    replica = await checkpoint()
+    policy = task_pb2.TaskPolicy(on_lease_lost=task_pb2.LEASE_LOST_POLICY_TIME_OUT)
+    owner = await replica.claim((await replica.create(policy=policy)).task_id)
+    await replica.requeue(owner)
+    ended = await replica.get(owner.task.task_id)
+    assert (ended.state, ended.reason) == (TIMED_OUT, "LEASE_EXPIRED")

@@ -1,0 +1,198 @@
+"""What coordinators see: disjoint offers, grants that exist once registered, lost claims put back once."""
+
+import asyncio
+from uuid import uuid4
+
+from google.protobuf.duration_pb2 import Duration
+
+from tenure.domain.epochs import compose_epoch
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_pb2
+from tests.fix_checkpoint import TIMEOUT_SECONDS, kinds
+
+
+async def offers(replica, limit=10, **fields):
+    request = pb.ListClaimableRequest(limit=limit, **fields)
+    return list((await replica.stub.ListClaimable(request, timeout=TIMEOUT_SECONDS)).offers)
+
+
+async def register(replica, task_id, epoch, claim_id):
+    grant = pb.RegisterGrantsRequest.Grant(task_id=task_id, epoch=epoch, claim_id=claim_id)
+    answer = await replica.stub.RegisterGrants(pb.RegisterGrantsRequest(grants=[grant]), timeout=TIMEOUT_SECONDS)
+    return list(answer.claim_ids)
+
+
+async def test_offers_come_by_priority_then_begun_ones_then_age(checkpoint):
+    replica = await checkpoint()
+    low = await replica.create(priority=task_pb2.PRIORITY_LOW)
+    first = await replica.create()
+    second = await replica.create()
+    high = await replica.create(priority=task_pb2.PRIORITY_HIGH)
+    begun = await replica.claim((await replica.create()).task_id)
+    await replica.requeue(begun)
+    found = await offers(replica)
+    wanted = [high, begun.task, first, second, low]
+    assert [offer.task_id for offer in found] == [task.task_id for task in wanted]
+    assert (found[1].previous_epoch, found[1].reason) == (begun.claims.epoch, "LEASE_EXPIRED")
+
+
+async def test_offers_are_disjoint_among_coordinators(checkpoint):
+    replica = await checkpoint()
+    other = await checkpoint(dsn=replica.dsn)
+    made = {(await replica.create()).task_id for _ in range(30)}
+    found = await asyncio.gather(*[offers(side, limit=7) for side in (replica, other) for _ in range(4)])
+    ids = [offer.task_id for some in found for offer in some]
+    assert len(ids) == len(set(ids))
+    rest = [offer.task_id for offer in await offers(replica, limit=30)]
+    assert sorted(ids + rest) == sorted(made)
+
+
+async def test_an_offer_nobody_took_is_offered_again(checkpoint):
+    replica = await checkpoint()
+    task = await replica.create()
+    short = Duration()
+    short.FromMilliseconds(20)
+    assert len(await offers(replica, reserve_duration=short)) == 1
+    async with asyncio.timeout(10):
+        while not (again := await offers(replica, reserve_duration=short)):
+            await asyncio.sleep(0.005)
+    assert again[0].task_id == task.task_id
+
+
+async def test_offers_are_chosen_by_queue_priority_and_loop(checkpoint):
+    replica = await checkpoint()
+    plain = await replica.create()
+    special = await replica.create(queue="gpu", agent=task_pb2.AgentSpec(loop="mine"), priority=task_pb2.PRIORITY_HIGH)
+
+    async def ids(**fields):
+        found = [offer.task_id for offer in await offers(replica, **fields)]
+        await replica.query("update ledger.tasks set offered_until = null")
+        return found
+
+    assert await ids(queues=["default"]) == [plain.task_id]
+    assert await ids(queues=["gpu", "default"]) == [special.task_id, plain.task_id]
+    assert await ids(priorities=[task_pb2.PRIORITY_NORMAL]) == [plain.task_id]
+    assert await ids(loops=["mine"]) == [special.task_id]
+    assert await ids(queues=["gpu"], loops=["messages"]) == []
+
+
+async def test_an_offer_tells_all_tools_from_none(checkpoint):
+    replica = await checkpoint()
+    await replica.create()
+    await replica.create(agent=task_pb2.AgentSpec(tools=task_pb2.ToolAllowlist()))
+    every, none = await offers(replica)
+    assert not every.HasField("tools")
+    assert none.HasField("tools")
+    assert list(none.tools.names) == []
+
+
+async def test_a_grant_counts_only_above_the_registered_one_and_a_repeat_gives_the_same(checkpoint):
+    replica = await checkpoint()
+    task_id = (await replica.create()).task_id
+    assert await register(replica, task_id, 10, "a") == ["a"]
+    assert await register(replica, task_id, 10, "a") == ["a"]
+    assert await register(replica, task_id, 10, "b") == []
+    assert await register(replica, task_id, 9, "c") == []
+    assert await register(replica, task_id, 11, "d") == ["d"]
+    assert await register(replica, str(uuid4()), 11, "e") == []
+    epochs = await replica.stub.GetEpochs(pb.GetEpochsRequest(), timeout=TIMEOUT_SECONDS)
+    assert epochs.highest_epoch == 11
+
+
+async def test_of_two_claims_registered_at_once_the_higher_stands(checkpoint):
+    replica = await checkpoint()
+    other = await checkpoint(dsn=replica.dsn)
+    task_id = (await replica.create()).task_id
+    await asyncio.gather(
+        *[register(side, task_id, epoch, f"c{epoch}") for epoch in range(1, 21) for side in (replica, other)]
+    )
+    assert await replica.query("select granted, granted_claim from ledger.tasks") == [(20, "c20")]
+
+
+async def test_a_lost_claim_is_put_back_once_and_only_while_it_runs_under_it(checkpoint):
+    replica = await checkpoint()
+    other = await checkpoint(dsn=replica.dsn)
+    owner = await replica.claim((await replica.create()).task_id)
+    answers = await asyncio.gather(*[side.requeue(owner) for side in (replica, other) for _ in range(3)])
+    assert sorted(map(len, answers)) == [0, 0, 0, 0, 0, 1]
+    newer = await replica.claim(owner.task.task_id)
+    assert await replica.requeue(owner) == []
+    assert (await replica.get(owner.task.task_id)).owner == newer.claims.holder
+    assert kinds(await replica.entries(owner.task.task_id)).count("RUNNING>QUEUED") == 1
+
+
+async def test_what_the_ledger_knows_of_claims(checkpoint):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    queued = await replica.create()
+    _, granted = await replica.grant(queued.task_id)
+    asked = [
+        (owner.task.task_id, owner.claims.claim_id),
+        (queued.task_id, granted.claim_id),
+        (queued.task_id, "unknown"),
+        (str(uuid4()), "x"),
+    ]
+    claims = [pb.InspectClaimsRequest.Claim(task_id=task_id, claim_id=claim_id) for task_id, claim_id in asked]
+    answer = await replica.stub.InspectClaims(pb.InspectClaimsRequest(claims=claims), timeout=TIMEOUT_SECONDS)
+    assert [(one.registered, one.state, one.running) for one in answer.verdicts] == [
+        (True, task_pb2.TASK_STATE_RUNNING, True),
+        (True, task_pb2.TASK_STATE_QUEUED, False),
+        (False, task_pb2.TASK_STATE_QUEUED, False),
+        (False, task_pb2.TASK_STATE_UNSPECIFIED, False),
+    ]
+
+
+async def test_running_tasks_are_listed_in_pages_by_id(checkpoint):
+    replica = await checkpoint()
+    owners = [await replica.claim((await replica.create()).task_id) for _ in range(5)]
+    await replica.create()
+    found, after = [], ""
+    while True:
+        request = pb.ListRunningRequest(page_size=2, after_task_id=after)
+        page = (await replica.stub.ListRunning(request, timeout=TIMEOUT_SECONDS)).running
+        found += [(one.task_id, one.claim_id) for one in page]
+        if len(page) < 2:
+            break
+        after = page[-1].task_id
+    assert found == sorted((owner.task.task_id, owner.claims.claim_id) for owner in owners)
+
+
+async def raise_generation(replica, expected):
+    request = pb.RaiseGenerationRequest(expected=expected, reason="test")
+    return (await replica.stub.RaiseGeneration(request, timeout=TIMEOUT_SECONDS)).generation
+
+
+async def test_a_generation_is_raised_once_by_whoever_comes_first(checkpoint):
+    replica = await checkpoint()
+    other = await checkpoint(dsn=replica.dsn)
+    raised = await asyncio.gather(*[raise_generation(side, 1) for side in (replica, other) for _ in range(4)])
+    assert set(raised) == {2}
+    assert await raise_generation(replica, 1) == 2
+    assert await raise_generation(replica, 6) == 7
+
+
+async def test_a_raised_generation_is_above_every_epoch_ever_registered(checkpoint):
+    replica = await checkpoint()
+    task = await replica.create()
+    await register(replica, task.task_id, compose_epoch(9, 5), "a")
+    assert await raise_generation(replica, 1) == 10
+
+
+async def test_hints_tell_of_new_work_and_of_cancels_at_every_replica(checkpoint):
+    replica = await checkpoint()
+    other = await checkpoint(dsn=replica.dsn)
+    owner = await replica.claim((await replica.create()).task_id)
+    for side in (replica, other):
+        call = side.stub.WatchQueue(pb.WatchQueueRequest(), timeout=TIMEOUT_SECONDS)
+        assert (await call.read()).claimable
+        await replica.create()
+        assert (await call.read()).claimable
+        call.cancel()
+    call = other.stub.WatchQueue(pb.WatchQueueRequest(), timeout=TIMEOUT_SECONDS)
+    await call.read()
+    await replica.cancel(owner.task.task_id)
+    hint = await call.read()
+    while not hint.cancel_task_ids:
+        hint = await call.read()
+    assert list(hint.cancel_task_ids) == [owner.task.task_id]
+    call.cancel()
