@@ -59,7 +59,7 @@ async def test_urgent_tasks_go_first(fleet: Fleet):
 
 
 async def test_a_coordinator_that_dies_between_claim_and_register_leaves_the_task_to_be_granted(fleet: Fleet):
-    dying = await fleet.coordinator(failpoints="coordinator.after_claim=kill9")
+    dying = await fleet.coordinator(failpoints="coordinator.after_claim=kill9", ttl_seconds="30")
     worker = await fleet.worker(dying, slots=1)
     task_id = await fleet.submit()
     await dying.wait()
@@ -72,12 +72,13 @@ async def test_a_coordinator_that_dies_between_claim_and_register_leaves_the_tas
 
 
 async def test_a_coordinator_that_dies_between_register_and_grant_leaves_the_task_to_be_granted(fleet: Fleet):
-    dying = await fleet.coordinator(failpoints="coordinator.after_register=kill9")
+    dying = await fleet.coordinator(failpoints="coordinator.after_register=kill9", ttl_seconds="30")
     worker = await fleet.worker(dying, slots=1)
     task_id = await fleet.submit()
     await dying.wait()
     other = await fleet.coordinator()
     again = fleet.keep(await worker.reattach(other.address))
+    assert again.session_id == worker.session_id
     grant = await again.next_grant()
     assert grant.task_id == task_id
     await again.succeed(grant)

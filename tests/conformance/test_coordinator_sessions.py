@@ -113,7 +113,7 @@ async def test_a_frozen_worker_loses_its_claim_within_the_ttl_and_a_second(fleet
     frozen.freeze()
     frozen_at = asyncio.get_running_loop().time()
     grant = await other.next_grant()
-    assert asyncio.get_running_loop().time() - frozen_at < 3 + 1
+    assert asyncio.get_running_loop().time() - frozen_at < 3 + 1.5  # etcd looks for dead leases every half second
     assert grant.task_id == task_id
     assert epoch_of(grant.token) > epoch_of(lost.token)
     await other.open(grant)
