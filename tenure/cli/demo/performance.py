@@ -44,10 +44,10 @@ class Performance:
         board, not_kept = self._board, broken(self._board.promises())
         if self._as_json:
             click.echo(json.dumps(_to_json(board.observed(), not_kept, trouble)))
-        for promise in not_kept if board.submitted_at is not None else ():
-            click.echo(f"tenure: broken: {promise.text} ({promise.found})", err=True)
         if trouble:
             click.echo(f"tenure: {trouble}", err=True)
+        for promise in not_kept if board.submitted_at is not None else ():
+            click.echo(f"tenure: broken: {promise.text} ({promise.found})", err=True)
         if not not_kept and not trouble:
             return Exit.OK
         click.echo(f"tenure: the logs are in {board.layout.logs}", err=True)
@@ -64,8 +64,12 @@ def _to_json(seen: Observed, not_kept: list[Promise], trouble: str) -> dict[str,
         "stale_refused_ledger": seen.stale_refused_ledger,
         "stale_refused_tools": seen.stale_refused_tools,
         "model_calls_repeated": seen.model_calls_repeated,
-        "resume_seconds_kill": seen.resume_seconds_kill,
-        "resume_seconds_freeze": seen.resume_seconds_freeze,
+        "resume_seconds_kill": _rounded(seen.resume_seconds_kill),
+        "resume_seconds_freeze": _rounded(seen.resume_seconds_freeze),
         "broken": [promise.name for promise in not_kept],
         "trouble": trouble,
     }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)

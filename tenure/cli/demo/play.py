@@ -106,7 +106,8 @@ class Play:
         board.tell(f"a task is submitted; {count} of its tool calls have effects outside", at=board.submitted_at)
         self._submitted.set()
         first = self._stack.workers[0]
-        await self._wait("the first worker to open the task", TASK_SECONDS, first).until(
+        asked = (self._stack.services["coordinator"], self._stack.services["checkpoint"], first)
+        await self._wait("the first worker to open the task", TASK_SECONDS, *asked).until(
             board, lambda: len(board.holders) >= 1
         )
         others = [self._stack.add_worker(), self._stack.add_worker()]
