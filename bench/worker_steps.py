@@ -24,9 +24,9 @@ STEPS: Final = 10
 MODEL: Final = f"sim-steps-{STEPS}-list_files-2400b"
 WAIT_SECONDS: Final = 120.0
 HOW: Final = (
-    f"{AT_ONCE} tasks at once through the public API, each {STEPS} steps of a streamed answer of 2,400 bytes and a call "
-    "of list_files, then a last answer. The simulator's processor time is not Tenure's, but it shares the cores. A "
-    "step lasts from the record of one model call to that of the next."
+    f"{AT_ONCE} tasks at once through the public API, each {STEPS} steps of a streamed answer of 2,400 bytes and a "
+    "call of list_files, then a last answer. The simulator's processor time is not Tenure's, but it shares the cores. "
+    "A step lasts from the record of one model call to that of the next."
 )
 _BETWEEN_CALLS: Final = """
 select extract(epoch from recorded_at - lag(recorded_at) over (partition by task_id order by sequence))::float8
