@@ -36,7 +36,7 @@ from tenure.wire.times import seconds
 Lines = Iterator[RenderableType]
 
 _LAST_WORDS: Final = frozenset({"end_turn", "stop_sequence", "refusal"})
-_STOP_WORDS: Final = {"tool_use": "", "end_turn": " · its last words"}
+_STOP_WORDS: Final = {"tool_use": "", "end_turn": " · final answer"}
 _MARKS: Final = {"SUCCEEDED": ("✓", "green"), "IN_DOUBT": ("?", "yellow"), "NOT_RUN": ("·", "yellow")}
 _FAILED_MARK: Final = ("✗", "red")
 
@@ -134,9 +134,9 @@ class Narrator:
         if body.HasField("model_failure"):
             fact = body.model_failure
             code = f" {fact.status_code}" if fact.status_code else ""
-            after = f"; told to wait {seconds_text(seconds(fact.retry_after))}" if fact.HasField("retry_after") else ""
-            what = f"{step}: the model call failed, {fact.error_class}{code}: {fact.message}{after}"
-            yield self._line("  ✗ ", what, "red")
+            after = f", told to wait {seconds_text(seconds(fact.retry_after))}" if fact.HasField("retry_after") else ""
+            yield self._line("  ✗ ", f"{step}: the model call failed, {fact.error_class}{code}{after}", "red")
+            yield from self._block(fact.message, "red", indent=4)
         if self.task.live.discard():
             yield self._discarded()
         if body.HasField("attempt_lost"):
@@ -180,14 +180,14 @@ class Narrator:
         if held.strip():
             yield from self._block(held.strip(), "default")
 
-    def _block(self, text: str, style: str) -> Lines:
+    def _block(self, text: str, style: str, *, indent: int = 2) -> Lines:
         for source in text.splitlines():
             if self.is_plain:
-                yield Text(f"  {source}".rstrip(), style)
+                yield Text(f"{' ' * indent}{source}".rstrip(), style)
             else:
-                for line in Text(source or " ", style).wrap(self.console, self._width - 4):
+                for line in Text(source or " ", style).wrap(self.console, self._width - indent - 2):
                     line.rstrip()
-                    yield Text.assemble("  ", line)
+                    yield Text.assemble(" " * indent, line)
 
     def _line(self, mark: str, text: str, style: str, *, mark_style: str = "", tail: str = "") -> Text:
         """One line: of the text as much as fits between its mark and its tail."""

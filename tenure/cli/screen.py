@@ -34,8 +34,12 @@ class Screen:
     def say(self, lines: Iterable[RenderableType]) -> None:
         """Settled lines, above what is under way."""
         for line in lines:
-            whole = isinstance(line, Text) and not self._console.is_terminal
-            self._console.print(line, soft_wrap=whole, no_wrap=isinstance(line, Text), overflow="ellipsis")
+            if not self._console.is_terminal:
+                self._console.print(line, soft_wrap=True)
+            elif isinstance(line, Text):
+                self._console.print(line, no_wrap=True, overflow="ellipsis")
+            else:
+                self._console.print(line)
 
     @asynccontextmanager
     async def drawn(self) -> AsyncIterator[None]:

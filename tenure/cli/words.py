@@ -13,6 +13,7 @@ from tenure.domain.states import TERMINAL, WAITING, TaskState
 from tenure.v1 import task_pb2
 from tenure.wire.enums import state_name
 
+_COARSE: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 SHORT_ID: Final = 13
 """Of a UUIDv7 the first 13 characters are its millisecond: short, and as good as unique in one installation."""
 
@@ -63,8 +64,12 @@ def unix_seconds(moment: Timestamp) -> float:
 
 
 def ago(moment: Timestamp) -> str:
-    """How long ago, or `-` when it never was."""
-    return f"{seconds_text(max(0.0, time.time() - unix_seconds(moment)))} ago" if moment.seconds else "-"
+    """How long ago, in the one unit that matters; `-` when it never was."""
+    if not moment.seconds:
+        return "-"
+    passed = max(0.0, time.time() - unix_seconds(moment))
+    unit_seconds, unit = next((size, name) for size, name in _COARSE if passed >= 2 * size or size == 1)
+    return f"{passed // unit_seconds:.0f} {unit} ago"
 
 
 def clock(moment: Timestamp) -> str:
@@ -117,7 +122,7 @@ def first_line(text: str, width: int) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         return ""
-    more = f"  (+{count_text(len(lines) - 1, 'line')})" if len(lines) > 1 else ""
+    more = f" (+{count_text(len(lines) - 1, 'line')})" if len(lines) > 1 else ""
     return one_line(lines[0], max(20, width - len(more))) + more
 
 

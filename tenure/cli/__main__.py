@@ -1,0 +1,3 @@
+from tenure.cli.main import main
+
+main()

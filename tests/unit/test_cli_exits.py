@@ -1,0 +1,94 @@
+"""What exit codes mean, and what is said beside them."""
+
+from __future__ import annotations
+
+import re
+import socket
+
+import grpc
+import pytest
+from click.testing import CliRunner
+
+from tenure.cli.exits import Exit, exit_of_error, exit_of_task, explain
+from tenure.cli.main import cli
+from tenure.domain import errors
+from tenure.runtime.status import PeerFailed
+from tenure.v1 import task_pb2
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli, list(arguments))
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.NotFound("no"), Exit.REFUSED),
+        (errors.WrongState("no"), Exit.REFUSED),
+        (errors.InvalidRequest(violations=[("goal", "must be")]), Exit.REFUSED),
+        (errors.Unavailable("no"), Exit.UNAVAILABLE),
+        (errors.LimitReached("no"), Exit.UNAVAILABLE),
+        (TimeoutError("no"), Exit.NOT_YET),
+        (PeerFailed(grpc.StatusCode.INTERNAL, "bug"), Exit.INTERNAL),
+    ],
+)
+def test_an_error_exits_by_what_the_caller_can_do(error, code):
+    assert exit_of_error(error) == code
+
+
+def test_only_success_is_a_yes():
+    for name, number in task_pb2.TaskState.items():
+        if name.endswith(("SUCCEEDED", "FAILED", "TIMED_OUT", "CANCELLED", "EXCEEDED")):
+            assert (exit_of_task(task_pb2.Task(state=number)) == Exit.OK) is name.endswith("SUCCEEDED")
+
+
+def test_every_exit_code_is_in_the_help():
+    told = {int(code) for code in re.findall(r"^\s*(\d+)  ", run("--help").output, re.MULTILINE)}
+    assert told == {code.value for code in Exit}
+
+
+def test_all_violations_are_told_in_one_sentence():
+    error = errors.InvalidRequest(violations=[("goal", "must have bytes"), ("queue", "must be a name")])
+    assert explain(error, "") == "goal must have bytes; queue must be a name"
+
+
+def test_nothing_that_answers_is_4_and_says_what_starts_a_stack():
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound and not listening: refuses
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        result = run("--address", address, "list")
+    assert result.exit_code == Exit.UNAVAILABLE
+    assert result.stderr.startswith(f"tenure: nothing answers at {address}")
+    assert "tenure dev" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["submit"],
+        ["submit", "x", "--priority", "urgent"],
+        ["submit", "x", "--label", "novalue"],
+        ["submit", "x", "--timeout", "soon"],
+        ["submit", "x", "--tools", "a", "--no-tools"],
+        ["submit", "x", "--max-output-tokens", "64001"],
+        ["list", "--state", "HAPPY"],
+        ["dev", "--etcd", "127.0.0.1:1", "--etcd-binary", "etcd"],
+        ["nonsense"],
+    ],
+)
+def test_a_wrong_command_line_is_2(arguments):
+    result = run(*arguments)
+    assert result.exit_code == Exit.USAGE
+    assert "Error:" in result.stderr
+
+
+def test_keys_are_made_and_never_overwritten(tmp_path):
+    folder = tmp_path / "keys"
+    assert run("keys", "create", str(folder)).exit_code == Exit.OK
+    private = (folder / "signing.json").read_bytes()
+    assert (folder / "signing.json").stat().st_mode & 0o077 == 0
+    again = run("keys", "create", str(folder))
+    assert again.exit_code != Exit.OK
+    assert "nothing is overwritten" in again.stderr
+    assert (folder / "signing.json").read_bytes() == private

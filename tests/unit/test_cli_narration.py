@@ -1,0 +1,176 @@
+"""What is told while a task is watched, on a terminal and into a pipe."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from tenure.cli.narration import Narrator
+from tenure.cli.screen import Screen
+from tenure.cli.watched import WatchedTask
+from tenure.v1 import ledger_pb2, task_pb2
+from tenure.wire.times import duration
+from tests.unit.cli_entries import SECOND, Ledger, piece
+
+
+class Teller:
+    """Tells entries to a screen of so many columns; `seen` is what stands there."""
+
+    def __init__(self, *, terminal: bool, width: int = 80) -> None:
+        self._written = io.StringIO()
+        self.console = Console(
+            file=self._written, force_terminal=terminal, width=width, highlight=False, color_system=None
+        )
+        self.task = WatchedTask()
+        self.narrator = Narrator(self.task, self.console, is_plain=not terminal)
+        self._screen = Screen(self.console, "01a2007f-3602-74e0-8abc-b7091d7852f6", self.task)
+
+    def tell(self, *entries):
+        for entry in entries:
+            self._screen.say(self.narrator.tell(entry))
+        return self
+
+    def tell_text(self, delta):
+        self._screen.say(self.narrator.tell_text(delta))
+        return self
+
+    def end(self, **fields):
+        task = task_pb2.Task(step=2, usage=task_pb2.TokenUsage(input_tokens=100, output_tokens=20), **fields)
+        task.create_time.FromSeconds(1_800_000_000)
+        task.end_time.FromSeconds(1_800_000_041)
+        self._screen.say(self.narrator.ending(task))
+        return self
+
+    @property
+    def seen(self):
+        return self._written.getvalue()
+
+
+@pytest.fixture
+def ledger():
+    return Ledger()
+
+
+@pytest.fixture(params=[True, False], ids=["terminal", "pipe"])
+def teller(request):
+    return Teller(terminal=request.param)
+
+
+def test_a_step_has_its_text_its_tokens_and_its_time(teller, ledger):
+    teller.tell(ledger.queued(), ledger.opened(), ledger.attempt(1), ledger.answer(1, "I begin."))
+    assert "worker-1 takes the task · epoch 1.42" in teller.seen
+    assert "Step 1  1.2 s · 2,310 tokens in, 87 out" in teller.seen
+    assert "  I begin.\n" in teller.seen
+
+
+def test_a_call_is_told_with_its_outcome_its_time_and_its_first_line(teller, ledger):
+    teller.tell(ledger.intent("1.0", "web_search", query="prices"), ledger.outcome("1.0", "one\ntwo\nthree"))
+    assert '  ✓ web_search query="prices"  0.2 s\n    one (+2 lines)\n' in teller.seen
+
+
+def test_a_failed_call_says_how(teller, ledger):
+    failed = ledger.outcome("1.0", "Traceback", status="FAILED", detail="OUT_OF_MEMORY")
+    teller.tell(ledger.intent("1.0", "execute_python", code="x"), failed)
+    assert '✗ execute_python code="x"  FAILED (OUT_OF_MEMORY)  0.2 s' in teller.seen
+
+
+def test_arguments_are_cut_to_the_width(ledger):
+    teller = Teller(terminal=True, width=60)
+    teller.tell(ledger.intent("1.0", "write_file", content="long " * 100), ledger.outcome("1.0", "word " * 100))
+    lines = teller.seen.splitlines()
+    assert len(lines) == 2
+    assert all(len(line) <= 60 for line in lines)
+    assert lines[0].endswith("…  0.2 s")
+
+
+def test_a_pipe_is_told_of_a_call_when_it_begins_and_a_terminal_draws_it(ledger):
+    for terminal, told in ((False, True), (True, False)):
+        assert ("→ web_search" in Teller(terminal=terminal).tell(ledger.intent("1.0", "web_search")).seen) is told
+
+
+def test_text_is_wrapped_on_a_terminal_and_whole_in_a_pipe(ledger):
+    text = "word " * 40
+    wrapped = Teller(terminal=True, width=60).tell(ledger.answer(1, text)).seen
+    assert all(len(line) <= 60 for line in wrapped.splitlines())
+    assert wrapped.count("word") == 40
+    assert f"  {text.strip()}\n" in Teller(terminal=False, width=60).tell(ledger.answer(1, text)).seen
+
+
+def test_a_takeover_says_who_for_whom_why_and_both_epochs(teller, ledger):
+    teller.tell(ledger.queued(), ledger.opened(), ledger.attempt(3), ledger.lost(), ledger.opened("worker-2", SECOND))
+    assert "worker-1 no longer holds the task (WORKER_LOST)\n  the connection to worker-1 broke" in teller.seen
+    assert "worker-2 goes on for worker-1 at step 3 · epoch 1.42 → 1.97" in teller.seen
+
+
+def test_unfinished_text_is_discarded_aloud_by_a_takeover(teller, ledger):
+    teller.tell(ledger.queued(), ledger.opened(), ledger.attempt(1)).tell_text(piece("I was sayi", 0))
+    teller.tell(ledger.lost())
+    assert "the unfinished text is discarded" in teller.seen
+    assert not teller.task.live.text
+
+
+def test_unfinished_text_is_discarded_aloud_by_a_new_attempt(teller, ledger):
+    teller.tell(ledger.queued(), ledger.opened(), ledger.attempt(1)).tell_text(piece("I was sayi", 0))
+    teller.tell_text(piece("Anew", 0, attempt=2))
+    assert teller.seen.count("the unfinished text is discarded") == 1
+    assert teller.task.live.text == "Anew"
+
+
+def test_text_that_became_an_answer_is_not_called_discarded(teller, ledger):
+    teller.tell(ledger.queued(), ledger.opened(), ledger.attempt(1)).tell_text(piece("All of it", 0))
+    teller.tell(ledger.answer(1, "All of it."), ledger.attempt(2)).tell_text(piece("Next", 0, step=2))
+    assert "discarded" not in teller.seen
+
+
+def test_a_failed_model_call_is_told_with_its_code_and_what_it_asks_for(teller, ledger):
+    failure = ledger_pb2.ModelFailure(
+        attempt_number=1, error_class="RATE_LIMITED", status_code=429, message="slow down", retry_after=duration(7)
+    )
+    teller.tell(ledger.entry(4, model_failure=failure), ledger.attempt(4, number=2))
+    assert "step 4: the model call failed, RATE_LIMITED 429, told to wait 7.0 s\n    slow down\n" in teller.seen
+    assert "step 4: the model is asked again, attempt 2" in teller.seen
+
+
+def test_a_wait_is_told_with_its_reason(teller, ledger):
+    doubt = {"reason": "TOOL_IN_DOUBT", "message": "nobody knows whether call 1.0 happened"}
+    teller.tell(ledger.queued(), ledger.opened(), ledger.move("WAITING_USER", "RUNNING", **doubt))
+    assert "WAITING_USER (TOOL_IN_DOUBT)\n  nobody knows whether call 1.0 happened" in teller.seen
+
+
+def test_the_final_answer_is_told_once_as_the_result(teller, ledger):
+    teller.tell(ledger.queued(), ledger.opened(), ledger.answer(2, "It is done.", "end_turn"))
+    teller.tell(ledger.move("SUCCEEDED", "RUNNING", result="It is done.", reason="FINAL_ANSWER"))
+    teller.end(state="TASK_STATE_SUCCEEDED", result="It is done.")
+    assert teller.seen.count("It is done.") == 1
+    assert "✓ SUCCEEDED · 2 steps · 120 tokens · 41 s\n" in teller.seen
+
+
+def test_the_words_before_another_message_are_not_held_back(teller, ledger):
+    message = ledger_pb2.UserMessage(text="one more thing")
+    teller.tell(ledger.answer(1, "It is done.", "end_turn"), ledger.entry(1, user_message=message))
+    assert teller.seen.index("It is done.") < teller.seen.index("one more thing")
+
+
+def test_an_end_without_success_says_why_and_what_there_was(teller, ledger):
+    teller.tell(ledger.queued(), ledger.opened(), ledger.lost(), ledger.opened("worker-2", SECOND))
+    teller.end(
+        state="TASK_STATE_COST_EXCEEDED", reason="TOKEN_LIMIT", message="the cap is reached", result="Half of it."
+    )
+    assert (
+        "✗ COST_EXCEEDED (TOKEN_LIMIT) · 2 steps · 120 tokens · 41 s · 1 takeover\n  the cap is reached" in teller.seen
+    )
+    assert "Half of it." in teller.seen
+
+
+def test_a_pipe_gets_no_control_characters(ledger):
+    teller = Teller(terminal=False)
+    teller.tell(ledger.queued(), ledger.opened(), ledger.answer(1, "**bold**", "end_turn"))
+    teller.end(state="TASK_STATE_SUCCEEDED", result="**bold**")
+    assert "\x1b" not in teller.seen
+    assert "**bold**" in teller.seen
+
+
+def test_an_entry_of_a_kind_that_is_not_known_is_passed_over(teller, ledger):
+    assert teller.tell(ledger.entry()).seen == ""

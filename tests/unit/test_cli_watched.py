@@ -1,0 +1,110 @@
+"""What a watcher knows of a task."""
+
+from __future__ import annotations
+
+from tenure.cli.watched import MAX_TEXT, LiveText, WatchedTask
+from tenure.domain.states import TaskState
+from tests.unit.cli_entries import FIRST, SECOND, Ledger, piece
+
+
+def watched(*entries):
+    task = WatchedTask()
+    for entry in entries:
+        task.apply(entry)
+    return task
+
+
+def test_pieces_become_one_text():
+    live = LiveText()
+    for part in (piece("Hello ", 0), piece("world", 6)):
+        assert not live.apply(part)
+    assert live.text == "Hello world"
+
+
+def test_a_piece_that_comes_again_after_a_broken_stream_is_not_said_twice():
+    live = LiveText()
+    for part in (piece("Hello ", 0), piece("world", 6), piece("Hello world, again", 0), piece("Hello", 0)):
+        live.apply(part)
+    assert live.text == "Hello world, again"
+
+
+def test_a_gap_in_the_pieces_is_shown():
+    live = LiveText()
+    live.apply(piece("Hello ", 0))
+    live.apply(piece("end", 100))
+    assert live.text == "Hello …end"
+
+
+def test_a_new_block_is_a_new_paragraph():
+    live = LiveText()
+    live.apply(piece("one", 0))
+    live.apply(piece("two", 0, block=1))
+    live.apply(piece("late", 3, block=0))
+    assert live.text == "one\n\ntwo"
+
+
+def test_a_later_attempt_a_later_step_and_a_higher_epoch_each_throw_unfinished_text_away():
+    for later in (piece("B", 0, attempt=2), piece("B", 0, step=2), piece("B", 0, epoch=SECOND)):
+        live = LiveText()
+        live.apply(piece("A", 0))
+        assert live.apply(later)
+        assert live.text == "B"
+
+
+def test_text_of_an_earlier_attempt_or_a_fenced_owner_is_ignored():
+    live = LiveText()
+    live.apply(piece("new", 0, epoch=SECOND, attempt=2))
+    for stale in (piece("old", 3, epoch=FIRST, attempt=9), piece("old", 3, epoch=SECOND, attempt=1)):
+        assert not live.apply(stale)
+    assert live.text == "new"
+
+
+def test_unfinished_text_is_bounded():
+    live = LiveText()
+    for number in range(4):
+        live.apply(piece("x" * MAX_TEXT, number * MAX_TEXT))
+    assert len(live.text) == MAX_TEXT
+
+
+def test_a_task_that_another_worker_goes_on_with_was_taken_over():
+    ledger = Ledger()
+    task = watched(ledger.queued(), ledger.opened(), ledger.lost(), ledger.opened("worker-2", SECOND))
+    assert (task.takeovers, task.owner, task.epoch) == (1, "worker-2", SECOND)
+
+
+def test_a_retry_is_no_takeover():
+    ledger = Ledger()
+    task = watched(
+        ledger.queued(),
+        ledger.opened(),
+        ledger.move("RETRY_SCHEDULED", "RUNNING", reason="MODEL_RATE_LIMITED"),
+        ledger.move("QUEUED", "RETRY_SCHEDULED", reason="RETRY_DUE"),
+        ledger.opened("worker-2", SECOND),
+    )
+    assert task.takeovers == 0
+
+
+def test_calls_are_open_until_their_outcome():
+    ledger = Ledger()
+    task = watched(ledger.queued(), ledger.opened(), ledger.intent("1.0", "a"), ledger.intent("1.1", "b"))
+    assert list(task.calls) == ["1.0", "1.1"]
+    task.apply(ledger.outcome("1.0"))
+    assert list(task.calls) == ["1.1"]
+
+
+def test_a_model_call_is_under_way_until_it_is_answered():
+    ledger = Ledger()
+    task = watched(ledger.queued(), ledger.opened(), ledger.attempt(1))
+    assert task.attempt is not None
+    task.apply(ledger.answer(1, "text"))
+    assert task.attempt is None
+    assert task.step == 1
+
+
+def test_the_end_is_known():
+    ledger = Ledger()
+    task = watched(ledger.queued(), ledger.opened())
+    assert not task.ended
+    task.apply(ledger.move("CANCELLED", "RUNNING", reason="CANCEL_REQUESTED"))
+    assert task.ended
+    assert task.state is TaskState.CANCELLED

@@ -1,0 +1,103 @@
+"""How things are said, and what people may type."""
+
+from __future__ import annotations
+
+import time
+
+import click
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from tenure.cli import words
+from tenure.cli.parameters import DURATION, LABEL, NAMES
+from tenure.cli.words import distinct_ids
+from tenure.v1 import task_pb2
+
+
+@pytest.mark.parametrize(
+    ("typed", "seconds"),
+    [("90s", 90.0), ("10m", 600.0), ("1h30m", 5400.0), ("250ms", 0.25), ("2.5m", 150.0), ("45", 45.0)],
+)
+def test_durations_are_typed_with_their_units(typed, seconds):
+    assert DURATION.convert(typed, None, None) == seconds
+
+
+@pytest.mark.parametrize("typed", ["", "soon", "10 minutes", "m", "10m!", "-5s", "1d"])
+def test_what_is_no_duration_is_refused_with_an_example(typed):
+    with pytest.raises(click.BadParameter, match="write for example"):
+        DURATION.convert(typed, None, None)
+
+
+def test_a_label_is_split_at_its_first_equals_sign():
+    assert LABEL.convert("team=a=b", None, None) == ("team", "a=b")
+    for typed in ("team", "=x"):
+        with pytest.raises(click.BadParameter):
+            LABEL.convert(typed, None, None)
+
+
+def test_an_empty_list_of_tools_is_not_taken_for_all_tools():
+    assert NAMES.convert("a, b,", None, None) == ("a", "b")
+    with pytest.raises(click.BadParameter, match="--no-tools"):
+        NAMES.convert(",", None, None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.0124, "12 ms"),
+        (0.0999, "0.1 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (119.4, "119 s"),
+        (119.6, "2 min 0 s"),
+        (3599.9, "1 h 0 min"),
+        (7500.0, "2 h 5 min"),
+    ],
+)
+def test_durations_are_said_in_two_figures_and_never_as_sixty_of_a_unit(seconds, said):
+    assert words.seconds_text(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("passed", "said"), [(5, "5 s ago"), (117, "117 s ago"), (600, "10 min ago"), (200_000, "2 d ago")]
+)
+def test_long_ago_is_said_in_one_unit(passed, said):
+    moment = Timestamp()
+    moment.FromNanoseconds(time.time_ns() - passed * 1_000_000_000)
+    assert words.ago(moment) == said
+
+
+def test_what_never_was_is_a_dash():
+    assert words.ago(Timestamp()) == "-"
+
+
+def test_ids_are_as_long_as_tells_them_apart():
+    apart = distinct_ids(["01a2007f-3602-74e0", "01a2007f-3603-74e0"])
+    assert list(apart.values()) == ["01a2007f-3602", "01a2007f-3603"]
+    together = distinct_ids(["01a2007f-3602-74e0-8abc", "01a2007f-3602-74e1-8abc"])
+    assert list(together.values()) == ["01a2007f-3602-74e0", "01a2007f-3602-74e1"]
+
+
+def test_the_tokens_of_a_task_are_the_sum_of_the_four():
+    usage = task_pb2.TokenUsage(
+        input_tokens=1000, output_tokens=200, cache_creation_input_tokens=30, cache_read_input_tokens=4
+    )
+    assert words.tokens_total(usage) == 1234
+    assert words.usage_text(usage) == "1,034 tokens in (4 from the cache), 200 out"
+
+
+def test_a_line_is_cut_with_an_ellipsis_and_whitespace_flattened():
+    assert words.one_line("a\n  b\tc", 10) == "a b c"
+    assert words.one_line("x" * 11, 10) == "x" * 9 + "…"
+
+
+def test_the_first_line_tells_how_many_follow():
+    assert words.first_line("\n\nfirst\nsecond\n\nthird\n", 80) == "first (+2 lines)"
+    assert words.first_line("", 80) == ""
+
+
+def test_arguments_are_said_by_name_and_stay_as_they_came_when_they_are_no_object():
+    assert words.arguments_text('{"path": "ü.txt", "n": 5}') == 'path="ü.txt" n=5'
+    assert words.arguments_text('{"code": "a\\nb"}') == 'code="a↵b"'
+    assert words.arguments_text("[1, 2]") == "[1, 2]"
+    assert words.arguments_text("{not json") == "{not json"

@@ -1,0 +1,128 @@
+"""The small parts of the embedded stack: its folder, its ports, its words."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tenure.cli.dev import passed_on
+from tenure.cli.dev_screen import UNSAFE_ETCD
+from tenure.dev.dev_file import forget_addresses, read_addresses, write_addresses
+from tenure.dev.stack import FolderBusy, StackError
+from tenure.dev.stack.addresses import FREE_PORTS, USUAL_PORTS, choose_address
+from tenure.dev.stack.etcd_endpoint import endpoint_version
+from tenure.dev.stack.last_words import last_words
+from tenure.dev.stack.lock import hold_folder
+from tenure.dev.stack.supervisor import death_of
+
+
+def test_a_folder_has_one_stack(tmp_path):
+    with hold_folder(tmp_path):
+        write_addresses(tmp_path, {"gateway": "127.0.0.1:8470"})
+        with pytest.raises(FolderBusy, match=r"its gateway is 127\.0\.0\.1:8470"), hold_folder(tmp_path):
+            pass
+    with hold_folder(tmp_path):
+        pass
+
+
+def test_a_stack_that_was_killed_holds_its_folder_no_longer(tmp_path):
+    source = (
+        "import sys, pathlib; from tenure.dev.stack.lock import hold_folder\n"
+        "with hold_folder(pathlib.Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", source, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(FolderBusy), hold_folder(tmp_path):
+            pass
+        holder.kill()
+    with hold_folder(tmp_path):
+        pass
+
+
+def test_addresses_are_found_while_their_writer_lives(tmp_path):
+    assert read_addresses(tmp_path) is None
+    write_addresses(tmp_path, {"gateway": "127.0.0.1:1"})
+    assert read_addresses(tmp_path) == {"gateway": "127.0.0.1:1"}
+    forget_addresses(tmp_path)
+    assert read_addresses(tmp_path) is None
+
+
+def test_addresses_of_a_dead_writer_or_half_a_file_are_none(tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for content in (json.dumps({"pid": gone.pid, "gateway": "x"}), '{"pid": ', "[]", "{}"):
+        (tmp_path / "dev.json").write_text(content)
+        assert read_addresses(tmp_path) is None
+
+
+def test_a_usual_port_that_is_taken_is_left_to_its_owner():
+    with socket.socket() as owner:
+        owner.bind(("127.0.0.1", 0))
+        owner.listen()
+        port = owner.getsockname()[1]
+        USUAL_PORTS["test"] = port
+        try:
+            assert choose_address("test", usual=True) != f"127.0.0.1:{port}"
+        finally:
+            del USUAL_PORTS["test"]
+
+
+def test_free_ports_are_not_those_of_outgoing_connections():
+    chosen = {choose_address("gateway", usual=False) for _ in range(20)}
+    assert all(int(address.rpartition(":")[2]) in FREE_PORTS for address in chosen)
+    assert FREE_PORTS.stop <= 32_768
+
+
+def test_an_address_that_was_chosen_already_is_avoided():
+    first = choose_address("gateway", usual=True)
+    assert choose_address("gateway", usual=True, avoid={first}) != first
+
+
+def test_the_last_words_are_the_last_warning_and_the_error_below_its_stack():
+    lines = [
+        json.dumps({"level": "INFO", "message": "listening"}),
+        json.dumps({"level": "ERROR", "message": "the process failed", "stack": "Traceback\n  File\nOSError: no room"}),
+        json.dumps({"level": "INFO", "message": "stopping"}),
+    ]
+    assert last_words("\n".join(lines)) == "the process failed: OSError: no room"
+
+
+def test_the_last_words_may_be_plain():
+    assert last_words("the configuration does not hold:\n  - TENURE_X is missing\n\n") == "TENURE_X is missing"
+    assert last_words("") == ""
+    assert len(last_words("x" * 5000)) == 300
+
+
+def test_how_a_process_ended_is_said_in_words():
+    assert death_of(None) == ""
+    assert death_of(-9) == "was killed (SIGKILL)"
+    assert death_of(2) == "ended with code 2"
+
+
+def test_only_named_variables_reach_the_services():
+    passed = passed_on({"PATH": "/bin", "ANTHROPIC_API_KEY": "secret", "OTEL_SERVICE_NAME": "x", "NO_PROXY": "corp"})
+    assert passed == {"PATH": "/bin", "OTEL_SERVICE_NAME": "x", "NO_PROXY": "corp,127.0.0.1,localhost"}
+
+
+@pytest.mark.parametrize(("release", "unsafe"), [("3.5.0", True), ("3.5.2", True), ("3.5.3", False), ("3.5.16", False)])
+def test_releases_that_can_corrupt_data_are_known(release, unsafe):
+    assert bool(UNSAFE_ETCD.match(release)) is unsafe
+
+
+async def test_an_etcd_that_is_none_is_refused_in_a_sentence():
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(StackError, match=f"no etcd answers at {endpoint}"):
+            await endpoint_version(endpoint)
+
+
+@pytest.mark.server
+async def test_the_version_of_an_etcd_of_ones_own_is_asked(etcd_process):
+    assert await endpoint_version(etcd_process.endpoint) == etcd_process.version
