@@ -87,7 +87,7 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
         {"text": "and the second."},
     ],
     "worker-paced": [*map(_paced, range(6)), {"text": "Done at last."}],
-    "worker-long-answer": [{"text": "word " * 400, "latency_ms": 8000, "deltas": 160}],
+    "worker-long-answer": [{"text": "word " * 2000, "latency_ms": 60000, "deltas": 1000}],
 }
 """The goal names the record they write to."""
 
