@@ -1,0 +1,49 @@
+"""What deploy/ says is what the services understand."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tenure.runtime.settings import load
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+SERVICES = ("gateway", "coordinator", "checkpoint", "tools", "worker")
+
+
+def compose() -> dict[str, Any]:
+    return yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+
+
+def settings_type(service: str) -> type[Any]:
+    """A service's Settings, wherever its main.py has them from."""
+    return importlib.import_module(f"services.{service}.main").Settings
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_each_service_understands_its_environment(service: str) -> None:
+    environment = {
+        name: re.sub(r"\$\{\w+[^}]*\}", "given", value) for name, value in compose()[service]["environment"].items()
+    }
+    load(settings_type(service), environment, prefix=f"TENURE_{service.upper()}_")
+
+
+def test_etcd_is_none_of_those_that_corrupt_data() -> None:
+    version = tuple(int(part) for part in compose()["etcd"]["image"].rpartition(":v")[2].split("."))
+    assert version >= (3, 5, 33)
+    assert version[:2] != (3, 6) or version >= (3, 6, 14)
+
+
+def test_every_service_of_the_installation_is_deployed() -> None:
+    assert set(SERVICES) <= set(compose())
+
+
+def test_the_image_runs_as_nobody_special() -> None:
+    users = re.findall(r"^USER (.+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    assert users
+    assert users[-1] not in {"root", "0"}
