@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
-from services.tools.sandbox.slots import SlotPool
+from services.tools.sandbox.slots import Slot, SlotPool
+
+
+@asynccontextmanager
+async def occupied(pool: SlotPool, workspace: str | None, preferred: int | None = None) -> AsyncIterator[Slot]:
+    slot = await pool.enter(workspace, preferred)
+    try:
+        yield slot
+    finally:
+        pool.leave(workspace, slot)
 
 
 async def test_no_two_runs_of_different_workspaces_share_a_slot() -> None:
     pool = SlotPool(2)
-    async with pool.occupy("a") as first, pool.occupy("b") as second:
+    async with occupied(pool, "a") as first, occupied(pool, "b") as second:
         assert first.number != second.number
 
 
 async def test_runs_in_the_same_workspace_share_a_slot() -> None:
     pool = SlotPool(2)
-    async with pool.occupy("a") as first:
-        async with pool.occupy("a") as second:
+    async with occupied(pool, "a") as first:
+        async with occupied(pool, "a") as second:
             assert first is second
-        async with pool.occupy(None) as third:
+        async with occupied(pool, None) as third:
             assert third is not first
 
 
 async def test_sharing_a_slot_still_takes_a_turn() -> None:
     pool = SlotPool(2)
-    async with pool.occupy("a"), pool.occupy("a"):
+    async with occupied(pool, "a"), occupied(pool, "a"):
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01), pool.occupy("a"):
+            async with asyncio.timeout(0.01), occupied(pool, "a"):
                 pytest.fail("a third run entered a pool of two")
 
 
@@ -36,38 +47,38 @@ async def test_a_slot_is_given_back_when_its_run_fails() -> None:
     pool = SlotPool(1)
     for _ in range(3):
         with pytest.raises(ZeroDivisionError):
-            async with pool.occupy("a"):
+            async with occupied(pool, "a"):
                 raise ZeroDivisionError
-    async with asyncio.timeout(1), pool.occupy("b") as slot:
+    async with asyncio.timeout(1), occupied(pool, "b") as slot:
         assert slot.users == 1
 
 
 async def test_a_waiting_run_that_is_cancelled_takes_nothing() -> None:
     pool = SlotPool(1)
-    async with pool.occupy(None):
-        waiting = asyncio.create_task(pool.occupy(None).__aenter__())
+    async with occupied(pool, None):
+        waiting = asyncio.create_task(pool.enter(None))
         await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-    async with asyncio.timeout(1), pool.occupy(None):
+    async with asyncio.timeout(1), occupied(pool, None):
         pass
 
 
 async def test_the_preferred_slot_is_taken_when_it_is_free() -> None:
     pool = SlotPool(4)
-    async with pool.occupy("a", preferred=3) as first, pool.occupy("b", preferred=3) as second:
+    async with occupied(pool, "a", preferred=3) as first, occupied(pool, "b", preferred=3) as second:
         assert first.number == 3
         assert second.number != 3
 
 
 async def test_a_retired_slot_is_never_given_out_again() -> None:
     pool = SlotPool(2)
-    async with pool.occupy("a") as lost:
+    async with occupied(pool, "a") as lost:
         lost.retired = True
     for _ in range(4):
-        async with asyncio.timeout(1), pool.occupy(None, preferred=lost.number) as slot:
+        async with asyncio.timeout(1), occupied(pool, None, preferred=lost.number) as slot:
             assert slot is not lost
     with pytest.raises(TimeoutError):
-        async with pool.occupy(None), asyncio.timeout(0.01), pool.occupy(None):
+        async with occupied(pool, None), asyncio.timeout(0.01), occupied(pool, None):
             pytest.fail("the retired slot came back")

@@ -11,6 +11,8 @@ import os
 import re
 from pathlib import Path
 
+from services.tools.sandbox.procfs import start_ticks
+
 PREFIX = "tenure-sandbox"
 _NAME = re.compile(rf"{PREFIX}-(?P<namespace>\d+)-(?P<pid>\d+)-(?P<started>\d+)(?:-.+)?")
 _numbers = itertools.count(1)
@@ -19,7 +21,7 @@ _numbers = itertools.count(1)
 def instance_name() -> str:
     """The name of this process, the same for its whole life."""
     pid = os.getpid()
-    return f"{PREFIX}-{_pid_namespace()}-{pid}-{_start_ticks(pid)}"
+    return f"{PREFIX}-{_pid_namespace()}-{pid}-{start_ticks(pid)}"
 
 
 def next_name() -> str:
@@ -32,17 +34,8 @@ def is_orphan(name: str) -> bool:
     match = _NAME.fullmatch(name)
     if match is None or int(match["namespace"]) != _pid_namespace():
         return False
-    return _start_ticks(int(match["pid"])) != int(match["started"])
+    return start_ticks(int(match["pid"])) != int(match["started"])
 
 
 def _pid_namespace() -> int:
     return Path("/proc/self/ns/pid").stat().st_ino
-
-
-def _start_ticks(pid: int) -> int | None:
-    """Field 22 of /proc/PID/stat, counted after the command name, which may itself hold blanks and brackets."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return int(text.rpartition(")")[2].split()[19])

@@ -9,12 +9,15 @@ with -I -S. Whatever fails is one sentence on stderr and exit code 125, and bubb
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
+import signal
 import sys
 from typing import NoReturn
 
 FAILED = 125
+_PR_SET_PDEATHSIG = 1
 _CLONE_NEWNS = 0x00020000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 
@@ -51,17 +54,21 @@ class Orders:
             raise ValueError(f"unknown option {name}")
 
 
+def call(name: str, *arguments: object) -> None:
+    """Call a function of libc that Python does not offer. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{name}: {os.strerror(code)}")
+
+
+def die_with_the_service() -> None:
+    """Bubblewrap does this too, but only after it has made the namespaces; kept across exec, not across setuid."""
+    call("prctl", _PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+
+
 def bind_out_of_reach(binds: list[tuple[str, str]]) -> None:
     """Make directories that the unprivileged uid cannot reach visible elsewhere, in a mount namespace of our own."""
-    import ctypes  # costs milliseconds, and most runs need no bind
-
-    libc = ctypes.CDLL(None, use_errno=True)
-
-    def call(name: str, *arguments: object) -> None:
-        if getattr(libc, name)(*arguments) != 0:
-            code = ctypes.get_errno()
-            raise OSError(code, f"{name}: {os.strerror(code)}")
-
     call("unshare", _CLONE_NEWNS)
     call("mount", b"none", b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None)
     for source, target in binds:
@@ -102,6 +109,7 @@ def carry_out(orders: Orders) -> NoReturn:
     if orders.uid is not None:
         drop_to(orders.uid)
     os.umask(0o022)
+    die_with_the_service()
     if os.getppid() != orders.parent:
         raise RuntimeError("the service died before the sandbox was set up")
     os.execve(orders.command[0], orders.command, {})

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import resource
 import signal
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Callable
+from collections.abc import Coroutine
 from contextlib import ExitStack, suppress
-from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from services.tools.sandbox.cgroups import Cgroup
 from services.tools.sandbox.command import Descriptors, Entry, View, bubblewrap_command, launcher_command
 from services.tools.sandbox.limits import SandboxLimits
+from services.tools.sandbox.namespace import NamespaceInit, StatusReport
+from services.tools.sandbox.procfs import children_of, stat_fields
 
-# Two attempts and the removal, together below the second in which a cancelled run must be gone.
-_GRACE_SECONDS = 0.3
-_REMOVAL_SECONDS = 0.3
+# The first way to kill nearly always takes milliseconds. After that there is nothing left but to wait: a kernel under
+# load may need seconds to take a namespace with many files down.
+_ORDERLY_SECONDS = 0.3
+_FORCED_SECONDS = 30.0
+_REMOVAL_SECONDS = 10.0
 _POLL_SECONDS = 0.005
-_STATUS_BYTES = 16 << 10
 
 
 class SandboxedProcess:
@@ -35,7 +36,7 @@ class SandboxedProcess:
         self._process = process
         self._gate_fd = gate_fd
         self._cgroup = cgroup
-        self._init = _Init()
+        self._init = NamespaceInit()
         self._report = StatusReport(status_fd, self._init.found)
         assert process.stdout is not None
         assert process.stderr is not None
@@ -116,16 +117,12 @@ class SandboxedProcess:
         return self._report.exit_code
 
     async def kill(self) -> bool:
-        """End the whole tree and reap it; False when the kernel does not let go of it in time."""
-        for kill in (self._kill_init, self._kill_all):
-            kill()
-            try:
-                async with asyncio.timeout(_GRACE_SECONDS):
-                    await self.ended()
-            except TimeoutError:
-                continue
-            return True
-        return False
+        """End the whole tree and reap it; False when the kernel does not let go of it in half a minute."""
+        if self._process.returncode is None:
+            await _within(_ORDERLY_SECONDS, self._kill_program())
+        if not await _within(_ORDERLY_SECONDS, self.ended()):
+            await self._kill_all()
+        return await _within(_FORCED_SECONDS, self.ended())
 
     async def close(self) -> bool:
         """Give back descriptors and the cgroup; False when something still lives in the cgroup."""
@@ -135,105 +132,28 @@ class SandboxedProcess:
             os.close(self._gate_fd)
         return await remove_cgroup(self._cgroup) if self._cgroup is not None else True
 
-    def _kill_init(self) -> None:
-        """Kill the program: the monitor reaps it and ends in order, and no orphan is left to anybody."""
-        self._report.read()
-        if not self._init.kill():
-            self._kill_all()
+    async def _kill_program(self) -> None:
+        """Kill pid 1 of the namespace: the monitor reaps it and ends in order, and no orphan is left to anybody.
 
-    def _kill_all(self) -> None:
-        if self._process.returncode is None:
-            if self._cgroup is not None:
-                self._cgroup.kill()
-            self._process.kill()
-
-
-class StatusReport:
-    """What bubblewrap reports: the pid of the namespace's pid 1 when it is made, the program's exit code at the end.
-
-    `started` is set with the pid, or when bubblewrap ended without one.
-    """
-
-    def __init__(self, fd: int, found_init: Callable[[int], None]) -> None:
-        self.started = asyncio.Event()
-        self.init_pid: int | None = None
-        self.exit_code: int | None = None
-        self._fd = fd
-        self._found_init = found_init
-        self._text = b""
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(fd, self.read)
-
-    def read(self) -> None:
-        """Take in what has been reported by now."""
-        try:
-            portion = os.read(self._fd, _STATUS_BYTES)
-        except BlockingIOError:
-            return
-        *lines, self._text = (self._text + portion).split(b"\n")
-        for line in lines:
-            self._take(json.loads(line))
-        if not portion:
-            self._loop.remove_reader(self._fd)
-            self.started.set()
-
-    def _take(self, facts: dict[str, int]) -> None:
-        if "child-pid" in facts:
-            self.init_pid = facts["child-pid"]
-            self._found_init(self.init_pid)
-            self.started.set()
-        self.exit_code = facts.get("exit-code", self.exit_code)
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._loop.remove_reader(self._fd)
-        os.close(self._fd)
-
-
-class _Init:
-    """The namespace's pid 1, held by a descriptor: its pid outside may be somebody else's by now."""
-
-    def __init__(self) -> None:
-        self._fd: int | None = None
-        self._gone = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-
-    def found(self, pid: int) -> None:
-        """Hold on to it."""
-        with suppress(ProcessLookupError):  # gone already
-            self._fd = os.pidfd_open(pid)
-            self._loop.add_reader(self._fd, self._died)
-
-    def kill(self) -> bool:
-        """False when there is nothing to kill."""
-        if self._fd is None:
-            return False
-        with suppress(ProcessLookupError):  # gone already
-            signal.pidfd_send_signal(self._fd, signal.SIGKILL)
-        return True
-
-    async def gone(self) -> None:
-        """Wait for its death, and with it that of all in the namespace."""
-        if self._fd is not None:
-            await self._gone.wait()
-
-    def _died(self) -> None:
-        """When its parent died first it is inherited by the nearest reaper.
-
-        That may be this service, as pid 1 of a container: then it is reaped here.
+        Its pid is reported milliseconds after the launcher's start, and before it may do anything.
         """
-        assert self._fd is not None
-        self._loop.remove_reader(self._fd)
-        with suppress(ChildProcessError):  # its parent's or another reaper's to reap
-            os.waitid(os.P_PIDFD, self._fd, os.WEXITED | os.WNOHANG)
-        self._gone.set()
+        self._report.read()
+        await self._report.started.wait()
+        self._init.kill()
 
-    def close(self) -> None:
-        """Let go of it."""
-        if self._fd is not None:
-            self._loop.remove_reader(self._fd)
-            os.close(self._fd)
-            self._fd = None
+    async def _kill_all(self) -> None:
+        if self._cgroup is not None:
+            self._cgroup.kill()
+        if self._process.returncode is None:
+            # Killed while it starts a child, the monitor would leave behind one that waits for it for ever. Stopped,
+            # it starts no more, and those it has can be listed.
+            self._process.send_signal(signal.SIGSTOP)
+            await _within(_ORDERLY_SECONDS, _stopped(self._process.pid))
+            for child in children_of(self._process.pid):
+                with suppress(ProcessLookupError):  # gone already
+                    os.kill(child, signal.SIGKILL)
+        if self._process.returncode is None:
+            self._process.kill()
 
 
 async def remove_cgroup(cgroup: Cgroup) -> bool:
@@ -265,10 +185,21 @@ def _memory_file(owner: ExitStack, name: str, content: bytes) -> int:
     return fd
 
 
-def _cpu_seconds(pid: int) -> float:
-    """Fields 14 to 17 of /proc/PID/stat, counted after the command name."""
+async def _within(seconds: float, action: Coroutine[Any, Any, None]) -> bool:
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return 0.0
-    return sum(map(int, text.rpartition(")")[2].split()[11:15])) / os.sysconf("SC_CLK_TCK")
+        async with asyncio.timeout(seconds):
+            await action
+    except TimeoutError:
+        return False
+    return True
+
+
+async def _stopped(pid: int) -> None:
+    """Until a process has taken note of SIGSTOP, or is gone."""
+    while (fields := stat_fields(pid)) is not None and fields[0] not in "TZ":  # noqa: ASYNC110  # no event says so
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = stat_fields(pid)
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") if fields is not None else 0.0

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 MAX_CODE_BYTES = MIB
 # A workspace this many times over its bound takes no further run: each could add a little before it is noticed.
 _OVERFULL = 2
+_CANCEL_SECONDS = 0.9
 
 
 class Sandbox(AbstractAsyncContextManager["Sandbox"]):
@@ -71,25 +72,26 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
 
         `on_output(stream, text)` is called in the event loop as "stdout" and "stderr" arrive; it must not block.
         Whatever the program does is a result. Raises ValueError for code over MAX_CODE_BYTES and NotADirectoryError.
-        When the awaiting task is cancelled, all processes are gone before CancelledError goes on, within a second.
+        When the awaiting task is cancelled, all processes are killed and gone before CancelledError goes on; this
+        takes less than a second, and a kernel that needs longer for it goes on with it in the background.
         """
         encoded = code.encode("utf-8", errors="surrogatepass")
         if len(encoded) > MAX_CODE_BYTES:
             raise ValueError(f"the program has {len(encoded)} bytes, more than {MAX_CODE_BYTES}")
         key = identity(workspace) if workspace is not None else None
-        async with self._slots.occupy(key, self._former_slot(workspace)) as slot:
-            supervision = Supervision(limits, on_output)
-            task = asyncio.create_task(self._run(supervision, encoded, workspace, limits, slot))
-            self._running[task] = supervision
-            try:
-                return await asyncio.shield(task)
-            except asyncio.CancelledError:
-                supervision.stop(SandboxStatus.CANCELLED)
-                await _finished(task)
-                raise
-            finally:
-                del self._running[task]
-                slot.retired = slot.retired or supervision.left_behind
+        slot = await self._slots.enter(key, self._former_slot(workspace))
+        supervision = Supervision(limits, on_output)
+        # A task of its own: cancelling the caller must not cancel the cleaning up, and the slot is the run's until
+        # that is done, even when the kernel takes so long over it that the caller has gone on.
+        task = asyncio.create_task(self._run(supervision, encoded, workspace, limits, slot))
+        self._running[task] = supervision
+        task.add_done_callback(partial(self._vacate, key, slot))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            supervision.stop(SandboxStatus.CANCELLED)
+            await _gone(task, _CANCEL_SECONDS)
+            raise
 
     async def close(self) -> None:
         """End all runs and remove everything that belongs to this sandbox."""
@@ -106,6 +108,13 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
+
+    def _vacate(self, key: tuple[int, int] | None, slot: Slot, task: asyncio.Task[SandboxResult]) -> None:
+        supervision = self._running.pop(task)
+        slot.retired = slot.retired or supervision.left_behind
+        self._slots.leave(key, slot)
+        if not task.cancelled() and supervision.was_cancelled and (error := task.exception()) is not None:
+            log.error("a cancelled run failed while it was cleaned up", exc_info=error)
 
     async def _run(
         self, supervision: Supervision, code: bytes, workspace: Path | None, limits: SandboxLimits, slot: Slot
@@ -169,15 +178,17 @@ async def sweep(detection: Detection) -> int:
     return swept
 
 
-async def _finished(task: asyncio.Task[SandboxResult]) -> None:
+async def _gone(task: asyncio.Task[SandboxResult], seconds: float) -> None:
     """Wait for a run's cleaning up, however often the waiting itself is cancelled: its caller raises afterwards."""
-    while not task.done():
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while not task.done() and loop.time() < deadline:
         try:
-            await asyncio.wait({task})
+            await asyncio.wait({task}, timeout=deadline - loop.time())
         except asyncio.CancelledError:
             continue
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("a cancelled run failed while it was cleaned up", exc_info=error)
+    if not task.done():
+        log.warning("a cancelled run is killed, but the kernel is still taking it down after %g s", seconds)
 
 
 __all__ = ["MAX_CODE_BYTES", "Sandbox", "SandboxUnavailable", "sweep"]

@@ -7,8 +7,7 @@ other's files. Everything else is kept apart by different uids, should the names
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Hashable
-from contextlib import asynccontextmanager
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 
@@ -29,15 +28,10 @@ class SlotPool:
         self._free = [Slot(number) for number in reversed(range(count))]
         self._by_workspace: dict[Hashable, Slot] = {}
 
-    @asynccontextmanager
-    async def occupy(self, workspace: Hashable | None, preferred: int | None = None) -> AsyncIterator[Slot]:
-        """Wait for a place and hold it for the length of the block. `preferred` is taken when it is free."""
+    async def enter(self, workspace: Hashable | None, preferred: int | None = None) -> Slot:
+        """Wait for a place and hold it until `leave`. `preferred` is taken when it is free."""
         await self._turns.acquire()
-        slot = self._enter(workspace, preferred)
-        try:
-            yield slot
-        finally:
-            self._leave(workspace, slot)
+        return self._enter(workspace, preferred)
 
     def _enter(self, workspace: Hashable | None, preferred: int | None) -> Slot:
         slot = self._by_workspace.get(workspace) if workspace is not None else None
@@ -49,7 +43,8 @@ class SlotPool:
         slot.users += 1
         return slot
 
-    def _leave(self, workspace: Hashable | None, slot: Slot) -> None:
+    def leave(self, workspace: Hashable | None, slot: Slot) -> None:
+        """Give the place back."""
         slot.users -= 1
         if slot.users == 0:
             if workspace is not None:

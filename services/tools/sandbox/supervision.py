@@ -64,6 +64,11 @@ class Supervision:
             self._reason, self._error = reason, error
             self._stopping.set()
 
+    @property
+    def was_cancelled(self) -> bool:
+        """Whether nobody waits for the result any more."""
+        return self._reason is SandboxStatus.CANCELLED
+
     async def run(self, job: Job) -> SandboxResult:
         """Start, follow, end, judge. What the output callback raised is raised, after the run was ended."""
         started = time.monotonic()

@@ -1,0 +1,29 @@
+"""Reading what /proc says about other processes, any of which may be gone the next moment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def stat_fields(pid: int) -> list[str] | None:
+    """/proc/PID/stat from field 3 (the state) on; None when there is no such process.
+
+    The command name before it may itself hold blanks and brackets, so fields are counted from its end.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return text.rpartition(")")[2].split()
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process was started: with its pid, its identity."""
+    fields = stat_fields(pid)
+    return int(fields[19]) if fields is not None else None
+
+
+def children_of(parent: int) -> list[int]:
+    """The processes whose parent it is now."""
+    pids = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
+    return [pid for pid in pids if (fields := stat_fields(pid)) is not None and int(fields[1]) == parent]

