@@ -44,6 +44,7 @@ class Generation:
         self._last: int | None = None
         self._revision = 0
         self._lost_life = -1
+        self._silent = False
         self._doubted = asyncio.Event()
         self._looked = asyncio.Event()
         self._now_settled = asyncio.Event()
@@ -87,9 +88,11 @@ class Generation:
             self._doubted.clear()
             try:
                 await self._check()
+                self._silent = False
             except TenureError as error:
-                if self._settled is not None or self._last is None:
+                if not self._silent:  # once for each outage
                     _log.warning("nothing is granted until etcd and the ledger answer", extra={"error": error})
+                self._silent = True
                 self._unsettle()
             await self._on_health(self.is_settled)
             self._looked.set()

@@ -56,7 +56,7 @@ class Vanishing:
                     await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _watch(self, start_revision: int, generation: int, requeues: asyncio.TaskGroup) -> None:
-        """`generation`: the one the watch began in. What it learns late of that one's end is not held against the next."""
+        """`generation`: where the watch began. What it learns late of that one's end is not held against the next."""
         async with aclosing(self._store.watch(start_revision)) as events:
             async for event in events:
                 match event:

@@ -6,7 +6,8 @@ import asyncio
 
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tests.fix_coordinator import Fleet, ScriptedWorker, epoch_of
+from tests.fix_coordinator import Fleet, epoch_of
+from tests.scripted_worker import ScriptedWorker
 
 
 async def test_two_replicas_never_grant_a_task_twice(fleet: Fleet):

@@ -12,8 +12,9 @@ from tenure.dev.etcd_process import EtcdProcess
 from tenure.domain.epochs import split_epoch
 from tenure.runtime.etcd.client import EtcdClient
 from tenure.v1 import task_pb2
-from tests.fix_coordinator import Fleet, ServiceProcess, epoch_of
+from tests.fix_coordinator import Fleet, epoch_of
 from tests.fix_etcd import paused
+from tests.service_process import ServiceProcess
 
 RUNNING = task_pb2.TASK_STATE_RUNNING
 

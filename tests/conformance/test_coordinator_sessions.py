@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from tenure.domain.errors import StaleEpoch, Unavailable
+from tenure.runtime.signing import write_key_pair
 from tenure.v1 import task_pb2
+from tenure.wire.token import read_claims
 from tests.fix_coordinator import Fleet, epoch_of
 
 RUNNING, QUEUED, SUCCEEDED = (
@@ -155,6 +158,23 @@ async def test_a_draining_replica_sends_its_workers_away_and_takes_nothing_from_
     await again.hears("renewed")
     [claim] = await fleet.claims(second)
     assert claim.claim_id == grant.claim_id
+
+
+async def test_a_new_signing_key_gives_new_tokens_of_the_same_epoch(fleet: Fleet, tmp_path: Path):
+    replica = await fleet.coordinator()
+    worker = await fleet.worker(replica)
+    await fleet.submit()
+    grant = await worker.next_grant()
+    write_key_pair(tmp_path / "next.json", fleet.verifying_keys, "test-2")
+    (tmp_path / "next.json").replace(fleet.signing_key)
+    await replica.logged("signing with another key")
+    [token] = await worker.hears_tokens()
+    assert (token.key_id, grant.token.key_id) == ("test-2", "test-1")
+    assert read_claims(token) == read_claims(grant.token)
+    keys = {key.key_id: key.active for key in await fleet.signing_keys(replica)}
+    assert keys == {"test-1": False, "test-2": True}
+    grant.token.CopyFrom(token)
+    await worker.succeed(grant)
 
 
 async def test_renewals_are_answered_only_after_etcd(own_fleet: Fleet, own_etcd):
