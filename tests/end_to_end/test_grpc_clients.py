@@ -45,16 +45,22 @@ async def buf_curl(address: str, method: str, request: dict[str, Any]) -> list[d
     return await run(str(SCRIPTS / "buf"), "curl", *options, "--data", json.dumps(request), url)
 
 
+def named(document: dict[str, Any], field: str) -> Any:
+    """A field by the contract's name, which some clients print and others turn into camelCase."""
+    first, *rest = field.split("_")
+    return document.get(field, document.get(first + "".join(word.title() for word in rest)))
+
+
 @pytest.mark.parametrize("call", [grpcurl, buf_curl], ids=["grpcurl", "buf_curl"])
 async def test_a_task_is_submitted_and_watched(installation: Installation, call: Any) -> None:
     address = installation.stack.gateway_address
     request = {"goal": "say hello", "agent": {"model": "sim-hello"}}
     (submitted,) = await call(address, "SubmitTask", request)
-    task_id = submitted["task"]["taskId"]
+    task_id = named(submitted["task"], "task_id")
     events = await call(address, "WatchTask", {"task_id": task_id})
     entries = [event["entry"] for event in events if "entry" in event]
     assert [int(entry["sequence"]) for entry in entries] == list(range(1, len(entries) + 1))
-    assert entries[-1]["body"]["transition"]["toState"] == "TASK_STATE_SUCCEEDED"
+    assert named(entries[-1]["body"]["transition"], "to_state") == "TASK_STATE_SUCCEEDED"
 
 
 async def test_a_refusal_says_which_field_is_wrong(installation: Installation) -> None:
