@@ -49,13 +49,21 @@ def account_for(paths: Iterable[Path], name: str | None = None) -> PostgresAccou
     Raises PostgresMissing when root has no such account, or no way to let it reach the paths.
     """
     if os.geteuid() != 0:
-        return PostgresAccount(pwd.getpwuid(os.geteuid()).pw_name, os.geteuid(), os.getegid())
+        return PostgresAccount(name_of(os.geteuid()), os.geteuid(), os.getegid())
     entry = _lent_account(name)
     blocked = next(filter(None, (_first_closed(path, entry) for path in paths)), None)
     if blocked is None:
         dropped = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
         return PostgresAccount(entry.pw_name, entry.pw_uid, entry.pw_gid, popen_options=dropped)
     return PostgresAccount(entry.pw_name, entry.pw_uid, entry.pw_gid, prefix=_keeping_access(entry, blocked))
+
+
+def name_of(uid: int) -> str:
+    """The account's name; PostgresMissing when it has none, which initdb would not accept either."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        raise PostgresMissing(f"PostgreSQL needs a named account, and uid {uid} has no entry in /etc/passwd") from None
 
 
 def _lent_account(name: str | None) -> pwd.struct_passwd:

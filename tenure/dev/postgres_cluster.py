@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-import pwd
 import secrets
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from tenure.dev.postgres_account import PostgresAccount, account_for
+from tenure.dev.postgres_account import PostgresAccount, account_for, name_of
 from tenure.dev.postgres_binaries import CHILD_ENVIRONMENT, PostgresBinaries
 from tenure.dev.postgres_errors import DataDirectoryRefused, PostgresStartFailed
 
@@ -53,7 +52,7 @@ class PostgresCluster:
             return account_for(paths)
         owner_uid = self.directory.stat().st_uid
         if os.geteuid() == 0:
-            return account_for(paths, pwd.getpwuid(owner_uid).pw_name)
+            return account_for(paths, name_of(owner_uid))
         if owner_uid != os.geteuid():
             raise DataDirectoryRefused(f"{self.directory} belongs to uid {owner_uid}, and this process is not root")
         return account_for(paths)
