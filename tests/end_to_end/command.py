@@ -1,0 +1,77 @@
+"""The `tenure` command as a shell runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+PATIENCE_SECONDS: Final = 60.0
+COMMAND: Final = [sys.executable, "-m", "tenure.cli"]
+
+
+class Done(NamedTuple):
+    """How a command ended, and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def values(self) -> list[Any]:
+        """Its lines of JSON."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+async def tenure(*arguments: str, address: str = "", stdin: str = "") -> Done:
+    """Runs a command to its end."""
+    process = await start(*arguments, address=address)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        out, err = await process.communicate(stdin.encode())
+    assert process.returncode is not None
+    done = Done(process.returncode, out.decode(), err.decode())
+    assert "Traceback" not in done.err
+    return done
+
+
+async def start(*arguments: str, address: str = "", cwd: Path | None = None) -> Process:
+    """Starts a command with pipes on all three."""
+    where = ("--address", address) if address else ()
+    return await asyncio.create_subprocess_exec(
+        *COMMAND, *where, *arguments, stdin=PIPE, stdout=PIPE, stderr=PIPE, cwd=cwd, env=_environment()
+    )
+
+
+@asynccontextmanager
+async def started(*arguments: str, address: str = "", cwd: Path | None = None) -> AsyncIterator[Process]:
+    """A command that runs meanwhile; it is interrupted at the end, if it is still there."""
+    process = await start(*arguments, address=address, cwd=cwd)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await process.communicate()
+
+
+async def next_value(process: Process) -> Any:
+    """The next line of JSON it prints."""
+    assert process.stdout is not None
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        line = await process.stdout.readline()
+    assert line, "the command ended without another line"
+    return json.loads(line)
+
+
+def _environment() -> dict[str, str]:
+    """Without what would make it another command: keys, addresses, the width of our terminal."""
+    ours = ("ANTHROPIC_", "TENURE_", "COLUMNS", "FORCE_COLOR")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}

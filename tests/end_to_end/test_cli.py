@@ -1,0 +1,261 @@
+"""Every command against a whole installation: what it prints, what its JSON holds, how it exits."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import uuid
+
+import pytest
+
+from tenure.cli.exits import Exit
+from tests.end_to_end.command import Done, next_value, start, started, tenure
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture
+def run(installation):
+    """The command, at the shared installation."""
+
+    async def at_installation(*arguments: str, stdin: str = "") -> Done:
+        return await tenure(*arguments, address=installation.stack.gateway_address, stdin=stdin)
+
+    return at_installation
+
+
+async def submitted(run, *arguments: str) -> str:
+    done = await run("submit", "find out", "--model", "sim-hello", *arguments)
+    assert done.code == Exit.OK
+    return done.out.strip()
+
+
+async def test_submit_prints_the_id_alone_and_wait_prints_the_result(run):
+    task_id = await submitted(run)
+    assert str(uuid.UUID(task_id)) == task_id
+    done = await run("wait", task_id)
+    assert (done.code, done.out) == (Exit.OK, "Hello! I am a simulated model. What shall we do?\n")
+    assert done.err.startswith("SUCCEEDED · 1 step · ")
+
+
+async def test_a_goal_may_come_from_standard_input_and_every_option_reaches_the_task(run):
+    done = await run(
+        *("--json", "submit", "-", "--model", "sim-hello", "--system", "be brief", "--tools", "read_file,list_files"),
+        *("--max-tokens", "5000", "--max-steps", "7", "--timeout", "10m", "--max-output-tokens", "100"),
+        *("--priority", "high", "--queue", "elsewhere", "--label", "a=1", "--label", "b=2", "--on-in-doubt", "tell"),
+        stdin="from a pipe\n",
+    )
+    (task,) = done.values
+    spec = task["spec"]
+    assert spec["goal"] == "from a pipe"
+    assert spec["agent"]["system"] == "be brief"
+    assert spec["agent"]["tools"] == {"names": ["read_file", "list_files"]}
+    assert spec["agent"]["max_output_tokens"] == 100
+    assert spec["limits"] == {"max_tokens": 5000, "max_steps": 7, "timeout": "600s"}
+    assert (spec["priority"], spec["queue"], spec["labels"]) == ("PRIORITY_HIGH", "elsewhere", {"a": "1", "b": "2"})
+    assert spec["policy"]["on_in_doubt"] == "IN_DOUBT_POLICY_TELL_MODEL"
+    assert (await run("cancel", task["task_id"])).code == Exit.OK
+
+
+async def test_no_tools_is_an_empty_list_and_not_an_absent_one(run):
+    (task,) = (await run("--json", "submit", "x", "--model", "sim-hello", "--no-tools")).values
+    assert task["spec"]["agent"]["tools"] == {"names": []}
+    (task,) = (await run("--json", "submit", "x", "--model", "sim-hello")).values
+    assert "tools" not in task["spec"]["agent"]
+
+
+async def test_the_same_request_id_is_the_same_task_and_another_goal_under_it_is_refused(run):
+    request_id = uuid.uuid4().hex
+    first = await submitted(run, "--request-id", request_id)
+    assert await submitted(run, "--request-id", request_id) == first
+    other = await run("submit", "another goal", "--request-id", request_id)
+    assert other.code == Exit.REFUSED
+
+
+async def test_watching_a_submit_shows_steps_calls_and_the_result_once(run):
+    done = await run("submit", "a note", "--model", "sim-one-tool", "--watch")
+    assert done.code == Exit.OK
+    assert "Step 1  " in done.out
+    assert '→ write_file path="note.txt" content="a note"' in done.out
+    assert '✓ write_file path="note.txt" content="a note"' in done.out
+    assert "✓ SUCCEEDED · 2 steps · " in done.out
+    assert done.out.count("Written. The tool said:") == 1
+    assert "\x1b" not in done.out
+
+
+async def test_a_task_that_fails_exits_with_1_and_says_why(run):
+    watched = await run("submit", "x", "--model", "sim-no-such-scenario", "--watch")
+    assert watched.code == Exit.TASK_FAILED
+    assert "✗ FAILED (MODEL_REJECTED)" in watched.out
+    task_id = watched.out.split()[1]
+    waited = await run("wait", task_id)
+    assert waited.code == Exit.TASK_FAILED
+    assert waited.err.startswith("FAILED (MODEL_REJECTED): ")
+
+
+async def test_waiting_too_short_is_5(run):
+    task_id = (await run("submit", "x", "--model", "sim-e2e-slow-answer")).out.strip()
+    waited = await run("wait", task_id, "--timeout", "300ms")
+    assert waited.code == Exit.NOT_YET
+    assert waited.err == f"tenure: task {task_id} has not ended in 0.3 s\n"
+    cancelled = await run("cancel", task_id, "--reason", "enough")
+    assert cancelled.code == Exit.OK
+    assert (await run("wait", task_id)).code == Exit.TASK_FAILED
+    assert "enough" in (await run("entries", task_id)).out
+    (again,) = (await run("--json", "cancel", task_id)).values
+    assert again["state"] == "TASK_STATE_CANCELLED"
+
+
+async def test_what_cannot_be_is_3_in_one_sentence(run):
+    task_id = await submitted(run)
+    await run("wait", task_id)
+    refusals = [
+        await run("get", str(uuid.uuid4())),
+        await run("get", "ffffffff"),
+        await run("get", "not-an-id"),
+        await run("cancel", task_id),
+        await run("submit", "x", "--timeout", "30h"),
+        await run("entries", str(uuid.uuid4())),
+        await run("watch", str(uuid.uuid4())),
+    ]
+    for refused in refusals:
+        assert refused.code == Exit.REFUSED, refused
+        assert refused.out == ""
+        assert refused.err.startswith("tenure: ")
+        assert refused.err.count("\n") == 1
+
+
+async def test_a_task_is_found_by_the_beginning_of_its_id_unless_several_begin_so(run):
+    first, second = await submitted(run), await submitted(run)
+    (found,) = (await run("--json", "get", second[:18])).values
+    assert found["task_id"] == second
+    both = await run("get", first[:2])
+    assert both.code == Exit.REFUSED
+    assert f"{first[:2]} is the beginning of " in both.err
+    assert second in both.err
+
+
+async def test_list_shows_what_is_asked_for_newest_first(run):
+    label = f"batch={uuid.uuid4().hex}"
+    first, second = await submitted(run, "--label", label), await submitted(run, "--label", label)
+    await run("wait", first)
+    await run("wait", second)
+    listed = (await run("--json", "list", "--label", label, "--state", "succeeded")).values
+    assert [task["task_id"] for task in listed] == [second, first]
+    assert len((await run("--json", "list", "--label", label, "--limit", "1")).values) == 1
+    assert (await run("--json", "list", "--label", label, "--state", "FAILED")).out == ""
+    table = (await run("list", "--label", label)).out.splitlines()
+    assert [line.split()[:2] for line in table[1:]] == [[second[:13], "SUCCEEDED"], [first[:13], "SUCCEEDED"]]
+    none = await run("list", "--label", "nobody=has")
+    assert (none.code, none.out) == (Exit.OK, "")
+    assert "no tasks" in none.err
+
+
+async def test_another_tenants_tasks_are_not_there(run):
+    task_id = await submitted(run)
+    assert (await run("--tenant", "others", "get", task_id)).code == Exit.REFUSED
+
+
+async def test_get_says_how_a_task_stands(run):
+    task_id = await submitted(run)
+    await run("wait", task_id)
+    shown = (await run("get", task_id)).out
+    for told in (task_id, "SUCCEEDED", "find out", "1 step, opened 1 time", "Hello! I am a simulated model."):
+        assert told in shown
+
+
+async def test_entries_are_the_whole_ledger_in_order(run):
+    task_id = await submitted(run)
+    await run("wait", task_id)
+    entries = (await run("--json", "entries", task_id)).values
+    assert [entry["sequence"] for entry in entries] == list(range(1, len(entries) + 1))
+    assert "submitted" in entries[0]["body"]
+    assert entries[-1]["body"]["transition"]["to_state"] == "TASK_STATE_SUCCEEDED"
+    assert (await run("--json", "entries", task_id, "--after", "3")).values == entries[3:]
+    lines = (await run("entries", task_id)).out.splitlines()
+    assert len(lines) == len(entries)
+    assert lines[-1].endswith("RUNNING → SUCCEEDED (FINAL_ANSWER)")
+
+
+async def test_a_running_task_has_a_lease_and_workers_tell_what_they_hold(run, installation):
+    task_id = await installation.submit("sim-e2e-slow-answer")
+    attempt = await installation.until(task_id, "model_attempt")
+    (claim,) = (await run("--json", "leases", task_id)).values
+    assert (claim["task_id"], claim["epoch"], claim["reason"]) == (task_id, attempt.epoch, "SUBMITTED")
+    assert 0 < float(claim["remaining"].rstrip("s")) <= 5
+    table = (await run("leases")).out
+    assert f"{task_id[:13]}" in table
+    assert f"{attempt.epoch >> 40}.{attempt.epoch & (1 << 40) - 1}" in table
+    workers = {worker["worker_id"]: worker for worker in (await run("--json", "workers")).values}
+    assert set(workers) == {"worker-1", "worker-2"}
+    assert workers[claim["worker_id"]]["claim_count"] >= 1
+    assert "worker-2" in (await run("workers")).out
+    await run("cancel", task_id)
+    await run("wait", task_id)
+    nobody = await run("leases", task_id)
+    assert (nobody.code, nobody.out, nobody.err) == (Exit.OK, "", "nobody holds it\n")
+
+
+async def test_refusals_of_a_task_that_nobody_lost_are_none(run):
+    task_id = await submitted(run)
+    done = await run("refusals", task_id)
+    assert (done.code, done.out, done.err) == (Exit.OK, "", "nothing was refused\n")
+    assert (await run("--json", "refusals", task_id)).out == ""
+
+
+async def test_watching_for_machines_is_one_event_a_line_and_goes_on_where_it_is_told(run):
+    task_id = await submitted(run)
+    done = await run("--json", "watch", task_id)
+    assert done.code == Exit.OK
+    sequences = [event["entry"]["sequence"] for event in done.values if "entry" in event]
+    assert sequences == list(range(1, len(sequences) + 1))
+    later = await run("--json", "watch", task_id, "--after", "2", "--no-live")
+    assert [event["entry"]["sequence"] for event in later.values if "entry" in event] == sequences[2:]
+
+
+async def test_watching_after_an_entry_tells_only_what_follows(run):
+    task_id = await submitted(run)
+    whole = await run("watch", task_id)
+    tail = await run("watch", task_id, "--after", "4")
+    assert "takes the task" in whole.out
+    assert "takes the task" not in tail.out
+    assert "✓ SUCCEEDED" in tail.out
+
+
+async def test_live_text_reaches_a_watcher_in_pieces_that_fit(installation):
+    address = installation.stack.gateway_address
+    async with started("--json", "submit", "x", "--model", "sim-e2e-slow-answer", "--watch", address=address) as watch:
+        task_id = (await next_value(watch))["task_id"]
+        text = ""
+        while len(text) < 50:
+            event = await next_value(watch)
+            if "delta" in event:
+                assert event["delta"]["offset"] == len(text)
+                text += event["delta"]["text"]
+        assert text.startswith("word word ")
+    await installation.client.cancel(task_id)
+
+
+async def test_ctrl_c_stops_watching_and_not_the_task(installation):
+    task_id = await installation.submit("sim-e2e-paced", goal="interrupted")
+    watch = await start("watch", task_id, address=installation.stack.gateway_address)
+    await watch.stdout.readline()  # it watches
+    watch.send_signal(signal.SIGINT)
+    _, err = await watch.communicate()
+    assert watch.returncode == Exit.INTERRUPTED
+    assert f"the task goes on. Again: tenure watch {task_id[:13]}" in err.decode()
+    assert (await installation.ended(task_id)).result == "All is done."
+
+
+async def test_a_watch_survives_a_restart_of_the_gateway_without_gap_or_repeat(own_installation):
+    gateway = own_installation.stack.services["gateway"]
+    task_id = await own_installation.submit("sim-e2e-paced", goal="watched")
+    async with started("--json", "watch", task_id, "--no-live", address=gateway.address) as watch:
+        seen = [(await next_value(watch))["entry"]["sequence"] for _ in range(5)]
+        gateway.kill()
+        gateway.start()
+        async with asyncio.timeout(60):
+            out, err = await watch.communicate()
+    rest = [event["entry"]["sequence"] for event in Done(0, out.decode(), "").values if "entry" in event]
+    assert watch.returncode == Exit.OK, err
+    assert [*seen, *rest] == list(range(1, len(seen) + len(rest) + 1))

@@ -1,0 +1,140 @@
+"""`tenure dev` as a stranger runs it: started, used, interrupted, started again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from asyncio.subprocess import Process
+from pathlib import Path
+
+import pytest
+
+from tenure.cli.exits import Exit
+from tenure.client import Client
+from tenure.dev.dev_file import read_addresses
+from tests.end_to_end.command import next_value, start, started, tenure
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks at processes through /proc")
+QUICK = ("--latency-ms", "0", "--workers", "1")
+
+
+def process_of(worker: str, data: Path) -> int:
+    """The pid of a worker of this stack, out of what the kernel knows of its environment."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            environment, command = (entry / "environ").read_bytes(), (entry / "cmdline").read_bytes()
+            at_home = (entry / "cwd").resolve() == data / "logs"
+        except (OSError, PermissionError):
+            continue
+        if at_home and b"services.worker" in command and f"TENURE_WORKER_ID={worker}".encode() in environment:
+            return int(entry.name)
+    raise AssertionError(f"{worker} does not run on {data}")
+
+
+async def interrupted(dev: Process) -> str:
+    """What it says after Ctrl-C, to its end."""
+    dev.send_signal(signal.SIGINT)
+    async with asyncio.timeout(60):
+        out, err = await dev.communicate()
+    assert dev.returncode == Exit.OK, err
+    assert b"Traceback" not in err
+    return out.decode() + err.decode()
+
+
+async def test_a_stack_ends_in_order_and_finds_its_tasks_again(tmp_path):
+    data = tmp_path / "data"
+    dev = await start("--json", "dev", "--data", str(data), *QUICK)
+    address = (await next_value(dev))["gateway"]
+    assert read_addresses(data)["gateway"] == address
+    task_id = (await tenure("submit", "keep me", "--model", "sim-hello", address=address)).out.strip()
+    assert (await tenure("wait", task_id, address=address)).code == Exit.OK
+    said = await interrupted(dev)
+    assert said.index("stopping the workers") < said.index("stopping the services") < said.index("stopping etcd")
+    assert said.rstrip().endswith(f"Tasks and files are kept in {data}.")
+    assert read_addresses(data) is None
+    async with started("--json", "dev", "--data", str(data), *QUICK) as again:
+        address = (await next_value(again))["gateway"]
+        (task,) = (await tenure("--json", "list", address=address)).values
+        assert (task["task_id"], task["state"]) == (task_id, "TASK_STATE_SUCCEEDED")
+
+
+async def test_its_screen_says_what_runs_where_and_what_to_do(tmp_path):
+    async with started("dev", *QUICK, cwd=tmp_path) as dev:
+        screen = ""
+        while "Ctrl-C" not in screen:
+            line = await asyncio.wait_for(dev.stdout.readline(), 60)
+            assert line, (await dev.stderr.read()).decode()
+            screen += line.decode()
+        addresses = read_addresses(tmp_path / ".tenure")
+        for name in ("gateway", "coordinator", "checkpoint", "tools", "worker-1", "model"):
+            assert addresses[name] in screen
+        for told in ("SIMULATED", "embedded", "for development only", ".tenure/logs", ".tenure/records", "--watch"):
+            assert told in screen
+        from_its_folder = await start("workers", cwd=tmp_path)
+        out, _ = await from_its_folder.communicate()
+        assert b"worker-1" in out
+
+
+@needs_proc
+async def test_a_second_start_on_its_folder_is_refused_and_a_dead_worker_comes_back(tmp_path):
+    async with started("--json", "dev", "--data", str(tmp_path), *QUICK) as dev:
+        address = (await next_value(dev))["gateway"]
+        second = await tenure("dev", "--data", str(tmp_path))
+        assert second.code == Exit.REFUSED
+        assert f"its gateway is {address}" in second.err
+        assert second.err.count("\n") == 1
+
+        os.kill(process_of("worker-1", tmp_path), signal.SIGKILL)
+        said = ""
+        while "worker-1 is back" not in said:
+            said += (await asyncio.wait_for(dev.stderr.readline(), 60)).decode()
+        assert f"worker-1 was killed (SIGKILL); it is started again in 0.5 s. Its log: {tmp_path}" in said
+        async with Client(address) as client:
+            task = await client.submit("go on")
+            assert (await client.wait(task.task_id, 60)).state
+
+
+@needs_proc
+async def test_an_interrupt_while_it_starts_leaves_nothing_behind(tmp_path):
+    dev = await start("--json", "dev", "--data", str(tmp_path), *QUICK)
+    while b"starting checkpoint" not in await asyncio.wait_for(dev.stderr.readline(), 60):
+        pass
+    dev.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(60):
+        _, err = await dev.communicate()
+    assert dev.returncode == Exit.INTERRUPTED
+    assert b"Traceback" not in err
+    homes = [link for link in Path("/proc").glob("[0-9]*/cwd") if _resolves_below(link, tmp_path)]
+    assert homes == []
+
+
+def _resolves_below(link: Path, folder: Path) -> bool:
+    try:
+        return link.resolve().is_relative_to(folder)
+    except (OSError, PermissionError):
+        return False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--data", "{file}"), "cannot be the data folder: File exists; name another with --data"),
+        (("--etcd-binary", "{file}"), "is not an executable file"),
+        (("--postgres-binaries", "{folder}"), "has no postgres, initdb"),
+        (("--postgres", "postgresql://127.0.0.1:1/x"), "does not take us in"),
+    ],
+)
+async def test_what_cannot_start_says_why_in_a_sentence(tmp_path, arguments, told):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    filled = [argument.format(file=tmp_path / "file", folder=tmp_path / "folder") for argument in arguments]
+    at_data = [] if "--data" in filled else ["--data", str(tmp_path / "data")]
+    refused = await tenure("--json", "dev", *filled, *at_data)
+    assert refused.code == Exit.REFUSED
+    assert told in refused.err.splitlines()[-1]
+    assert refused.out == ""
