@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 import grpc
 
@@ -18,14 +18,11 @@ from tenure.v1 import task_pb2, token_pb2
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from tests.service_process import PATIENCE_SECONDS
 
-if TYPE_CHECKING:
-    from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
-
 
 class ScriptedWorker:
     """One attachment of a worker. Renews by itself until it is frozen; everything else the test says."""
 
-    def __init__(self, address: str, ledger: CheckpointServiceStub, **hello: Any) -> None:
+    def __init__(self, address: str, ledger: Any, **hello: Any) -> None:
         self.hello = pb.Hello(**hello)
         self.session_id = ""
         self.lost: list[str] = []
@@ -46,7 +43,7 @@ class ScriptedWorker:
     async def attach(self) -> ScriptedWorker:
         """Say Hello and hear Welcome; from then on it renews."""
         self._channel = open_channel(self._address)
-        self._call = CoordinatorServiceStub(self._channel).Session()
+        self._call = cast("Any", CoordinatorServiceStub(self._channel).Session())
         await self._write(pb.SessionRequest(hello=self.hello))
         async with asyncio.timeout(PATIENCE_SECONDS):
             welcome = (await self._call.read()).welcome
@@ -132,7 +129,8 @@ class ScriptedWorker:
         request = ledger_pb.CommitRequest(
             token=grant.token, commit_id=str(uuid.uuid4()), commit_number=number, **content
         )
-        return await self._ledger.Commit(request, timeout=10.0)
+        response: ledger_pb.CommitResponse = await self._ledger.Commit(request, timeout=10.0)
+        return response
 
     async def succeed(self, grant: pb.Grant) -> None:
         """Open, close out and release: a whole task."""

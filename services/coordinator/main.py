@@ -14,7 +14,7 @@ from services.coordinator.generation import Generation
 from services.coordinator.granting import Granting
 from services.coordinator.hints import Hints
 from services.coordinator.issuing import Issuer
-from services.coordinator.lease_store import LeaseStore
+from services.coordinator.lease_store import open_lease_store
 from services.coordinator.ledger import Ledger
 from services.coordinator.losses import Losses
 from services.coordinator.own_session import OwnSession
@@ -28,7 +28,6 @@ from services.coordinator.takeover import Takeover
 from services.coordinator.tool_fence import ToolFence
 from services.coordinator.vanishing import Vanishing
 from tenure.runtime.duties import Duties
-from tenure.runtime.etcd.client import EtcdClient
 from tenure.runtime.process import Process
 from tenure.runtime.rpc_channel import open_channel
 from tenure.runtime.rpc_options import ServerLimits
@@ -51,7 +50,14 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     """Clients, then what is known in memory, then the duties: what closes first needs what closes later."""
     coordinator_id = settings.id or f"{instance_id()}-{uuid4().hex[:6]}"
     timing = settings.timing()
-    store = LeaseStore(await process.open(EtcdClient(settings.etcd_endpoints, tls=settings.etcd_identity())))
+    store = await process.open(
+        open_lease_store(
+            settings.etcd_endpoints,
+            ca_file=settings.etcd_ca_file,
+            certificate_file=settings.etcd_certificate_file,
+            key_file=settings.etcd_key_file,
+        )
+    )
     ledger = Ledger(await process.open(open_channel(settings.checkpoint_address)))
     tool_fence = ToolFence(await process.open(open_channel(settings.tools_address)))
     issuer = Issuer(settings.signing_key_file, settings.verifying_keys_file)

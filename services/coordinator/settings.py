@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.coordinator.session import Timing
-from tenure.runtime.etcd.endpoints import TlsIdentity
 from tenure.runtime.service import CommonSettings
 from tenure.runtime.settings import Address, group, setting
 
@@ -55,11 +54,3 @@ class Settings:
             start_timeout_seconds=self.start_timeout_seconds,
             progress_timeout_seconds=self.progress_timeout_seconds,
         )
-
-    def etcd_identity(self) -> TlsIdentity | None:
-        """What to show etcd, and what it has to show; None: no TLS unless its addresses say https."""
-        files = (self.etcd_ca_file, self.etcd_certificate_file, self.etcd_key_file)
-        if not any(files):
-            return None
-        ca, certificate, key = (None if file is None else file.read_bytes() for file in files)
-        return TlsIdentity(ca=ca, certificate=certificate, key=key)

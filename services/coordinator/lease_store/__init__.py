@@ -10,6 +10,15 @@ and `GenerationMoved` when it says no.
 
 from services.coordinator.lease_store.records import ClaimRecord, HeldClaim, HeldSession, SessionRecord
 from services.coordinator.lease_store.refusals import GenerationMoved, SessionLost
-from services.coordinator.lease_store.store import LeaseStore
+from services.coordinator.lease_store.store import LeaseStore, open_lease_store
 
-__all__ = ["ClaimRecord", "GenerationMoved", "HeldClaim", "HeldSession", "LeaseStore", "SessionLost", "SessionRecord"]
+__all__ = [
+    "ClaimRecord",
+    "GenerationMoved",
+    "HeldClaim",
+    "HeldSession",
+    "LeaseStore",
+    "SessionLost",
+    "SessionRecord",
+    "open_lease_store",
+]

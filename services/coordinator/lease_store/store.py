@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from services.coordinator.lease_store.claim_keys import ClaimKeys
 from services.coordinator.lease_store.events import Doubt, Vanished, watch_events
 from services.coordinator.lease_store.generation_key import GenerationKey
 from services.coordinator.lease_store.session_keys import SessionKeys
+from tenure.runtime.etcd.client import EtcdClient
+from tenure.runtime.etcd.endpoints import TlsIdentity
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from tenure.runtime.etcd.client import EtcdClient
+    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+    from pathlib import Path
 
 
 class LeaseStore:
@@ -27,3 +29,15 @@ class LeaseStore:
     def watch(self, start_revision: int) -> AsyncGenerator[Vanished | Doubt, None]:
         """What vanishes from a revision on. See `watch_events`."""
         return watch_events(self._etcd, start_revision)
+
+
+@asynccontextmanager
+async def open_lease_store(
+    endpoints: Sequence[str], *, ca_file: Path | None, certificate_file: Path | None, key_file: Path | None
+) -> AsyncIterator[LeaseStore]:
+    """The store over these members. No file given: no TLS, unless the addresses say https."""
+    files = (ca_file, certificate_file, key_file)
+    ca, certificate, key = (None if file is None else file.read_bytes() for file in files)
+    tls = TlsIdentity(ca=ca, certificate=certificate, key=key) if any(files) else None
+    async with EtcdClient(endpoints, tls=tls) as etcd:
+        yield LeaseStore(etcd)
