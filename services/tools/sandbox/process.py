@@ -19,6 +19,7 @@ from services.tools.sandbox.procfs import children_of, stat_fields
 
 # The first way to kill nearly always takes milliseconds. After that there is nothing left but to wait: a kernel under
 # load may need seconds to take a namespace with many files down.
+_REPORT_SECONDS = 0.15
 _ORDERLY_SECONDS = 0.3
 _FORCED_SECONDS = 30.0
 _REMOVAL_SECONDS = 10.0
@@ -35,6 +36,9 @@ class SandboxedProcess:
     def __init__(self, process: Process, status_fd: int, gate_fd: int | None, cgroup: Cgroup | None) -> None:
         self._process = process
         self._gate_fd = gate_fd
+        self._monitor_fd: int | None = None
+        with suppress(ProcessLookupError):  # ended and reaped already
+            self._monitor_fd = os.pidfd_open(process.pid)
         self._cgroup = cgroup
         self._init = NamespaceInit()
         self._report = StatusReport(status_fd, self._init.found)
@@ -118,9 +122,8 @@ class SandboxedProcess:
 
     async def kill(self) -> bool:
         """End the whole tree and reap it; False when the kernel does not let go of it in half a minute."""
-        if self._process.returncode is None:
-            await _within(_ORDERLY_SECONDS, self._kill_program())
-        if not await _within(_ORDERLY_SECONDS, self.ended()):
+        found = self._process.returncode is not None or await _within(_REPORT_SECONDS, self._kill_program())
+        if not found or not await _within(_ORDERLY_SECONDS, self.ended()):
             await self._kill_all()
         return await _within(_FORCED_SECONDS, self.ended())
 
@@ -128,8 +131,9 @@ class SandboxedProcess:
         """Give back descriptors and the cgroup; False when something still lives in the cgroup."""
         self._report.close()
         self._init.close()
-        if self._gate_fd is not None:
-            os.close(self._gate_fd)
+        for fd in (self._gate_fd, self._monitor_fd):
+            if fd is not None:
+                os.close(fd)
         return await remove_cgroup(self._cgroup) if self._cgroup is not None else True
 
     async def _kill_program(self) -> None:
@@ -147,13 +151,19 @@ class SandboxedProcess:
         if self._process.returncode is None:
             # Killed while it starts a child, the monitor would leave behind one that waits for it for ever. Stopped,
             # it starts no more, and those it has can be listed.
-            self._process.send_signal(signal.SIGSTOP)
+            self._signal_monitor(signal.SIGSTOP)
             await _within(_ORDERLY_SECONDS, _stopped(self._process.pid))
             for child in children_of(self._process.pid):
                 with suppress(ProcessLookupError):  # gone already
                     os.kill(child, signal.SIGKILL)
         if self._process.returncode is None:
-            self._process.kill()
+            self._signal_monitor(signal.SIGKILL)
+
+    def _signal_monitor(self, number: signal.Signals) -> None:
+        """Not by asyncio's way, which looks for the process's end first and so takes it from who waits for it."""
+        if self._monitor_fd is not None:
+            with suppress(ProcessLookupError):  # gone already
+                signal.pidfd_send_signal(self._monitor_fd, number)
 
 
 async def remove_cgroup(cgroup: Cgroup) -> bool:
