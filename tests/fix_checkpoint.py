@@ -82,7 +82,9 @@ class Owner:
         self.known_sequence = response.sequence
         return response
 
-    async def end(self, state: task_pb2.TaskState.ValueType = task_pb2.TASK_STATE_SUCCEEDED, result: str = "done") -> pb.CommitResponse:
+    async def end(
+        self, state: task_pb2.TaskState.ValueType = task_pb2.TASK_STATE_SUCCEEDED, result: str = "done"
+    ) -> pb.CommitResponse:
         return await self.commit(transition=pb.Transition(to_state=state, reason="FINAL_ANSWER", result=result))
 
 

@@ -190,4 +190,4 @@ async def test_a_row_that_is_locked_for_long_fails_its_batch_and_nothing_is_ackn
         await postgres.execute("select 1 from ledger.tasks for update")
         with pytest.raises(Unavailable):
             await replica.stub.Commit(owner.request(words()), timeout=1.0)
-    assert (await owner.commit(words(), commit_number=(await replica.open(owner.token, owner.claims)).next_number))
+    assert await owner.commit(words(), commit_number=(await replica.open(owner.token, owner.claims)).next_number)

@@ -1,0 +1,51 @@
+"""The cost of a step does not grow with the history."""
+
+import statistics
+
+from tenure.v1 import task_pb2
+from tests.fix_checkpoint import answer, reserve, words
+
+STEPS = 300
+
+
+async def test_bytes_written_per_step_do_not_grow_with_the_history(checkpoint):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create(limits=task_pb2.Limits(max_steps=STEPS))).task_id)
+    written = []
+    for step in range(1, STEPS + 1):
+        before = await log_position(replica)
+        await owner.commit(reserve=reserve(step=step, input_tokens=10, output=10))
+        await owner.commit(answer(step=step, tokens=5), words("x" * 4_000, step=step))
+        written.append(await log_position(replica) - before)
+    early, late = statistics.median(written[10:40]), statistics.median(written[-30:])
+    assert late < early * 1.15, f"{early} bytes at the beginning, {late} after {STEPS} steps"
+
+
+async def log_position(replica):
+    """Bytes of write-ahead log so far: all that a step makes the disk take."""
+    return int((await replica.query("select pg_current_wal_insert_lsn() - '0/0'"))[0][0])
+
+
+async def test_steps_are_updates_in_place(checkpoint):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    before = await updates(replica)
+    for _ in range(50):
+        await owner.commit(words())
+    after = await updates(replica)
+    assert after[0] - before[0] >= 50
+    assert after[1] - before[1] >= 0.9 * (after[0] - before[0])
+
+
+async def updates(replica):
+    """(all updates of tasks, those that touched no index), as the committing backend reported them."""
+    await replica.query(
+        "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'tenure-checkpoint-commits'"
+        " and datname = current_database()"
+    )
+    while await replica.query(
+        "select 1 from pg_stat_activity where application_name = 'tenure-checkpoint-commits'"
+        " and datname = current_database() and state is null"
+    ):
+        pass
+    return (await replica.query("select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables where relname = 'tasks'"))[0]

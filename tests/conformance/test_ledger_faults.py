@@ -1,0 +1,153 @@
+"""What was acknowledged is there, what was not may be, and nothing is there twice."""
+
+import asyncio
+import signal
+
+import psycopg
+import pytest
+
+from services.checkpoint.main import Settings, assemble
+from services.checkpoint.queries import MIGRATIONS
+from tenure.domain.errors import Unavailable
+from tenure.runtime import failpoint
+from tenure.runtime.migrations import migrate
+from tenure.runtime.process import Process
+from tenure.runtime.service import CommonSettings
+from tenure.runtime.settings import Address, ConfigurationError, Secret
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tests.fix_checkpoint import TIMEOUT_SECONDS, kinds, reserve, words
+
+
+@pytest.fixture
+def armed():
+    """Failpoints of this process."""
+    yield failpoint.arm
+    failpoint.disarm()
+
+
+async def test_a_kill_between_commit_and_answer_loses_nothing_and_repeats_nothing(checkpoint_process, checkpoint):
+    doomed = await checkpoint_process(failpoints="checkpoint.after_commit=kill9")
+    replica = doomed.replica
+    owner = await replica.claim((await replica.create()).task_id)
+    request = owner.request(words(), reserve=reserve())
+    with pytest.raises(Unavailable):
+        await owner.send(request)
+    assert await doomed.wait_until_dead() == -signal.SIGKILL
+    next_replica = await checkpoint(dsn=replica.dsn)
+    answered = await next_replica.stub.Commit(request, timeout=TIMEOUT_SECONDS)
+    assert answered.sequence == 5
+    assert answered.reserve.granted.reserved_tokens == 200
+    entries = await next_replica.entries(owner.task.task_id)
+    assert kinds(entries) == ["submitted", ">QUEUED", "QUEUED>RUNNING", "user_message", "model_attempt"]
+
+
+async def test_a_kill_before_the_commit_writes_nothing(checkpoint_process, checkpoint):
+    doomed = await checkpoint_process(failpoints="checkpoint.before_commit=kill9")
+    owner = await doomed.replica.claim((await doomed.replica.create()).task_id)
+    request = owner.request(words())
+    with pytest.raises(Unavailable):
+        await owner.send(request)
+    await doomed.wait_until_dead()
+    next_replica = await checkpoint(dsn=doomed.replica.dsn)
+    assert (await next_replica.get(owner.task.task_id)).sequence == 3
+    assert (await next_replica.stub.Commit(request, timeout=TIMEOUT_SECONDS)).sequence == 4
+
+
+async def test_a_kill_after_the_open_leaves_a_claim_that_opens_again(checkpoint_process, checkpoint):
+    doomed = await checkpoint_process(failpoints="checkpoint.after_open=kill9")
+    token, claims = await doomed.replica.grant((await doomed.replica.create()).task_id)
+    with pytest.raises(Unavailable):
+        await doomed.replica.open(token, claims)
+    next_replica = await checkpoint(dsn=doomed.replica.dsn)
+    owner = await next_replica.open(token, claims)
+    assert (owner.task.claim_count, owner.next_number) == (1, 1)
+
+
+async def test_an_answer_that_failed_after_the_commit_is_given_again(checkpoint, armed):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    request = owner.request(words())
+    armed("checkpoint.after_commit=1#error(UNAVAILABLE)")
+    assert (await owner.send(request)).sequence == 4
+    assert (await replica.get(owner.task.task_id)).sequence == 4
+
+
+async def test_sigterm_drains_and_exits_in_order(checkpoint_process):
+    running = await checkpoint_process()
+    owner = await running.replica.claim((await running.replica.create()).task_id)
+    stream = running.replica.stub.WatchEntries(pb.WatchEntriesRequest(task_id=owner.task.task_id), timeout=30)
+    await stream.read()
+    running.process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(10):
+        assert await running.wait_until_dead() == 0
+    with pytest.raises(Unavailable):
+        await stream.read()
+
+
+async def test_while_postgres_is_away_nothing_is_acknowledged_and_afterwards_all_goes_on(checkpoint, own_postgres):
+    await migrate(own_postgres.dsn(), MIGRATIONS)
+    replica = await checkpoint(dsn=own_postgres.dsn())
+    owner = await replica.claim((await replica.create()).task_id)
+    request = owner.request(words())
+    await asyncio.to_thread(own_postgres.kill)
+    with pytest.raises(Unavailable):
+        await owner.send(request)
+    with pytest.raises(Unavailable):
+        await replica.get(owner.task.task_id)
+    await asyncio.to_thread(own_postgres.start)
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                assert (await owner.send(request)).sequence == 4
+                break
+            except Unavailable:
+                await asyncio.sleep(0.05)
+    assert (await replica.get(owner.task.task_id)).sequence == 4
+
+
+async def test_a_read_only_postgres_is_unavailable_and_nothing_is_acknowledged(checkpoint):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    name = (await replica.query("select current_database()"))[0][0]
+    await replica.query(f"alter database {name} set default_transaction_read_only = on")
+    await replica.query(
+        "select pg_terminate_backend(pid) from pg_stat_activity where application_name like 'tenure-%%'"
+    )
+    with pytest.raises(Unavailable) as refused:
+        await owner.commit(words())
+    assert refused.value.reason == "READ_ONLY"
+
+
+async def test_an_unsafe_postgres_is_refused_at_start_unless_allowed(fresh_database, signing_keys):
+    dsn = await fresh_database(MIGRATIONS)
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as postgres:
+        name = postgres.info.dbname
+        await postgres.execute(f"alter database {name} set synchronous_commit = off".encode())
+    wanted = settings_for(dsn, signing_keys)
+    refused = Process()
+    with pytest.raises(ConfigurationError):
+        await assemble(refused, Settings(**wanted))
+    await refused.close()
+    allowed = Process()
+    await assemble(allowed, Settings(**wanted, allow_unsafe_postgres=True))
+    await allowed.close()
+
+
+def settings_for(dsn, keys):
+    return {
+        "listen": Address("127.0.0.1:0"),
+        "postgres_dsn": Secret(dsn),
+        "verifying_keys_file": keys / "verifying.json",
+        "common": CommonSettings(),
+    }
+
+
+async def test_an_old_schema_is_refused_unless_it_may_be_migrated(fresh_database, signing_keys):
+    wanted = settings_for(await fresh_database(), signing_keys)
+    refused = Process()
+    with pytest.raises(ConfigurationError):
+        await assemble(refused, Settings(**wanted))
+    await refused.close()
+    allowed = Process()
+    await assemble(allowed, Settings(**wanted, migrate="auto"))
+    await allowed.close()

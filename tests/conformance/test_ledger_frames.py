@@ -1,0 +1,130 @@
+"""CommitStream: frames of whatever became ready, results by tag, and bounds on both sides."""
+
+import asyncio
+from uuid import uuid4
+
+import grpc
+import pytest
+
+from tenure.domain.errors import InvalidRequest, StaleEpoch, Unavailable
+from tenure.runtime import metrics
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.wire.refusal import refusal_to_domain
+from tests.fix_checkpoint import TIMEOUT_SECONDS, words
+
+
+async def owners_of(checkpoint, count, stopping=None):
+    replica = await checkpoint(stopping=stopping)
+    tasks = [await replica.create() for _ in range(count)]
+    return replica, [await replica.claim(task.task_id) for task in tasks]
+
+
+def frame(*requests, first_tag=0):
+    return pb.CommitStreamRequest(
+        commits=[pb.TaggedCommit(tag=first_tag + n, commit=request) for n, request in enumerate(requests)]
+    )
+
+
+async def results(call, count):
+    found = {}
+    while len(found) < count:
+        for result in (await call.read()).results:
+            assert result.tag not in found
+            found[result.tag] = result
+    return found
+
+
+async def test_every_commit_of_a_frame_is_answered_under_its_tag(checkpoint):
+    replica, owners = await owners_of(checkpoint, 20)
+    call = replica.stub.CommitStream(timeout=TIMEOUT_SECONDS)
+    await call.write(frame(*[owner.request(words()) for owner in owners]))
+    found = await results(call, 20)
+    assert sorted(found) == list(range(20))
+    assert all(result.response.sequence == 4 for result in found.values())
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
+
+
+async def test_a_refusal_is_a_result_and_the_stream_goes_on(checkpoint):
+    replica, (owner,) = await owners_of(checkpoint, 1)
+    forged, _ = replica.sign(owner.task.task_id, owner.claims.epoch, str(uuid4()))
+    call = replica.stub.CommitStream(timeout=TIMEOUT_SECONDS)
+    requests = [
+        owner.request(words(), token=forged),
+        owner.request(words(), commit_id="no uuid"),
+        owner.request(words()),
+    ]
+    await call.write(frame(*requests))
+    found = await results(call, 3)
+    assert isinstance(refusal_to_domain(found[0].refusal), StaleEpoch)
+    assert isinstance(refusal_to_domain(found[1].refusal), InvalidRequest)
+    assert found[2].response.sequence == 4
+    call.cancel()
+
+
+async def test_one_tag_is_in_flight_once(checkpoint):
+    replica, (one, two) = await owners_of(checkpoint, 2)
+    call = replica.stub.CommitStream(timeout=TIMEOUT_SECONDS)
+    tagged = [pb.TaggedCommit(tag=7, commit=owner.request(words())) for owner in (one, two)]
+    await call.write(pb.CommitStreamRequest(commits=tagged))
+    await call.done_writing()
+    outcomes = [result.WhichOneof("result") async for some in call for result in some.results]
+    assert sorted(outcomes) == ["refusal", "response"]
+
+
+async def test_a_frame_beyond_its_bounds_ends_the_stream(checkpoint):
+    replica, (owner,) = await owners_of(checkpoint, 1)
+    call = replica.stub.CommitStream(timeout=TIMEOUT_SECONDS)
+    await call.write(frame(*[owner.request(words()) for _ in range(129)]))
+    with pytest.raises(InvalidRequest):
+        await call.read()
+
+
+async def test_many_commits_become_few_transactions(checkpoint):
+    replica, owners = await owners_of(checkpoint, 64)
+    before = metrics.read("tenure_commit_batches_total")
+    call = replica.stub.CommitStream(timeout=TIMEOUT_SECONDS)
+    for number in range(1, 6):
+        await call.write(frame(*[owner.request(words(), commit_number=number) for owner in owners]))
+        assert len(await results(call, 64)) == 64
+    assert metrics.read("tenure_commit_batches_total") - before <= 5 * 4
+    call.cancel()
+
+
+async def test_a_reader_that_does_not_read_holds_up_nobody_else(checkpoint):
+    replica, owners = await owners_of(checkpoint, 40)
+    deaf = replica.stub.CommitStream(timeout=60)
+    for owner in owners[:39]:
+        await replica.say(owner.task.task_id, "x" * 250_000)
+    await deaf.write(frame(*[owner.request(words()) for owner in owners[:39]]))
+    quick = replica.stub.CommitStream(timeout=TIMEOUT_SECONDS)
+    for number in range(1, 4):
+        await quick.write(frame(owners[39].request(words(), commit_number=number)))
+        assert (await results(quick, 1))[0].response.sequence == 3 + number
+    found = await results(deaf, 39)
+    assert all(len(result.response.foreign_entries) == 1 for result in found.values())
+    deaf.cancel()
+    quick.cancel()
+
+
+async def test_a_stream_that_breaks_leaves_its_commits_to_be_repeated(checkpoint):
+    replica, owners = await owners_of(checkpoint, 10)
+    requests = [owner.request(words()) for owner in owners]
+    call = replica.stub.CommitStream(timeout=TIMEOUT_SECONDS)
+    await call.write(frame(*requests))
+    call.cancel()
+    for owner, request in zip(owners, requests, strict=True):
+        assert (await owner.send(request)).sequence == 4
+
+
+async def test_a_draining_server_answers_what_it_took_and_refuses_the_rest(checkpoint):
+    stopping = asyncio.Event()
+    replica, (one, two) = await owners_of(checkpoint, 2, stopping)
+    call = replica.stub.CommitStream(timeout=TIMEOUT_SECONDS)
+    await call.write(frame(one.request(words())))
+    assert (await results(call, 1))[0].response.sequence == 4
+    stopping.set()
+    with pytest.raises(Unavailable):
+        while True:
+            found = await call.read()
+            assert isinstance(refusal_to_domain(found.results[0].refusal), Unavailable)

@@ -1,0 +1,145 @@
+"""Watchers get every entry once and in order, from whatever replica, through whatever breaks."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from services.checkpoint.queries import MIGRATIONS
+from tenure.domain.errors import NotFound, OutOfRange, Unavailable
+from tenure.runtime.migrations import migrate
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tests.fix_checkpoint import TIMEOUT_SECONDS, kinds, words
+
+
+async def watch(replica, task_id, after=0):
+    """Every entry to the end of the task, going on after the last one seen when the stream breaks."""
+    seen = []
+    while True:
+        request = pb.WatchEntriesRequest(task_id=task_id, after_sequence=seen[-1].sequence if seen else after)
+        try:
+            async for some in replica.stub.WatchEntries(request, timeout=60):
+                seen.extend(some.entries)
+                if some.closed:
+                    return seen
+        except Unavailable:
+            await asyncio.sleep(0.05)
+
+
+async def test_the_old_entries_come_first_and_then_the_new_ones_until_the_end(checkpoint):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    watching = asyncio.create_task(watch(replica, owner.task.task_id))
+    for _ in range(5):
+        await owner.commit(words())
+    await owner.end()
+    assert [one.sequence for one in await watching] == list(range(1, 10))
+
+
+async def test_an_ended_task_is_told_to_its_end_and_the_stream_closes(checkpoint):
+    replica = await checkpoint()
+    task = await replica.cancel((await replica.create()).task_id)
+    assert kinds(await watch(replica, task.task_id))[-1] == "QUEUED>CANCELLED"
+    assert await watch(replica, task.task_id, after=task.sequence) == []
+
+
+async def test_a_cursor_beyond_the_newest_entry_is_refused(checkpoint):
+    replica = await checkpoint()
+    task = await replica.create()
+    with pytest.raises(OutOfRange) as refused:
+        await replica.stub.WatchEntries(pb.WatchEntriesRequest(task_id=task.task_id, after_sequence=3)).read()
+    assert refused.value.reason == "CURSOR_EXPIRED"
+    with pytest.raises(NotFound):
+        await replica.stub.WatchEntries(pb.WatchEntriesRequest(task_id="00000000-0000-7000-8000-000000000000")).read()
+
+
+async def test_watchers_across_two_replicas_get_every_entry_once_through_a_postgres_restart(checkpoint, own_postgres):
+    dsn = own_postgres.dsn()
+    await migrate(dsn, MIGRATIONS)
+    replica = await checkpoint(dsn=dsn)
+    other = await checkpoint(dsn=dsn)
+    owner = await replica.claim((await replica.create()).task_id)
+    watchers = [asyncio.create_task(watch(side, owner.task.task_id)) for side in (replica, other) for _ in range(5)]
+    for number in range(30):
+        if number in {10, 20}:
+            await asyncio.to_thread(own_postgres.kill)
+            await asyncio.to_thread(own_postgres.start)
+        await commit_until_durable(owner, owner.request(words(f"{number}")))
+    await commit_until_durable(
+        owner, owner.request(transition=pb.Transition(to_state="TASK_STATE_SUCCEEDED", reason="FINAL_ANSWER"))
+    )
+    for seen in await asyncio.gather(*watchers):
+        assert [one.sequence for one in seen] == list(range(1, 3 + 30 + 2))
+
+
+async def commit_until_durable(owner, request):
+    """The same commit again and again: a repeat is answered."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await owner.send(request)
+            except Unavailable:
+                await asyncio.sleep(0.05)
+
+
+async def test_a_watcher_that_waits_holds_no_connection(checkpoint):
+    replica = await checkpoint()
+    tasks = [await replica.create() for _ in range(40)]
+    calls = [
+        replica.stub.WatchEntries(pb.WatchEntriesRequest(task_id=task.task_id), timeout=TIMEOUT_SECONDS)
+        for task in tasks
+    ]
+    await asyncio.gather(*[call.read() for call in calls])
+    connections = await replica.query(
+        "select count(*) from pg_stat_activity where datname = current_database() and application_name like 'tenure-%%'"
+    )
+    assert connections[0][0] <= 15
+    await replica.cancel(tasks[0].task_id)
+    assert kinds((await calls[0].read()).entries)[-1] == "QUEUED>CANCELLED"
+    for call in calls:
+        call.cancel()
+
+
+async def test_a_slow_reader_holds_up_nobody_and_loses_nothing(checkpoint):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    slow = replica.stub.WatchEntries(pb.WatchEntriesRequest(task_id=owner.task.task_id), timeout=60)
+    first = await slow.read()
+    for _ in range(30):
+        await owner.commit(words("x" * 300_000))
+    await owner.end()
+    assert len(await watch(replica, owner.task.task_id)) == 34
+    seen = list(first.entries)
+    while (some := await slow.read()) is not grpc.aio.EOF:
+        seen.extend(some.entries)
+    assert [one.sequence for one in seen] == list(range(1, 35))
+
+
+async def test_a_hint_that_was_lost_is_made_up_by_the_poll(checkpoint):
+    """An entry written behind the service's back, as when a notification got lost."""
+    replica = await checkpoint()
+    task = await replica.create()
+    call = replica.stub.WatchEntries(pb.WatchEntriesRequest(task_id=task.task_id), timeout=TIMEOUT_SECONDS)
+    await call.read()
+    await replica.query(
+        "insert into ledger.entries select task_id, 3, tenant, 0, '', 1, 0, kind, 'x', now(), body from ledger.entries "
+        "where sequence = 2"
+    )
+    await replica.query("update ledger.tasks set sequence = 3")
+    assert [one.sequence for one in (await call.read()).entries] == [3]
+    call.cancel()
+
+
+async def test_a_draining_server_ends_its_streams_and_another_goes_on(checkpoint):
+    stopping = asyncio.Event()
+    replica = await checkpoint(stopping=stopping)
+    task = await replica.create()
+    call = replica.stub.WatchEntries(pb.WatchEntriesRequest(task_id=task.task_id), timeout=TIMEOUT_SECONDS)
+    hints = replica.stub.WatchQueue(pb.WatchQueueRequest(), timeout=TIMEOUT_SECONDS)
+    await call.read()
+    await hints.read()
+    stopping.set()
+    for stream in (call, hints):
+        with pytest.raises(Unavailable) as refused:
+            await stream.read()
+        assert refused.value.reason == "DRAINING"

@@ -1,0 +1,132 @@
+"""What the database allows is what the domain allows: the two say it in their own words, and this compares them."""
+
+import re
+
+import psycopg
+import pytest
+
+from services.checkpoint.kinds import KINDS
+from services.checkpoint.queries import MIGRATIONS, QUERIES
+from services.checkpoint.rows import TaskRow
+from tenure.domain.states import MOVES, TERMINAL, TaskState
+from tenure.domain.task import LeaseLostPolicy, Priority
+from tenure.v1 import ledger_pb2
+
+
+@pytest.fixture
+async def ledger(fresh_database):
+    """A connection to an empty ledger."""
+    async with await psycopg.AsyncConnection.connect(await fresh_database(MIGRATIONS), autocommit=True) as postgres:
+        await postgres.execute("set search_path to ledger")
+        yield postgres
+
+
+async def rows(postgres, statement, *parameters):
+    return await (await postgres.execute(statement, parameters)).fetchall()
+
+
+async def allowed_by(postgres, constraint):
+    ((text,),) = await rows(
+        postgres, "select pg_get_constraintdef(oid) from pg_constraint where conname = %s", constraint
+    )
+    return set(re.findall(r"'([A-Z_]*)'", text))
+
+
+async def test_the_states_are_the_domains(ledger):
+    assert await allowed_by(ledger, "tasks_state") == {state.value for state in TaskState}
+    assert await allowed_by(ledger, "ended_iff_terminal") == {state.value for state in TERMINAL}
+
+
+async def test_the_moves_are_the_domains(ledger):
+    found = set(await rows(ledger, "select from_state, to_state from moves"))
+    assert found == {(state.value, target.value) for state, targets in MOVES.items() for target in targets}
+
+
+async def test_the_policies_and_priorities_are_the_domains(ledger):
+    assert await allowed_by(ledger, "tasks_on_lease_lost") == {policy.value for policy in LeaseLostPolicy}
+    ((text,),) = await rows(
+        ledger, "select pg_get_constraintdef(oid) from pg_constraint where conname = 'tasks_priority_check'"
+    )
+    assert [int(number) for number in re.findall(r"\d+", text)] == [min(Priority), max(Priority)]
+
+
+async def test_endings_that_may_be_asked_for_are_ends_that_are_no_success(ledger):
+    assert await allowed_by(ledger, "tasks_ending_state") - {""} == {
+        state.value for state in TERMINAL - {TaskState.SUCCEEDED}
+    }
+
+
+async def test_the_database_refuses_a_move_that_is_not_in_the_table(ledger):
+    await insert_task(ledger)
+    with pytest.raises(psycopg.errors.CheckViolation):
+        await ledger.execute("update tasks set state = 'SUCCEEDED', ended_at = now()")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "state = 'RUNNING'",
+        "holds = true",
+        "state = 'RUNNING', holds = true, epoch = 1, claim_id = 'c'",
+        "sequence = -1",
+        "deaths = -1",
+        "ended_at = now()",
+        "next_retry_at = now()",
+        "model_open = true",
+        "ending_state = 'CANCELLED'",
+        "owner = 'w'",
+    ],
+)
+async def test_the_database_refuses_rows_that_must_never_be(ledger, change):
+    await insert_task(ledger)
+    with pytest.raises(psycopg.errors.CheckViolation):
+        await ledger.execute(f"update tasks set {change}".encode())
+
+
+async def test_entries_are_never_changed(ledger):
+    await insert_task(ledger)
+    await ledger.execute(b"insert into entries select task_id, 1, tenant, 0, '', 1, 0, 1, 'x', now(), '' from tasks")
+    for statement in ("update entries set step = 2", "delete from entries"):
+        with pytest.raises(psycopg.errors.CheckViolation):
+            await ledger.execute(statement.encode())
+
+
+async def insert_task(postgres):
+    await postgres.execute(
+        "insert into tasks (task_id, tenant, request_id, request_hash, root_task_id, queue, priority, loop, labels, "
+        "max_steps, on_lease_lost, deadline_at) values (gen_random_uuid(), 't', 'r', '', gen_random_uuid(), 'q', 2, 'm', "
+        "'{}', 1, 'RESUME', now())"
+    )
+
+
+async def test_every_partition_keeps_bodies_as_they_are(ledger):
+    """The default would compress each body, which was measured to take most of a commit's time."""
+    found = await rows(
+        ledger,
+        "select c.relname, a.attstorage::text from pg_attribute a join pg_class c on c.oid = a.attrelid "
+        "join pg_inherits i on i.inhrelid = c.oid where a.attname = 'body' and i.inhparent = 'entries'::regclass",
+    )
+    assert len(found) == 16
+    assert {storage for _, storage in found} == {"e"}
+
+
+async def test_no_index_covers_a_column_that_a_step_changes(ledger):
+    """Otherwise each step would write to every index of its row."""
+    text = QUERIES.write.decode()
+    changed = set(re.findall(r"(\w+) = ", text.partition("from unnest")[0].partition("set ")[2]))
+    assert {"sequence", "step", "updated_at", "model_open"} <= changed
+    definitions = await rows(ledger, "select indexdef from pg_indexes where tablename = 'tasks'")
+    covered = {word for (definition,) in definitions for word in re.findall(r"\w+", definition.partition("(")[2])}
+    assert changed & covered == set()
+
+
+async def test_the_lock_reads_the_columns_in_the_order_of_the_row(ledger):
+    cursor = await ledger.execute(QUERIES.lock, {"task_ids": []})
+    names = [column.name for column in cursor.description]
+    assert tuple(names[: len(TaskRow.__dataclass_fields__)]) == tuple(TaskRow.__dataclass_fields__)
+    assert names[len(TaskRow.__dataclass_fields__) :] == ["max_tokens", "used_tokens", "reserved_tokens"]
+
+
+def test_kinds_are_the_field_numbers_of_the_contract():
+    assert {name: number for name, number in KINDS.items() if number < 3} == {"submitted": 1, "transition": 2}
+    assert len(set(KINDS.values())) == len(ledger_pb2.EntryBody.DESCRIPTOR.fields)
