@@ -27,7 +27,7 @@ from tenure.domain.token import TASK_PREFIX, Claims
 from tenure.domain.tools import Outcome
 from tenure.runtime.rpc_channel import TenureChannel, open_channel
 from tenure.runtime.signing import Signer, write_key_pair
-from tenure.v1 import token_pb2, tool_service_pb2
+from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tenure.wire.token import sign_claims
 from tenure.wire.tools import outcome_to_domain
@@ -119,6 +119,15 @@ class ToolReplica:
         request = tool_service_pb2.FenceRequest(token=owner.token, close=close)
         return {call.call_id: call for call in (await self.stub.Fence(request, timeout=CALL_SECONDS)).calls}
 
+    async def started(self, owner: Owner, count: int = 1) -> None:
+        """Returns when so many calls of the task are STARTED."""
+        async with asyncio.timeout(START_SECONDS):
+            while True:
+                calls = (await self.fence(owner)).values()
+                if sum(call.state == tool_pb2.CALL_STATE_STARTED for call in calls) == count:
+                    return
+                await asyncio.sleep(0.02)
+
     def freeze(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
 
@@ -152,6 +161,13 @@ class ToolReplica:
             self.thaw()
             await self.kill()
         await self.reading
+
+
+async def appear(path: Path) -> None:
+    """Returns when a failpoint has touched the file."""
+    async with asyncio.timeout(START_SECONDS):
+        while not path.exists():
+            await asyncio.sleep(0.01)
 
 
 def execute_request(

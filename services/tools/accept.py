@@ -8,7 +8,7 @@ from typing import Final
 from uuid import UUID
 
 from services.tools.accept_rules import Answer, Doubt, FenceRow, Here, Join, Run, Verdict, admit, decide
-from services.tools.locks import lock_calls, lock_fences, raise_fences
+from services.tools.locks import ask_for_calls, ask_for_fences, locked_calls, locked_fences, make_fences, raise_fences
 from services.tools.records import Asked, CallKey, CallRow, pack_outcome
 from services.tools.refusals import Refusal, insert_refusals
 from services.tools.statements import QUERIES
@@ -80,8 +80,16 @@ class Accepting:
 
 async def begin_accepting(postgres: Connection, batch: Sequence[Asked]) -> Accepting:
     """Lock and read what the batch is about: the fences first, then the calls."""
-    fences = await lock_fences(postgres, {asked.key.task_id: asked.claims.tenant for asked in batch})
-    return Accepting(fences, await lock_calls(postgres, [asked.key for asked in batch]))
+    tenants = {asked.key.task_id: asked.claims.tenant for asked in batch}
+    asked_fences = await ask_for_fences(postgres, tenants)
+    asked_calls = await ask_for_calls(postgres, [asked.key for asked in batch])
+    fences, rows = await locked_fences(asked_fences), await locked_calls(asked_calls)
+    if missing := {task_id: tenant for task_id, tenant in tenants.items() if task_id not in fences}:
+        fences |= await make_fences(postgres, missing)
+        # Nothing was locked when these calls were read: another replica may have made fence and call since.
+        again = [asked.key for asked in batch if asked.key.task_id in missing]
+        rows |= await locked_calls(await ask_for_calls(postgres, again))
+    return Accepting(fences, rows)
 
 
 def _insert_columns(inserts: Sequence[Asked]) -> dict[str, list[object]]:

@@ -21,7 +21,7 @@ from tenure.domain.errors import TenureError, Unavailable
 from tenure.domain.tools import IN_DOUBT, Outcome
 from tenure.runtime import metrics
 from tenure.runtime.batching import Batcher
-from tenure.runtime.postgres import Pool, transaction
+from tenure.runtime.kept_connection import KeptConnection
 
 _MOST_TURNS: Final = 20
 _OVERHEAD_BYTES: Final = 256
@@ -56,8 +56,8 @@ _Taken = Outcome | _Running | _Elsewhere
 class Executor:
     """Takes calls in, a batch at a time; the loop `accepts.run` is a duty."""
 
-    def __init__(self, pool: Pool, liveness: Liveness, runner: Runner, follower: Follower) -> None:
-        self._pool, self._liveness, self._runner, self._follower = pool, liveness, runner, follower
+    def __init__(self, kept: KeptConnection, liveness: Liveness, runner: Runner, follower: Follower) -> None:
+        self._kept, self._liveness, self._runner, self._follower = kept, liveness, runner, follower
         self.accepts: Batcher[Request, _Taken] = Batcher(
             "accepts",
             self._accept,
@@ -103,7 +103,7 @@ class Executor:
         not.
         """
         runner_id = self._liveness.runner_id
-        async with transaction(self._pool) as postgres:
+        async with self._kept.transaction() as postgres:
             accepting = await begin_accepting(postgres, [request.asked for request in batch])
             verdicts = [
                 accepting.decide(request.asked, Here(runner_id, self._runner.runs.attempt_of(request.asked.key)))

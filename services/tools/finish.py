@@ -8,7 +8,7 @@ from typing import NamedTuple
 from services.tools.records import CallKey
 from services.tools.statements import QUERIES
 from tenure.runtime.batching import Batcher, BatchLimits
-from tenure.runtime.postgres import Pool, connection
+from tenure.runtime.kept_connection import KeptConnection
 
 
 class Finish(NamedTuple):
@@ -19,7 +19,7 @@ class Finish(NamedTuple):
     outcome: bytes
 
 
-def finish_batcher(pool: Pool) -> Batcher[Finish, bool]:
+def finish_batcher(kept: KeptConnection) -> Batcher[Finish, bool]:
     """Records outcomes, with the patience to outlast any outage: an effect happened once, and must be told.
 
     False: the attempt has moved on or was recorded already; the record knows more than this outcome.
@@ -33,7 +33,7 @@ def finish_batcher(pool: Pool) -> Batcher[Finish, bool]:
             "attempts": [finish.call_attempt for finish in batch],
             "outcomes": [finish.outcome for finish in batch],
         }
-        async with connection(pool) as postgres:
+        async with kept.use() as postgres:
             cursor = await postgres.execute(QUERIES.finish_calls, parameters)
             recorded = {row[0] for row in await cursor.fetchall()}
         return [ordinal in recorded for ordinal in range(len(batch))]

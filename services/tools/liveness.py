@@ -42,7 +42,6 @@ class Liveness:
         self._pool, self._instance, self._times, self._on_lapse = pool, instance, times, on_lapse
         self._runner_id: UUID | None = None
         self._former_id: UUID | None = None
-        self._ended = False
         self._window = TrustWindow(float("-inf"), times.ttl_seconds, times.margin_seconds)
 
     @property
@@ -62,7 +61,7 @@ class Liveness:
 
     async def __aexit__(self, *_: object) -> None:
         """Tell the others that nothing runs here any more, if the database can be told."""
-        runner_id, self._runner_id, self._ended = self._runner_id, None, True
+        runner_id, self._runner_id = self._runner_id, None
         if runner_id is None:
             return
         try:
@@ -73,7 +72,7 @@ class Liveness:
 
     async def renew(self) -> None:
         """A duty: renews while alive, begins a new life after a lapse."""
-        while not self._ended:
+        while True:
             try:
                 await (self._begin() if self._runner_id is None else self._renew(self._runner_id))
             except TryLater as error:

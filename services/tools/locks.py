@@ -1,9 +1,12 @@
-"""Reading fences and calls under the locks that decisions are made with, and writing fences back."""
+"""Reading fences and calls under the locks that decisions are made with, and writing fences back.
+
+Asking and fetching are apart, so that several questions can be on their way together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 from uuid import UUID
 
 from services.tools.accept_rules import FenceRow
@@ -14,21 +17,36 @@ from tenure.domain.tools import CallState, EffectClass
 from tenure.runtime.postgres import Connection
 
 
+class Cursor(Protocol):
+    """An answer on its way."""
+
+    async def fetchall(self) -> list[Any]: ...
+
+
 async def lock_fences(postgres: Connection, tenants: Mapping[UUID, str]) -> dict[UUID, FenceRow]:
     """The fences of these tasks, made where they are not there yet. Their locks last as long as the transaction."""
-    task_ids = sorted(tenants)
-    found = await _locked(postgres, task_ids)
-    if missing := [task_id for task_id in task_ids if task_id not in found]:
-        await postgres.execute(
-            QUERIES.ensure_fences, {"task_ids": missing, "tenants": [tenants[task_id] for task_id in missing]}
-        )
-        found |= await _locked(postgres, task_ids)
-    return found
+    found = await locked_fences(await ask_for_fences(postgres, tenants))
+    missing = {task_id: tenant for task_id, tenant in tenants.items() if task_id not in found}
+    return found | await make_fences(postgres, missing) if missing else found
 
 
-async def _locked(postgres: Connection, task_ids: list[UUID]) -> dict[UUID, FenceRow]:
-    cursor = await postgres.execute(QUERIES.lock_fences, {"task_ids": task_ids})
-    return {row[0]: FenceRow(Fence(row[2], row[3]), row[4]) for row in await cursor.fetchall()}
+async def ask_for_fences(postgres: Connection, tenants: Iterable[UUID]) -> Cursor:
+    """Lock those that are there."""
+    return await postgres.execute(QUERIES.lock_fences, {"task_ids": sorted(tenants)})
+
+
+async def make_fences(postgres: Connection, missing: Mapping[UUID, str]) -> dict[UUID, FenceRow]:
+    """Fences that were not there; another replica may be making them too, and raise them before they are locked."""
+    task_ids = sorted(missing)
+    await postgres.execute(
+        QUERIES.ensure_fences, {"task_ids": task_ids, "tenants": [missing[task_id] for task_id in task_ids]}
+    )
+    return await locked_fences(await ask_for_fences(postgres, task_ids))
+
+
+async def locked_fences(asked: Cursor) -> dict[UUID, FenceRow]:
+    """What was asked for."""
+    return {row[0]: FenceRow(Fence(row[2], row[3]), row[4]) for row in await asked.fetchall()}
 
 
 async def raise_fences(postgres: Connection, fences: Mapping[UUID, FenceRow]) -> None:
@@ -47,14 +65,16 @@ async def raise_fences(postgres: Connection, fences: Mapping[UUID, FenceRow]) ->
     )
 
 
-async def lock_calls(postgres: Connection, keys: Iterable[CallKey]) -> dict[CallKey, CallRow]:
-    """The records of these calls, as far as there are any."""
-    ordered = list(keys)
-    cursor = await postgres.execute(
-        QUERIES.lock_calls,
-        {"task_ids": [key.task_id for key in ordered], "call_ids": [key.call_id for key in ordered]},
+async def ask_for_calls(postgres: Connection, keys: Sequence[CallKey]) -> Cursor:
+    """Lock the records of these calls, as far as there are any; after their fences."""
+    return await postgres.execute(
+        QUERIES.lock_calls, {"task_ids": [key.task_id for key in keys], "call_ids": [key.call_id for key in keys]}
     )
-    return {row.key: row for row in map(_call_row, await cursor.fetchall())}
+
+
+async def locked_calls(asked: Cursor) -> dict[CallKey, CallRow]:
+    """What was asked for."""
+    return {row.key: row for row in map(_call_row, await asked.fetchall())}
 
 
 def _call_row(row: tuple[Any, ...]) -> CallRow:

@@ -36,6 +36,7 @@ from services.tools.statements import MIGRATIONS, SCHEMA
 from services.tools.tool import GENERAL_LANE
 from services.tools.workspace import Workspaces
 from tenure.runtime.duties import Duties
+from tenure.runtime.kept_connection import KeptConnection
 from tenure.runtime.migrations import migrate
 from tenure.runtime.postgres import Pool, PoolOptions, open_pool, startup_guard
 from tenure.runtime.rpc_server import RpcServer
@@ -113,8 +114,7 @@ async def compose(process: Process, settings: Settings) -> None:
     await startup_guard(pool, allow_unsafe=settings.allow_unsafe_postgres)
     verifier = Verifier(settings.verifying_keys_file)
     registry = await _registry(process, settings)
-    duties = await process.open(Duties())
-    server = await _service(process, settings, pool, registry, verifier, duties)
+    server = await _service(process, settings, pool, registry, verifier)
     await serve(process, server)
 
 
@@ -153,7 +153,7 @@ async def _sandbox(process: Process, settings: Settings) -> Sandbox | SandboxUna
 
 
 async def _service(
-    process: Process, settings: Settings, pool: Pool, registry: Registry, verifier: Verifier, duties: Duties
+    process: Process, settings: Settings, pool: Pool, registry: Registry, verifier: Verifier
 ) -> RpcServer:
     """The writers first, then the life they write under, then who runs, then who accepts."""
     lanes = {GENERAL_LANE: settings.max_running, PYTHON_LANE: settings.sandbox_slots, SEARCH_LANE: _SEARCH_THREADS}
@@ -163,11 +163,15 @@ async def _service(
         settings.runner_ttl_seconds, settings.runner_renew_interval_seconds, settings.runner_margin_seconds
     )
     liveness = await process.open(Liveness(pool, instance_id(), times, partial(runs.stop_all, Stop.LAPSED)))
-    starts, finishes = start_batcher(pool, liveness), finish_batcher(pool)
+    accepting, starting, finishing = [
+        await process.open(KeptConnection(settings.postgres_dsn, service="tools", schema=SCHEMA)) for _ in range(3)
+    ]
+    starts, finishes = start_batcher(starting, liveness), finish_batcher(finishing)
     runner = Runner(pool, runs, registry, liveness, Writers(starts, finishes), limits)
     follower = Follower(pool)
-    executor = Executor(pool, liveness, runner, follower)
+    executor = Executor(accepting, liveness, runner, follower)
     closing = Closing(pool, runs, ClosingTimes(wait_seconds=settings.close_wait_seconds))
+    duties = await process.open(Duties())
     duties.start("renew runner", liveness.renew)
     duties.start("watch trust window", liveness.watch)
     for name, batcher in (("accepts", executor.accepts), ("starts", starts), ("finishes", finishes)):

@@ -99,7 +99,7 @@ class Runner:
             semconv.TASK_ID: run.asked.claims.task_id,
             semconv.EPOCH: run.asked.fence.epoch,
         }
-        ending: Outcome | Exception = Unavailable("the runner stopped", reason="RUNNER_STOPPED")
+        ending: Outcome | Exception | None = None
         try:
             with log_context(**facts), span(f"{semconv.EXECUTE_TOOL} {tool.name}", attributes):
                 ending = await self._perform(run, tool, arguments)
@@ -110,7 +110,7 @@ class Runner:
             ending = error
         finally:
             self.runs.remove(run)
-            run.settle(ending)
+            run.settle(ending or Unavailable("the runner stopped", reason="RUNNER_STOPPED"))
 
     async def _perform(self, run: Run, tool: Tool, arguments: Arguments) -> Outcome:
         await failpoint("tools.after_accept")

@@ -10,6 +10,7 @@ from services.tools.records import CallKey
 from services.tools.statements import QUERIES
 from tenure.domain.tools import CallState
 from tenure.runtime.batching import Batcher
+from tenure.runtime.kept_connection import KeptConnection
 from tenure.runtime.postgres import Pool, connection
 
 _SIZE_BYTES: Final = 128
@@ -22,7 +23,7 @@ class Start(NamedTuple):
     call_attempt: int
 
 
-def start_batcher(pool: Pool, liveness: Liveness) -> Batcher[Start, bool]:
+def start_batcher(kept: KeptConnection, liveness: Liveness) -> Batcher[Start, bool]:
     """Marks calls STARTED. False: the attempt or the fence has moved on, and this effect must never begin."""
 
     async def write(batch: Sequence[Start]) -> list[bool]:
@@ -33,7 +34,7 @@ def start_batcher(pool: Pool, liveness: Liveness) -> Batcher[Start, bool]:
             "attempts": [start.call_attempt for start in batch],
             "runner_id": liveness.runner_id,
         }
-        async with connection(pool) as postgres:
+        async with kept.use() as postgres:
             cursor = await postgres.execute(QUERIES.start_calls, parameters)
             started = {row[0] for row in await cursor.fetchall()}
         return [ordinal in started for ordinal in range(len(batch))]

@@ -11,26 +11,9 @@ import pytest
 from tenure.domain.errors import StaleEpoch
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_pb2, tool_service_pb2
-from tests.fix_tools import execute_request
+from tests.fix_tools import appear, execute_request
 
 SLOW_PROGRAM = "import time\nprint('begun', flush=True)\ntime.sleep(60)"
-
-
-async def appear(path, seconds=10.0):
-    """Wait for a file a failpoint touches."""
-    async with asyncio.timeout(seconds):
-        while not path.exists():
-            await asyncio.sleep(0.01)
-
-
-async def started_calls(tools, owner, count):
-    """Wait until so many calls of the task are STARTED."""
-    async with asyncio.timeout(10):
-        while True:
-            calls = await tools.fence(owner)
-            if sum(call.state == tool_pb2.CALL_STATE_STARTED for call in calls.values()) == count:
-                return
-            await asyncio.sleep(0.02)
 
 
 async def asked_for_ever(tools, owner):
@@ -171,7 +154,7 @@ async def test_a_close_kills_the_program_within_a_second(tool_service, grants, s
     tools = await tool_service()
     owner = grants.claim()
     call = tools.begin(owner, "1.0", "execute_python", code=SLOW_PROGRAM)
-    await started_calls(tools, owner, 1)
+    await tools.started(owner)
     began = time.monotonic()
     calls = await tools.fence(owner, close=True)
     assert time.monotonic() - began < 1.5
@@ -184,7 +167,7 @@ async def test_a_close_on_one_replica_stops_what_runs_on_another(tool_service, g
     tools, other = await tool_service(), await tool_service()
     owner = grants.claim()
     call = tools.begin(owner, "1.0", "append_record_unsafe", file="a", line="x", delay_ms=20_000)
-    await started_calls(tools, owner, 1)
+    await tools.started(owner)
     began = time.monotonic()
     calls = await other.fence(owner, close=True)
     assert time.monotonic() - began < 2
@@ -210,11 +193,22 @@ async def test_two_replicas_join_one_call(tool_service, grants, outside):
     tools, other = await tool_service(), await tool_service()
     owner = grants.claim()
     call = tools.begin(owner, "1.0", "append_record_unsafe", file="a", line="x", delay_ms=600)
-    await started_calls(tools, owner, 1)
+    await tools.started(owner)
     events = await other.events(owner, "1.0", "append_record_unsafe", file="a", line="x", delay_ms=600)
     assert events[0].started.joined
     assert events[-1].outcome.content == (await call).content == "Appended."
     assert len(outside.lines("a")) == 1
+
+
+async def test_replicas_that_meet_a_task_for_the_first_time_agree(tool_service, grants, outside):
+    replicas = [await tool_service(), await tool_service()]
+    owners = [grants.claim() for _ in range(40)]
+    arguments = {"file": "a", "line": "x"}
+    outcomes = await asyncio.gather(
+        *(tools.outcome(owner, "1.0", "append_record_unsafe", **arguments) for owner in owners for tools in replicas)
+    )
+    assert {outcome.status for outcome in outcomes} == {OutcomeStatus.SUCCEEDED}
+    assert len(outside.lines("a")) == len(owners)
 
 
 async def test_a_fence_answers_however_much_the_calls_said(tool_service, grants, tools_database):

@@ -10,7 +10,6 @@ from services.tools.statements import MIGRATIONS
 from tenure.domain.errors import Unavailable
 from tenure.domain.tools import OutcomeStatus
 from tenure.runtime.migrations import migrate
-from tenure.v1 import tool_pb2
 
 UNSAFE = "append_record_unsafe"
 
@@ -25,12 +24,8 @@ async def losable(own_postgres, tool_service):
 async def begun(tools, owner, **arguments):
     """An Execute whose effect has begun."""
     call = tools.begin(owner, "1.0", UNSAFE, file="a", line="x", **arguments)
-    async with asyncio.timeout(10):
-        while True:
-            calls = await tools.fence(owner)
-            if "1.0" in calls and calls["1.0"].state == tool_pb2.CALL_STATE_STARTED:
-                return call
-            await asyncio.sleep(0.02)
+    await tools.started(owner)
+    return call
 
 
 async def executed(tools, owner, call_id, **arguments):

@@ -10,15 +10,9 @@ import pytest
 from tenure.domain.errors import StaleEpoch, TenureError
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_pb2
+from tests.fix_tools import appear
 
 UNSAFE = "append_record_unsafe"
-
-
-async def appear(path):
-    """Wait for a file a failpoint touches."""
-    async with asyncio.timeout(10):
-        while not path.exists():
-            await asyncio.sleep(0.01)
 
 
 async def state_becomes(tools_database, owner, state):
@@ -74,9 +68,7 @@ async def test_a_runner_that_was_judged_dead_stops_what_it_runs(tool_service, gr
     owner = grants.claim(epoch=10)
     arguments = {"file": "a", "line": "x", "delay_ms": 6000}
     call = frozen.begin(owner, "1.0", UNSAFE, **arguments)
-    async with asyncio.timeout(10):
-        while not (await frozen.fence(owner))["1.0"].HasField("start_time"):
-            await asyncio.sleep(0.02)
+    await frozen.started(owner)
     frozen.freeze()
     tools, successor = await tool_service(), grants.claim(owner.task_id, epoch=11)
     assert (await tools.outcome(successor, "1.0", UNSAFE, **arguments)).status is OutcomeStatus.IN_DOUBT

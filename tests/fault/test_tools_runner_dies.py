@@ -74,7 +74,7 @@ async def test_a_runner_killed_in_the_middle_of_an_effect(tool_service, grants, 
     owner = grants.claim()
     arguments = {"file": "a", "line": "x", "delay_ms": 1000}
     call = dying.begin(owner, "1.0", tool, **arguments)
-    await has_started(dying, owner)
+    await dying.started(owner)
     await dying.kill()
     with pytest.raises(Unavailable):
         await call
@@ -88,7 +88,7 @@ async def test_those_who_joined_a_dead_runners_call_get_it_run_again(tool_servic
     owner = grants.claim()
     arguments = {"file": "a", "line": "x", "delay_ms": 1000}
     call = dying.begin(owner, "1.0", KEYED, **arguments)
-    await has_started(dying, owner)
+    await dying.started(owner)
     joined = [other.begin(owner, "1.0", KEYED, **arguments) for _ in range(3)]
     await dying.kill()
     with pytest.raises(Unavailable):
@@ -103,7 +103,7 @@ async def test_a_close_settles_the_calls_of_a_dead_runner(tool_service, grants, 
     owner = grants.claim()
     for call_id, tool in (("1.0", KEYED), ("1.1", UNSAFE)):
         dying.begin(owner, call_id, tool, file="a", line="x", delay_ms=20_000)
-    await has_started(dying, owner, 2)
+    await dying.started(owner, 2)
     await dying.kill()
     calls = await (await tool_service()).fence(owner, close=True)
     assert {call.state for call in calls.values()} == {tool_pb2.CALL_STATE_IN_DOUBT}
@@ -138,7 +138,7 @@ async def test_a_service_told_to_stop_gives_its_calls_back(tool_service, grants,
     request = {"1.0": KEYED, "1.1": UNSAFE}
     for tag, (call_id, tool) in enumerate(request.items()):
         await stream_free.write(framed(tag, owner, call_id, tool, arguments))
-    await has_started(stopping, owner, 2)
+    await stopping.started(owner, 2)
     assert await stopping.terminate() == 0
     tools = await tool_service()
     calls = await tools.fence(owner)
@@ -146,7 +146,7 @@ async def test_a_service_told_to_stop_gives_its_calls_back(tool_service, grants,
     assert (await tools.outcome(owner, "1.1", UNSAFE, **arguments)).status is DOUBT
     # Its runner said good-bye, so nobody has to wait until it is known to be dead.
     again = tools.begin(owner, "1.0", KEYED, **arguments)
-    await has_started(tools, owner)
+    await tools.started(owner)
     assert (await tools.fence(owner))["1.0"].call_attempt == 2
     again.cancel()
     assert outside.lines("a") == []
@@ -155,16 +155,6 @@ async def test_a_service_told_to_stop_gives_its_calls_back(tool_service, grants,
 def framed(tag, owner, call_id, tool, arguments):
     call = execute_request(owner, call_id, tool, json.dumps(arguments))
     return tool_service_pb2.ExecuteStreamRequest(calls=[tool_service_pb2.TaggedExecute(tag=tag, call=call)])
-
-
-async def has_started(tools, owner, count=1):
-    """Wait until so many calls of the task are STARTED."""
-    async with asyncio.timeout(10):
-        while True:
-            calls = await tools.fence(owner)
-            if sum(call.state == tool_pb2.CALL_STATE_STARTED for call in calls.values()) == count:
-                return
-            await asyncio.sleep(0.02)
 
 
 def programs_of(pid):
