@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tenure.cli.context import DEFAULT_DATA_DIR, Context
+from tenure.dev.stack.last_words import warnings_of
 
 if TYPE_CHECKING:
     from tenure.dev.stack import Stack
@@ -23,6 +24,7 @@ ROLES: Final = {
     "checkpoint": "the work ledger",
     "tools": "runs tools, in a sandbox",
 }
+TOOLS_LOGGER: Final = "services.tools.main"
 UNSAFE_ETCD: Final = re.compile(r"3\.5\.[0-2]$")
 """These releases can corrupt data in a crash (etcd's own advice: do not run them in production)."""
 
@@ -50,7 +52,8 @@ def command_prefix(stack: Stack) -> str:
 
 def _running(stack: Stack) -> Table:
     table = _grid()
-    for name, service in stack.services.items():
+    services = {name: stack.services[name] for name in ROLES} | stack.services
+    for name, service in services.items():
         table.add_row(
             name, service.address, ROLES.get(name) or f"carries out up to {stack.options.slots} tasks at once"
         )
@@ -62,9 +65,7 @@ def _running(stack: Stack) -> Table:
 
 def _model_words(stack: Stack) -> Text:
     if stack.options.model_is_simulated:
-        return Text(
-            "SIMULATED: it plays a research scenario, whatever the goal; set ANTHROPIC_API_KEY for a real one", "yellow"
-        )
+        return Text("SIMULATED, one scenario whatever the goal; set ANTHROPIC_API_KEY for a real one", "yellow")
     return Text(f"real{f', {stack.options.model}' if stack.options.model else ''}; web_search is simulated")
 
 
@@ -81,11 +82,17 @@ def _store_address(store: Store) -> str:
 
 
 def _warnings(stack: Stack) -> list[RenderableType]:
-    etcd = stack.stores["etcd"]
-    if not UNSAFE_ETCD.match(etcd.version):
-        return []
-    told = f"etcd {etcd.version} is for development only: a crash can corrupt its data. Production: 3.5.3 or newer."
-    return [Text(f"  {told}\n", "yellow")]
+    """An etcd that is not for production, a machine without a sandbox."""
+    told = warnings_of(stack.services["tools"].log(), TOOLS_LOGGER)
+    release = stack.stores["etcd"].version
+    if UNSAFE_ETCD.match(release):
+        told.insert(
+            0, f"etcd {release} is for development only: a crash can corrupt its data; production: 3.5.3 or newer"
+        )
+    table = _grid()
+    for one in told:
+        table.add_row("warning", Text(one, "yellow"))
+    return [table, Text("")] if told else []
 
 
 def _places(stack: Stack, context: Context) -> Table:
@@ -103,7 +110,7 @@ def _advice(stack: Stack) -> Table:
     tenure = command_prefix(stack)
     table = _grid()
     table.add_row("first task", Text(f'{tenure} submit "{FIRST_GOAL}" --watch', "bold"))
-    table.add_row("look", f"{tenure} list · {tenure} leases · {tenure} workers · {tenure} --help")
+    table.add_row("look", f"{tenure} list · leases · workers · --help")
     table.add_row("stop", "Ctrl-C")
     return table
 

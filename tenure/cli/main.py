@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,8 @@ def cli(ctx: click.Context, address: str | None, tenant: str, as_json: bool, dat
 
     TASK is a task's id, or its beginning.
     """
+    if address and not re.fullmatch(r"[^/\s]+:\d{1,5}", address):
+        raise click.BadParameter(f"{address} is no address; write for example 127.0.0.1:8470", param_hint="--address")
     ctx.obj = Context(find_gateway(address, data), tenant, as_json, data, make_console(), os.environ)
 
 

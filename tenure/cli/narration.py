@@ -6,7 +6,7 @@ A line here is a `Text` of one line. Only the result of a task is more: Markdown
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from rich.console import Console, RenderableType
@@ -56,17 +56,21 @@ class Narrator:
     console: Console
     is_plain: bool
     _held: str = ""
+    _later: list[Text] = field(default_factory=list)
 
     def tell(self, entry: ledger_pb2.Entry) -> Lines:
         """Takes the entry in, and gives the lines that it is worth."""
         before = Holder(self.task.owner, self.task.epoch)
         self.task.apply(entry)
         kind = entry.body.WhichOneof("body")
+        if kind != "transition":
+            yield from self._take_later()
         if kind not in {"assistant_message", "transition"}:
             yield from self._flush()
         match kind:
             case "transition":
                 yield from self._transition(entry, before)
+                yield from self._take_later()
             case "assistant_message":
                 self.task.live.discard()
                 yield from self._answer(entry.step, entry.body.assistant_message)
@@ -138,10 +142,13 @@ class Narrator:
             yield self._line("  ✗ ", f"{step}: the model call failed, {fact.error_class}{code}{after}", "red")
             yield from self._block(fact.message, "red", indent=4)
         if self.task.live.discard():
-            yield self._discarded()
+            self._later.append(self._discarded())
+        if not body.HasField("attempt_lost"):
+            yield from self._take_later()
         if body.HasField("attempt_lost"):
             billed = usage_text(body.attempt_lost.usage)
-            yield self._line("  ", f"{step}: the model call under way was lost, billed as {billed}", "yellow")
+            lost = f"{step}: the model call under way was lost, billed as {billed}"
+            self._later.append(self._line("  ", lost, "yellow"))
         if body.HasField("model_attempt") and body.model_attempt.attempt_number > 1:
             again = f"{step}: the model is asked again, attempt {body.model_attempt.attempt_number}"
             yield self._line("  ", again, "dim")
@@ -173,6 +180,11 @@ class Narrator:
 
     def _discarded(self) -> Text:
         return self._line("  ", "the unfinished text is discarded", "yellow")
+
+    def _take_later(self) -> Lines:
+        """What a loss brought with it: the ledger has it before the loss itself, people want it after."""
+        later, self._later = self._later, []
+        yield from later
 
     def _flush(self) -> Lines:
         """The last answer's words, which are kept back because they may be the result."""

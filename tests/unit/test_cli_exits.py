@@ -75,6 +75,8 @@ def test_nothing_that_answers_is_4_and_says_what_starts_a_stack():
         ["list", "--state", "HAPPY"],
         ["dev", "--etcd", "127.0.0.1:1", "--etcd-binary", "etcd"],
         ["nonsense"],
+        ["--address", "no-port", "list"],
+        ["--address", "http://127.0.0.1:8470", "list"],
     ],
 )
 def test_a_wrong_command_line_is_2(arguments):

@@ -174,3 +174,12 @@ def test_a_pipe_gets_no_control_characters(ledger):
 
 def test_an_entry_of_a_kind_that_is_not_known_is_passed_over(teller, ledger):
     assert teller.tell(ledger.entry()).seen == ""
+
+
+def test_what_a_takeover_cost_is_told_after_the_takeover(teller, ledger):
+    lost = ledger_pb2.AttemptLost(attempt_number=1, usage=task_pb2.TokenUsage(input_tokens=900, output_tokens=12))
+    teller.tell(ledger.queued(), ledger.opened(), ledger.attempt(1)).tell_text(piece("I was sayi", 0))
+    teller.tell(ledger.entry(1, attempt_lost=lost), ledger.lost())
+    told = ["no longer holds the task", "the unfinished text is discarded", "was lost, billed as 900 tokens in, 12 out"]
+    places = [teller.seen.index(words) for words in told]
+    assert places == sorted(places)

@@ -15,7 +15,7 @@ from tenure.dev.dev_file import forget_addresses, read_addresses, write_addresse
 from tenure.dev.stack import FolderBusy, StackError
 from tenure.dev.stack.addresses import FREE_PORTS, USUAL_PORTS, choose_address
 from tenure.dev.stack.etcd_endpoint import endpoint_version
-from tenure.dev.stack.last_words import last_words
+from tenure.dev.stack.last_words import last_words, warnings_of
 from tenure.dev.stack.lock import hold_folder
 from tenure.dev.stack.supervisor import death_of
 
@@ -97,6 +97,17 @@ def test_the_last_words_may_be_plain():
     assert last_words("the configuration does not hold:\n  - TENURE_X is missing\n\n") == "TENURE_X is missing"
     assert last_words("") == ""
     assert len(last_words("x" * 5000)) == 300
+
+
+def test_the_warnings_of_one_logger_are_found():
+    lines = [
+        json.dumps({"level": "WARNING", "logger": "services.tools.main", "message": "no sandbox"}),
+        json.dumps({"level": "INFO", "logger": "services.tools.main", "message": "listening"}),
+        json.dumps({"level": "WARNING", "logger": "another", "message": "something else"}),
+        "not JSON",
+        "[]",
+    ]
+    assert warnings_of("\n".join(lines), "services.tools.main") == ["no sandbox"]
 
 
 def test_how_a_process_ended_is_said_in_words():

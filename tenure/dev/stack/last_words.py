@@ -1,9 +1,9 @@
-"""Why a process ended, out of the end of its log."""
+"""What matters in a log: why its process ended, and what it warned of."""
 
 from __future__ import annotations
 
 import json
-from typing import Final
+from typing import Any, Final
 
 LONGEST: Final = 300
 
@@ -18,13 +18,29 @@ def last_words(log: str) -> str:
     return ""
 
 
-def _said(line: str) -> str:
+def warnings_of(log: str, logger: str) -> list[str]:
+    """What this logger warned of, oldest first."""
+    records = (_record(line) for line in log.splitlines())
+    return [
+        str(record.get("message", ""))
+        for record in records
+        if record.get("level") == "WARNING" and record.get("logger") == logger
+    ]
+
+
+def _record(line: str) -> dict[str, Any]:
+    """A line of JSON, or nothing."""
     try:
         record = json.loads(line)
     except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _said(line: str) -> str:
+    record = _record(line)
+    if not record:
         return line.removeprefix("- ")
-    if not isinstance(record, dict):
-        return line
     if record.get("level") not in {"WARNING", "ERROR", "CRITICAL"}:
         return ""
     stack = [part for part in str(record.get("stack", "")).splitlines() if part.strip()]
