@@ -68,4 +68,4 @@ async def serve(process: Process, server: RpcServer) -> None:
     """Serves until the process is told to stop; what was opened before is closed after the server has drained."""
     await process.open(server)
     _log.info("listening", extra={"address": server.address})
-    await process.run_until_stopped()
+    await process.run_until_stopped(freeze=True)
