@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from services.tools.answers import execute_response, fence_response, refused_write
 from services.tools.closing import Closing
 from services.tools.executing import Executor, Request
 from services.tools.frames import ExecuteFrames
-from services.tools.records import Asked, CallKey
+from services.tools.records import Asked, CallKey, CallStanding
 from services.tools.refusals import list_refusals
 from services.tools.registry import Registry
 from services.tools.runs import Event
@@ -27,6 +28,8 @@ from tenure.v1.tool_service_pb2_grpc import ToolServiceServicer
 from tenure.validators import validate
 from tenure.wire.token import check_token
 from tenure.wire.tools import tool_to_wire
+
+_log: Final = logging.getLogger(__name__)
 
 
 class ToolServicer(ToolServiceServicer):
@@ -43,6 +46,7 @@ class ToolServicer(ToolServiceServicer):
     ) -> None:
         self._verifier, self._registry, self._executor = verifier, registry, executor
         self._closing, self._pool, self._stopping = closing, pool, stopping
+        self._fencing: set[asyncio.Task[list[CallStanding]]] = set()
 
     async def ListTools(
         self, request: tool_service_pb2.ListToolsRequest, _context: Any
@@ -78,8 +82,10 @@ class ToolServicer(ToolServiceServicer):
     async def Fence(self, request: tool_service_pb2.FenceRequest, _context: Any) -> tool_service_pb2.FenceResponse:
         """Raises the fence; with `close` ends everything. Goes on to its end when its caller goes away."""
         claims, task_id = self._check(request.token)
-        closing = asyncio.ensure_future(self._closing.fence(claims, task_id, close=request.close))
-        return fence_response(await asyncio.shield(closing))
+        fencing = asyncio.create_task(self._closing.fence(claims, task_id, close=request.close))
+        self._fencing.add(fencing)
+        fencing.add_done_callback(self._fenced)
+        return fence_response(await asyncio.shield(fencing))
 
     async def ListRefusedCalls(
         self, request: tool_service_pb2.ListRefusedCallsRequest, _context: Any
@@ -107,6 +113,11 @@ class ToolServicer(ToolServiceServicer):
             clear=clear,
         )
         return Request(asked, {} if isinstance(judged, Outcome) else judged)
+
+    def _fenced(self, fencing: asyncio.Task[list[CallStanding]]) -> None:
+        self._fencing.discard(fencing)
+        if not fencing.cancelled() and (error := fencing.exception()) is not None:
+            _log.debug("a fence was not raised", exc_info=error)  # told to the caller, if there still is one
 
     def _check(self, token: token_pb2.FencingToken) -> tuple[Claims, UUID]:
         claims = check_token(self._verifier, token)

@@ -329,7 +329,9 @@ class FenceResponse(message.Message):
     CALLS_FIELD_NUMBER: builtins.int
     @builtins.property
     def calls(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.CallRecord]:
-        """All of them, by call_id; outcomes of long finished calls included."""
+        """All of them, by call_id; outcomes of long finished calls included. Beyond 2 MiB the contents of the oldest are cut and
+        marked as truncated.
+        """
 
     def __init__(
         self,

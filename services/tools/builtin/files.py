@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from itertools import islice
 from typing import Final
 
 from services.tools.builtin.definitions import define
@@ -99,8 +100,8 @@ class _Files:
 
     def list(self, workspace: int, _context: CallContext, arguments: Arguments) -> str:
         path = arguments.get("path", "")
-        with entered(workspace, split_path(path)) as directory:
-            lines = [line for line, _ in zip(_lines(directory, ""), range(_MOST_ENTRIES + 1), strict=False)]
+        with entered(workspace, split_path(path)) as directory, closing(_lines(directory, "")) as found:
+            lines = list(islice(found, _MOST_ENTRIES + 1))
         if len(lines) > _MOST_ENTRIES:
             lines[-1] = f"[and more: only the first {_MOST_ENTRIES} are listed]"
         return "\n".join(lines) or "There are no files."
@@ -118,7 +119,7 @@ def _file_path(path: str) -> tuple[tuple[str, ...], str]:
     return parts[:-1], parts[-1]
 
 
-def _lines(directory: int, prefix: str, depth: int = 0) -> Iterator[str]:
+def _lines(directory: int, prefix: str, depth: int = 0) -> Generator[str, None, None]:
     """One line an entry, in order; links are named and not followed."""
     for name in sorted(os.listdir(directory)):
         try:
