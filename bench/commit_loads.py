@@ -66,8 +66,7 @@ async def random_arrivals(commit: Commit, tasks: Sequence[HeldTask], per_second:
     began = due = perf_counter()
     async with asyncio.TaskGroup() as writers:
         while (due := due + random.expovariate(per_second)) - began < seconds:
-            if (wait := due - perf_counter()) > 0:
-                await asyncio.sleep(wait)
+            await asyncio.sleep(max(0.0, due - perf_counter()))  # also when late: the writers want to run
             writers.create_task(write(due))
     run.seconds = perf_counter() - began
     return run
