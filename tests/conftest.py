@@ -2,6 +2,7 @@
 
 pytest_plugins = [
     "tests.fix_checkpoint",
+    "tests.fix_collector",
     "tests.fix_coordinator",
     "tests.fix_etcd",
     "tests.fix_postgres",

@@ -15,6 +15,7 @@ from services.coordinator.lease_store import ClaimRecord, HeldClaim
 from services.coordinator.lease_store.claim_keys import NewClaim, Refusal
 from services.coordinator.losses import LostClaim
 from tenure.domain.entries import ToolIntent, ToolOutcome
+from tenure.domain.epochs import describe_epoch
 from tenure.domain.errors import Fenced, TenureError, Unavailable, WrongState
 from tenure.domain.fold import fold
 from tenure.domain.retry import RetryPolicy
@@ -82,7 +83,8 @@ class Ender:
         finally:
             await self._losses.delete(held)
         metrics.count("tenure_endings_total", reason=ending.reason)
-        _log.info("ended a task", extra={"task": ending.task_id, "epoch": held.epoch, "reason": ending.reason})
+        facts = {"task": ending.task_id, "epoch": describe_epoch(held.epoch), "reason": ending.reason}
+        _log.info("ended a task", extra=facts)
         return True
 
     async def _claim(self, ending: pb.ListEndingsResponse.Ending) -> HeldClaim | None:

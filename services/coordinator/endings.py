@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from tenure.domain.errors import TenureError
+from tenure.runtime import semconv
 from tenure.runtime.logs import log_context
+from tenure.runtime.telemetry import span
 from tenure.runtime.tenancy import set_tenant
 from tenure.v1 import coordinator_service_pb2 as pb
 
@@ -63,7 +65,8 @@ class Endings:
 
     async def _end(self, ending: checkpoint_service_pb2.ListEndingsResponse.Ending) -> None:
         set_tenant(ending.tenant)  # of this asyncio task only
-        with log_context(task=ending.task_id):
+        attributes = {semconv.TASK_ID: ending.task_id, semconv.REASON: ending.reason}
+        with log_context(task=ending.task_id), span("end_task", attributes):
             try:
                 await self._ender.end(ending)
             except TenureError as error:

@@ -16,11 +16,13 @@ from uuid import uuid4
 
 from services.coordinator.lease_store import ClaimRecord, HeldClaim
 from services.coordinator.lease_store.claim_keys import Claimed, NewClaim, Refusal
+from tenure.domain.epochs import describe_epoch
 from tenure.domain.errors import TenureError
 from tenure.domain.retry import RetryPolicy
-from tenure.runtime import metrics
+from tenure.runtime import metrics, semconv
 from tenure.runtime.failpoint import failpoint
 from tenure.runtime.retrying import retrying
+from tenure.runtime.telemetry import span
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 
 if TYPE_CHECKING:
@@ -67,7 +69,8 @@ class Granting:
         for each in assigned:
             each.session.take_slot()
         try:
-            return await self._grant(assigned)
+            with span("claim_batch", {semconv.CLAIMS: len(assigned)}):
+                return await self._grant(assigned)
         finally:
             for each in assigned:
                 each.session.put_slot_back()
@@ -167,16 +170,17 @@ class Granting:
         now = asyncio.get_running_loop().time()
         if not assigned.session.may_be_granted(now):
             return False
-        grant = coordinator_pb.Grant(
-            task_id=held.task_id,
-            claim_id=held.record.claim_id,
-            token=self._issuer.issue(held),
-            loop=held.record.loop,
-        )
-        sent = assigned.session.send_grant(held, grant, now)
+        with span("claim", _attributes(held)):
+            grant = coordinator_pb.Grant(
+                task_id=held.task_id,
+                claim_id=held.record.claim_id,
+                token=self._issuer.issue(held),
+                loop=held.record.loop,
+            )
+            sent = assigned.session.send_grant(held, grant, now)
         if sent:
             metrics.count("tenure_grants_total")
-            facts = {"task": held.task_id, "epoch": held.epoch, "worker": held.record.worker_id}
+            facts = {"task": held.task_id, "epoch": describe_epoch(held.epoch), "worker": held.record.worker_id}
             _log.info("granted a task", extra=facts)
         return sent
 
@@ -187,6 +191,17 @@ class Granting:
                 _log.warning("a claim could not be deleted", extra={"task": held.task_id, "error": result})
             elif isinstance(result, BaseException):
                 raise result
+
+
+def _attributes(held: HeldClaim) -> dict[str, str | int]:
+    """What is to be found by somebody who looks for a task's claims."""
+    return {
+        semconv.TASK_ID: held.task_id,
+        semconv.TENANT: held.record.tenant,
+        semconv.EPOCH: held.epoch,
+        semconv.WORKER: held.record.worker_id,
+        semconv.REASON: held.record.reason,
+    }
 
 
 def _assign(offers: Sequence[pb.Offer], sessions: Sequence[Session], now: float) -> list[Assigned]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final, Self
 
 from services.gateway.peers import Peers
+from tenure.domain.epochs import describe_epoch
 from tenure.domain.errors import TenureError
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.rpc_channel import TenureChannel, open_channel
@@ -47,9 +48,8 @@ class LiveText:
                     return
                 await self._listen(address, task_id, epoch, on_text)
             except (TenureError, PeerFailed) as error:
-                _log.info(
-                    "no live text", extra={"task": task_id, "epoch": epoch, "worker": worker_id, "why": str(error)}
-                )
+                facts = {"task": task_id, "epoch": describe_epoch(epoch), "worker": worker_id, "why": str(error)}
+                _log.info("no live text", extra=facts)
                 self._addresses.pop(worker_id, None)
             await asyncio.sleep(REDIAL.wait_seconds(failures, random.random()))
 

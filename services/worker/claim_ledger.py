@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,14 +16,17 @@ from tenure.domain.budget import Denied, Granted, ReserveRequest
 from tenure.domain.errors import SequenceConflict, TryLater, Unavailable
 from tenure.domain.fold import ResumePoint, fold
 from tenure.domain.retry import RetryPolicy
+from tenure.runtime import semconv
 from tenure.runtime.retrying import retrying
 from tenure.runtime.status import PeerFailed
+from tenure.runtime.telemetry import span
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2
 from tenure.wire.entries import entry_to_domain, new_entry
 from tenure.wire.enums import STATES
 from tenure.wire.times import duration
 
+_log: Final = logging.getLogger(__name__)
 TRIES: Final = RetryPolicy(max_attempts=3, initial_seconds=1.0, factor=2.0, cap_seconds=5.0)
 """After so many failures of storage the task is let go: whoever claims it next may be luckier."""
 
@@ -64,8 +68,11 @@ class ClaimLedger:
             if opened.task.cancel_requested:
                 self._holding.interrupts.request(Interruption.END)
 
-        await retrying(attempt, TRIES, on=(TryLater, PeerFailed))
+        with span("open", self._attributes()) as opening:
+            await retrying(attempt, TRIES, on=(TryLater, PeerFailed))
+            opening.set_attribute(semconv.SEQUENCE, self.point.sequence)
         self._holding.progress.sequence = self.point.sequence
+        _log.info("task opened", extra={"sequence": self.point.sequence})
 
     async def append(self, own: Sequence[Fact]) -> None:
         """Writes facts, in as many commits as their size needs."""
@@ -88,7 +95,10 @@ class ClaimLedger:
 
     async def _commit(self, written: _Written) -> pb.CommitResponse:
         request = self._request(written)
-        response = await retrying(lambda: self._client.commit(request), TRIES, on=(TryLater, PeerFailed))
+        with span("commit", self._attributes()) as committing:
+            response = await retrying(lambda: self._client.commit(request), TRIES, on=(TryLater, PeerFailed))
+            committing.set_attribute(semconv.SEQUENCE, response.sequence)
+        _log.debug("committed", extra={"sequence": response.sequence, "entries": len(request.entries)})
         self._commit_number += 1
         if written.transition is None:
             self._fold_in(written, response)
@@ -96,6 +106,10 @@ class ClaimLedger:
         if response.cancel_requested:
             self._holding.interrupts.request(Interruption.END)
         return response
+
+    def _attributes(self) -> dict[str, str | int]:
+        claims = self._holding.claims
+        return {semconv.TASK_ID: claims.task_id, semconv.EPOCH: claims.epoch, semconv.STEP: self.point.step}
 
     def _request(self, written: _Written) -> pb.CommitRequest:
         """The same object is sent again after a failure: its number and id are what makes a repeat harmless."""

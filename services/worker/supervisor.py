@@ -63,8 +63,9 @@ class Supervisor:
                 self._holdings.remove(holding)
                 if not holding.lost:
                     self._release(holding, reason)
-                metrics.count("tenure_worker_releases_total", reason="LOST" if holding.lost else reason)
-                _log.info("task left", extra={"reason": "LOST" if holding.lost else reason})
+                told = "LOST" if holding.lost else reason
+                metrics.count("tenure_worker_releases_total", reason=told)
+                _log.info("task left", extra={"reason": told, "sequence": holding.progress.sequence})
 
     async def _loop(self, holding: Holding) -> str:
         attributes = {

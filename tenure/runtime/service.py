@@ -13,6 +13,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Final, Protocol, TypeVar
 
 from tenure.runtime import failpoint
@@ -53,7 +54,7 @@ def run_service(
         settings = load(settings_type, environment, prefix=f"{SHARED_PREFIX}{name.upper()}_")
         configure_logs(name, form=settings.common.log_format, level=settings.common.log_level)
         failpoint.arm(settings.common.failpoints)
-        await process.open(telemetry(name, environment, instance=instance_id()))
+        await process.open(telemetry(name, environment, instance=instance_id(), version=metadata.version("tenure")))
         await compose(process, settings)
 
     return int(run(main))

@@ -21,14 +21,17 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from tenure.runtime.metrics_export import MetricsExport
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from opentelemetry.sdk.metrics.export import MetricReader
     from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SpanExporter
 
 ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
+TRACES_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+METRICS_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
+PROTOCOL: Final = "OTEL_EXPORTER_OTLP_PROTOCOL"
+DISABLED: Final = "OTEL_SDK_DISABLED"
 INSTRUMENTATION: Final = "tenure"
 _EXPORT_TIMEOUT_SECONDS: Final = 3
 _FLUSH_TIMEOUT_SECONDS: Final = 5.0
@@ -73,48 +76,75 @@ def link_to(kept_traceparent: str) -> list[trace.Link]:
 async def telemetry(
     service: str, environment: Mapping[str, str], *, instance: str = "", version: str = ""
 ) -> AsyncIterator[None]:
-    """Export while inside, if the usual OTEL_EXPORTER_OTLP_ENDPOINT is set; flush at the end, for 5 s at most."""
-    endpoint = environment.get(ENDPOINT, "").strip()
-    if not endpoint:
+    """Export while inside, where the usual OTEL_EXPORTER_OTLP_…ENDPOINT says; flush at the end, for 5 s at most."""
+    traces, metrics = (_endpoint(environment, own) for own in (TRACES_ENDPOINT, METRICS_ENDPOINT))
+    if not (traces or metrics):
         yield
         return
-    insecure = not endpoint.startswith("https://")
+    if (protocol := environment.get(PROTOCOL, "")) not in {"", "grpc"}:
+        _log.warning("telemetry is exported by OTLP over gRPC only", extra={"asked": protocol})
     # Imported here: half a second that only a process that exports should pay.
-    from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
     from opentelemetry.sdk.resources import Resource
 
     named = {"service.name": f"tenure-{service}", "service.instance.id": instance, "service.version": version}
     resource = Resource.create({name: value for name, value in named.items() if value})
-    metric_exporter = OTLPMetricExporter(endpoint=endpoint, insecure=insecure, timeout=_EXPORT_TIMEOUT_SECONDS)
-    span_exporter = OTLPSpanExporter(endpoint=endpoint, insecure=insecure, timeout=_EXPORT_TIMEOUT_SECONDS)
-    reader = PeriodicExportingMetricReader(metric_exporter, export_interval_millis=_METRICS_INTERVAL_SECONDS * 1000)
-    async with exporting(resource, span_exporter, reader):
+    spans = _span_exporter(traces) if traces else None
+    async with exporting(resource, spans, _metric_reader(metrics) if metrics else None):
         yield
 
 
-@asynccontextmanager
-async def exporting(resource: Resource, spans: SpanExporter, metrics: MetricReader) -> AsyncIterator[None]:
-    """Export to these while inside; the mechanism under `telemetry`."""
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+def _endpoint(environment: Mapping[str, str], own: str) -> str:
+    """Where one signal goes, "" for nowhere: its own variable, else the one for all."""
+    if environment.get(DISABLED, "").strip().lower() == "true":
+        return ""
+    return environment.get(own, "").strip() or environment.get(ENDPOINT, "").strip()
 
-    provider = TracerProvider(resource=resource)
-    provider.add_span_processor(BatchSpanProcessor(spans))
-    export = MetricsExport(resource, metrics)
-    _Current.tracer = provider.get_tracer(INSTRUMENTATION)
+
+def _span_exporter(endpoint: str) -> SpanExporter:
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+    return OTLPSpanExporter(endpoint=endpoint, insecure=_is_plain(endpoint), timeout=_EXPORT_TIMEOUT_SECONDS)
+
+
+def _metric_reader(endpoint: str) -> MetricReader:
+    from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
+    exporter = OTLPMetricExporter(endpoint=endpoint, insecure=_is_plain(endpoint), timeout=_EXPORT_TIMEOUT_SECONDS)
+    return PeriodicExportingMetricReader(exporter, export_interval_millis=_METRICS_INTERVAL_SECONDS * 1000)
+
+
+def _is_plain(endpoint: str) -> bool:
+    return not endpoint.startswith("https://")
+
+
+@asynccontextmanager
+async def exporting(
+    resource: Resource, spans: SpanExporter | None, metrics: MetricReader | None
+) -> AsyncIterator[None]:
+    """Export to these while inside, None for not at all; the mechanism under `telemetry`."""
+    ends: list[Callable[[], None]] = []
+    if metrics is not None:
+        ends.append(MetricsExport(resource, metrics).close)
+    if spans is not None:
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        provider = TracerProvider(resource=resource)
+        provider.add_span_processor(BatchSpanProcessor(spans))
+        ends.append(provider.shutdown)
+        _Current.tracer = provider.get_tracer(INSTRUMENTATION)
     try:
         yield
     finally:
         _Current.tracer = None
-        await _flush(provider, export)
+        await _flush(ends)
 
 
-async def _flush(provider: TracerProvider, export: MetricsExport) -> None:
+async def _flush(ends: Sequence[Callable[[], None]]) -> None:
     """Off the loop, since exporters block. A collector that is gone must not hold up the end of the process."""
     try:
         async with asyncio.timeout(_FLUSH_TIMEOUT_SECONDS):
-            await asyncio.gather(asyncio.to_thread(provider.shutdown), asyncio.to_thread(export.close))
+            await asyncio.gather(*map(asyncio.to_thread, ends))
     except TimeoutError:
         _log.warning("telemetry was not flushed in time", extra={"timeout_seconds": _FLUSH_TIMEOUT_SECONDS})

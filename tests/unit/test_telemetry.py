@@ -183,3 +183,19 @@ async def test_a_collector_that_is_gone_does_not_hold_up_the_end(unused_tcp_port
     async with telemetry("checkpoint", environment, instance="i-1", version="1"):
         with span("commit") as exported:
             assert exported.is_recording()
+
+
+@pytest.mark.parametrize(
+    ("environment", "records"),
+    [
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:{port}"}, True),
+        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://127.0.0.1:{port}"}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:{port}", "OTEL_SDK_DISABLED": "true"}, False),
+    ],
+    ids=["traces alone", "metrics alone", "disabled"],
+)
+async def test_each_signal_goes_where_its_own_variable_says(unused_tcp_port, environment, records):
+    given = {name: value.format(port=unused_tcp_port) for name, value in environment.items()}
+    async with telemetry("checkpoint", given):
+        with span("commit") as one:
+            assert one.is_recording() is records

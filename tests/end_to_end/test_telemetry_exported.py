@@ -1,0 +1,33 @@
+"""What a task does is seen by a collector, when the usual variables name one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tenure.client import Client
+from tenure.dev.stack import Stack
+from tests.end_to_end.conftest import options
+from tests.end_to_end.installation import Installation
+from tests.fix_collector import Collector
+
+
+async def test_claims_model_calls_tools_and_commits_are_spans(collector: Collector, tmp_path: Path) -> None:
+    stack = Stack(options(tmp_path, workers=1, environment={"*": collector.environment}))
+    async with stack, Client(stack.gateway_address) as client:
+        installation = Installation(stack, client)
+        task = await installation.ended(await installation.submit("sim-one-tool"))
+        of_task = {"tenure.task.id": task.task_id, "tenure.epoch": task.epoch}
+
+        claim = await collector.span("claim", **of_task)
+        assert (claim.service, claim.attributes["tenure.worker"]) == ("tenure-coordinator", "worker-1")
+        opened = await collector.span("open", **of_task)
+        closing = await collector.span("commit", **of_task, **{"tenure.sequence": task.sequence})
+        assert {opened.service, closing.service} == {"tenure-worker"}
+        agent = await collector.span("invoke_agent messages", **of_task)
+        assert agent.service == "tenure-worker"
+
+        chats = [span for span in collector.spans if span.attributes.get("gen_ai.operation.name") == "chat"]
+        assert len(chats) == len(installation.model_calls(task.task_id))
+        tools = [span for span in collector.spans if span.attributes.get("gen_ai.operation.name") == "execute_tool"]
+        assert {span.service for span in tools} == {"tenure-worker", "tenure-tools"}
+    assert {"tenure_grants_total", "tenure_commits_total", "tenure_tool_calls_total"} <= collector.metrics

@@ -1,0 +1,95 @@
+"""An OpenTelemetry collector in this process: takes what is exported by OTLP over gRPC, and keeps the spans.
+
+collector.environment                      # what a service needs to find it
+await collector.span("commit", **{"tenure.task.id": task_id})
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+PATIENCE_SECONDS = 30.0
+
+
+class ExportedSpan(NamedTuple):
+    """A span as it arrived. Numbers and texts only: the attributes we set."""
+
+    service: str
+    name: str
+    attributes: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Collector:
+    """Keeps all that came."""
+
+    address: str = ""
+    spans: list[ExportedSpan] = field(default_factory=list)
+    metrics: set[str] = field(default_factory=set)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of a service that exports to it, soon after each span ended."""
+        return {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{self.address}", "OTEL_BSP_SCHEDULE_DELAY": "100"}
+
+    async def span(self, name: str, **attributes: Any) -> ExportedSpan:
+        """The first span of this name with these attributes, waited for."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while True:
+                for span in self.spans:
+                    if span.name == name and attributes.items() <= span.attributes.items():
+                        return span
+                self.arrived.clear()
+                await self.arrived.wait()
+
+
+class _Traces(trace_service_pb2_grpc.TraceServiceServicer):
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+
+    async def Export(self, request: Any, _context: Any) -> Any:
+        for resource in request.resource_spans:
+            service = _plain(resource.resource.attributes)["service.name"]
+            for scope in resource.scope_spans:
+                self._collector.spans += [
+                    ExportedSpan(service, one.name, _plain(one.attributes)) for one in scope.spans
+                ]
+        self._collector.arrived.set()
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+
+class _Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+
+    async def Export(self, request: Any, _context: Any) -> Any:
+        for resource in request.resource_metrics:
+            for scope in resource.scope_metrics:
+                self._collector.metrics |= {metric.name for metric in scope.metrics}
+        return metrics_service_pb2.ExportMetricsServiceResponse()
+
+
+def _plain(attributes: Any) -> dict[str, Any]:
+    return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in attributes}
+
+
+@pytest.fixture
+async def collector() -> AsyncIterator[Collector]:
+    """Serving on a free port."""
+    made = Collector()
+    server = grpc.aio.server()
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(_Traces(made), server)
+    metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(_Metrics(made), server)
+    made.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    yield made
+    await server.stop(grace=None)
