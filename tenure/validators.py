@@ -238,6 +238,9 @@ def _foreign(request: checkpoint.AppendForeignRequest, v: Violations) -> None:
     v.length("request_id", request.request_id, 1, 128)
     v.length("actor", request.actor, 1, 200)
     v.require(request.WhichOneof("fact") is not None, "fact", "must be set")
+    size = len(request.user_message.text.encode())
+    v.require(size <= MAX_GOAL_BYTES, "user_message.text", f"at most {MAX_GOAL_BYTES} bytes")
+    v.length("cancel_request.reason", request.cancel_request.reason, 0, 1000)
 
 
 def _execute(request: tools.ExecuteRequest, v: Violations) -> None:

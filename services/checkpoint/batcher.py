@@ -9,17 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from tenure.domain.errors import LimitReached, TenureError, Unavailable
 from tenure.runtime import metrics
+from tenure.runtime.status import OUTCOME_UNKNOWN
+from tenure.v1 import checkpoint_service_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from services.checkpoint.prepared import PreparedCommit
-    from tenure.v1 import checkpoint_service_pb2 as pb
+
+Answer = Callable[[pb.CommitResponse | Exception], None]
+"""Hears the result of one commit, exactly once; must not raise."""
 
 _log: Final = logging.getLogger(__name__)
 _BATCHES: Final = metrics.cell("tenure_commit_batches_total")
@@ -44,42 +50,45 @@ class Committer(Protocol):
     async def commit(self, commits: Sequence[PreparedCommit]) -> Sequence[pb.CommitResponse | Exception]: ...
 
 
-@dataclass(slots=True)
-class _Waiting:
+class _Waiting(NamedTuple):
     commit: PreparedCommit
-    done: asyncio.Future[pb.CommitResponse]
-
-    def resolve(self, result: pb.CommitResponse | Exception) -> None:
-        """A caller that was cancelled has cancelled its future."""
-        if self.done.done():
-            return
-        if isinstance(result, Exception):
-            self.done.set_exception(result)
-        else:
-            self.done.set_result(result)
+    answer: Answer
 
 
 class Batcher:
-    """Start `run` as a duty. `submit` may be called at any time; what waits when the duty ends is refused."""
+    """Start `run` as a duty. `submit` may be called at any time; what waits when the duty ends is refused.
 
-    def __init__(self, committer: Committer, limits: BatchLimits | None = None) -> None:
+    `on_refusal` is told of every commit that got an error, besides its caller.
+    """
+
+    def __init__(
+        self,
+        committer: Committer,
+        limits: BatchLimits | None = None,
+        on_refusal: Callable[[PreparedCommit, Exception], None] | None = None,
+    ) -> None:
         self._committer = committer
+        self._on_refusal = on_refusal
         self._limits = limits or BatchLimits()
         self._waiting: deque[_Waiting] = deque()
         self._bytes = 0
         self._there_is_work = asyncio.Event()
 
-    def submit(self, commit: PreparedCommit) -> asyncio.Future[pb.CommitResponse]:
-        """The commit's result to be. Raises LimitReached when too much waits already."""
+    def submit(self, commit: PreparedCommit, answer: Answer) -> None:
+        """Have it committed and answered. Raises LimitReached when too much waits already."""
         full = len(self._waiting) >= self._limits.waiting_commits
         if full or self._bytes + commit.size_bytes > self._limits.waiting_bytes:
             raise LimitReached("too many commits wait", reason="COMMIT_QUEUE_FULL", retry_after_seconds=0.2)
-        done: asyncio.Future[pb.CommitResponse] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(commit, done))
+        self._waiting.append(_Waiting(commit, answer))
         self._bytes += commit.size_bytes
         _WAITING.value = len(self._waiting)
         self._there_is_work.set()
-        return done
+
+    async def commit(self, commit: PreparedCommit) -> pb.CommitResponse:
+        """The same for one caller that waits. Cancelling it cancels nothing but its waiting."""
+        done: asyncio.Future[pb.CommitResponse] = asyncio.get_running_loop().create_future()
+        self.submit(commit, partial(_resolve, done))
+        return await done
 
     async def run(self) -> None:
         """Write batch after batch until cancelled."""
@@ -100,17 +109,19 @@ class Batcher:
         except TenureError as error:
             results = [error] * len(batch)
         except BaseException:
-            self._resolve(batch, [Unavailable("the commit was interrupted; its outcome is unknown")] * len(batch))
+            lost = Unavailable("the commit was interrupted", metadata=OUTCOME_UNKNOWN)
+            self._resolve(batch, [lost] * len(batch))
             raise
         _BATCHES.value += 1
         _COMMITS.value += len(batch)
         _BATCH_SECONDS.observe(clock() - began)
         self._resolve(batch, results)
 
-    @staticmethod
-    def _resolve(batch: Sequence[_Waiting], results: Sequence[pb.CommitResponse | Exception]) -> None:
+    def _resolve(self, batch: Sequence[_Waiting], results: Sequence[pb.CommitResponse | Exception]) -> None:
         for one, result in zip(batch, results, strict=True):
-            one.resolve(result)
+            one.answer(result)
+            if self._on_refusal is not None and isinstance(result, Exception):
+                self._on_refusal(one.commit, result)
 
     def _take(self) -> list[_Waiting]:
         """The oldest, within the bounds; a second commit of a task waits for the next batch, in its place."""
@@ -139,4 +150,13 @@ class Batcher:
         waiting, self._waiting = list(self._waiting), deque()
         self._bytes = 0
         for one in waiting:
-            one.resolve(Unavailable("the server is draining", reason="DRAINING"))
+            one.answer(Unavailable("the server is draining", reason="DRAINING"))
+
+
+def _resolve(done: asyncio.Future[pb.CommitResponse], result: pb.CommitResponse | Exception) -> None:
+    if done.done():  # its caller went away
+        return
+    if isinstance(result, Exception):
+        done.set_exception(result)
+    else:
+        done.set_result(result)

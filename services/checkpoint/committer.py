@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Self
 import psycopg
 
 from services.checkpoint.committing import commit_batch
-from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS, use_one_integer_type
+from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS, prepare_connection
 from tenure.domain.errors import InvalidRequest, TenureError, Unavailable
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.failpoint import failpoint
@@ -32,6 +32,12 @@ if TYPE_CHECKING:
     from tenure.v1 import checkpoint_service_pb2 as pb
 
 _log: Final = logging.getLogger(__name__)
+LOCK_TIMEOUT_SECONDS: Final = 2.0
+"""All others hold a task's lock for milliseconds; one that does not must not hold up the batches for long."""
+HOPELESS: Final = frozenset(
+    {"LOCK_TIMEOUT", "STATEMENT_TIMEOUT", "STORAGE_FULL", "OUT_OF_MEMORY", "READ_ONLY", "TOO_MANY_CONNECTIONS"}
+)
+"""Refused by a Postgres that is there: trying at once again would only hold up the next batches."""
 AGAIN: Final = RetryPolicy(max_attempts=5, initial_seconds=0.05, factor=3.0, cap_seconds=1.0)
 """About two seconds of trying: a worker with a refused commit may try again itself."""
 
@@ -55,21 +61,33 @@ class LedgerCommitter:
         """The results in order. Raises Unavailable when the batch could not be made durable, for all of it."""
         try:
             return await self._durable(commits)
-        except psycopg.Error:
-            if len(commits) > 1:
-                _log.warning("a batch was refused as a whole and is run one by one", extra={"commits": len(commits)})
-                return [await self._alone(commit) for commit in commits]
+        except TenureError:
             raise
+        except Exception as error:  # noqa: BLE001  whatever one of them did, the others go on
+            if len(commits) == 1:
+                return [_blame(error, commits[0])]
+            _log.warning("a batch failed as a whole and is run one by one", extra={"commits": len(commits)})
+            return [await self._alone(commit) for commit in commits]
 
     async def _alone(self, commit: PreparedCommit) -> pb.CommitResponse | Exception:
         """The one that spoils a batch is found by running each for itself."""
         try:
             return (await self._durable([commit]))[0]
-        except (TenureError, psycopg.Error) as error:
+        except Exception as error:  # noqa: BLE001  whatever it is, the neighbours go on
             return _blame(error, commit)
 
     async def _durable(self, commits: Sequence[PreparedCommit]) -> list[pb.CommitResponse | TenureError]:
-        return await retrying(lambda: self._once(commits), AGAIN, on=(Unavailable,))
+        return await retrying(lambda: self._once_or_hopeless(commits), AGAIN, on=(Unavailable,))
+
+    async def _once_or_hopeless(self, commits: Sequence[PreparedCommit]) -> list[pb.CommitResponse | TenureError]:
+        try:
+            return await self._once(commits)
+        except Unavailable as error:
+            if error.reason not in HOPELESS:
+                raise
+            if error.reason == "READ_ONLY":  # a standby now: the next connection may find the primary
+                await self._drop()
+            return [error for _ in commits]
 
     async def _once(self, commits: Sequence[PreparedCommit]) -> list[pb.CommitResponse | TenureError]:
         try:
@@ -87,13 +105,13 @@ class LedgerCommitter:
 
     async def _connected(self) -> Connection:
         if self._connection is None:
-            options = PoolOptions(settings=SESSION_SETTINGS)
+            options = PoolOptions(lock_timeout_seconds=LOCK_TIMEOUT_SECONDS, settings=SESSION_SETTINGS)
             with domain_errors():
                 connection = await psycopg.AsyncConnection.connect(
                     revealed(self._dsn), cursor_factory=BinaryCursor, **connection_arguments("checkpoint-commits")
                 )
                 await configure_session(connection, options.session_settings(SCHEMA))
-            use_one_integer_type(connection)
+            prepare_connection(connection)
             self._connection = connection
         return self._connection
 
@@ -109,10 +127,10 @@ class LedgerCommitter:
                 await asyncio.shield(connection.close())
 
 
-def _blame(error: TenureError | psycopg.Error, commit: PreparedCommit) -> Exception:
-    """What the one commit that Postgres will not take is answered."""
+def _blame(error: Exception, commit: PreparedCommit) -> Exception:
+    """What the one commit that cannot be written is answered."""
     if isinstance(error, psycopg.errors.DataError):
         return InvalidRequest("a text holds characters that cannot be kept", reason="INVALID_TEXT")
-    if isinstance(error, psycopg.Error):
-        _log.error("Postgres refuses a commit", extra={"task": commit.task_id}, exc_info=error)
+    if not isinstance(error, TenureError):
+        _log.error("a commit cannot be written", extra={"task": commit.task_id}, exc_info=error)
     return error

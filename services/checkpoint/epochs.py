@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from services.checkpoint.queries import QUERIES, fetch_one, in_ledger_transaction
+from services.checkpoint.queries import QUERIES, fetch_one, in_ledger_transaction, ledger_connection
 from tenure.domain.epochs import MAX_GENERATION
 from tenure.domain.errors import InvalidRequest
-from tenure.runtime.postgres import connection as pool_connection
 
 if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection, Pool
@@ -18,7 +17,7 @@ _log: Final = logging.getLogger(__name__)
 
 async def get_epochs(pool: Pool) -> tuple[int, int]:
     """(generation, highest registered epoch)."""
-    async with pool_connection(pool) as connection:
+    async with ledger_connection(pool) as connection:
         return await _read(connection)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import grpc
@@ -22,7 +23,7 @@ from tenure.wire.refusal import refusal_to_wire
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    Answer = asyncio.Future[pb.CommitResponse]
+    from services.checkpoint.batcher import Answer
 
 _log: Final = logging.getLogger(__name__)
 MOST_IN_FLIGHT: Final = 1024
@@ -31,13 +32,13 @@ _BUG: Final = token_pb2.Refusal(code=grpc.StatusCode.INTERNAL.value[0], reason="
 
 
 class CommitFrames:
-    """One stream. `submit` takes a commit and gives its answer to be, or raises the refusal."""
+    """One stream. `submit` takes a commit and whom to answer, or raises the refusal."""
 
-    def __init__(self, submit: Callable[[pb.CommitRequest], Answer], stopping: asyncio.Event) -> None:
+    def __init__(self, submit: Callable[[pb.CommitRequest, Answer], None], stopping: asyncio.Event) -> None:
         self._submit = submit
         self._stopping = stopping
         self._ready: deque[pb.TaggedCommitResult] = deque()
-        self._in_flight: dict[int, Answer] = {}
+        self._in_flight: set[int] = set()
         self._changed = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
@@ -83,26 +84,24 @@ class CommitFrames:
             self._refuse(tag, draining())
             return
         try:
-            answer = self._submit(tagged.commit)
+            self._submit(tagged.commit, partial(self._answer, tag))
         except TenureError as error:
             self._refuse(tag, error)
             return
-        self._in_flight[tag] = answer
+        self._in_flight.add(tag)
         if len(self._in_flight) >= MOST_IN_FLIGHT:
             self._has_room.clear()
-        answer.add_done_callback(lambda done: self._answered(tag, done))
 
-    def _answered(self, tag: int, answer: Answer) -> None:
-        del self._in_flight[tag]
+    def _answer(self, tag: int, result: pb.CommitResponse | Exception) -> None:
+        self._in_flight.discard(tag)
         if len(self._in_flight) < MOST_IN_FLIGHT:
             self._has_room.set()
-        error = answer.exception()
-        if error is None:
-            self._ready.append(pb.TaggedCommitResult(tag=tag, response=answer.result()))
-        elif isinstance(error, TenureError):
-            self._ready.append(pb.TaggedCommitResult(tag=tag, refusal=refusal_to_wire(error)))
+        if isinstance(result, pb.CommitResponse):
+            self._ready.append(pb.TaggedCommitResult(tag=tag, response=result))
+        elif isinstance(result, TenureError):
+            self._ready.append(pb.TaggedCommitResult(tag=tag, refusal=refusal_to_wire(result)))
         else:
-            _log.error("a commit failed unexpectedly", exc_info=error)
+            _log.error("a commit failed unexpectedly", exc_info=result)
             self._ready.append(pb.TaggedCommitResult(tag=tag, refusal=_BUG))
         self._changed.set()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from services.checkpoint.draft import LEDGER, Draft
 from services.checkpoint.entries import read_page
 from services.checkpoint.prepared import task_of
-from services.checkpoint.queries import in_ledger_transaction
+from services.checkpoint.queries import in_ledger_transaction, ledger_connection
 from services.checkpoint.rows import lock_tasks
 from services.checkpoint.snapshots import read_task
 from services.checkpoint.writing import Announcement, announcement_of, write
@@ -19,7 +19,6 @@ from tenure.domain.admission import OpenVerdict, decide_open
 from tenure.domain.errors import NotFound
 from tenure.domain.states import Reason, TaskState
 from tenure.runtime.failpoint import failpoint
-from tenure.runtime.postgres import connection as pool_connection
 from tenure.v1 import checkpoint_service_pb2 as pb
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ async def history(pool: Pool, task_id: str, until: int) -> AsyncIterator[pb.Entr
     """All entries up to a sequence, in pages; no connection is held while a page is being sent."""
     after = 0
     while after < until:
-        async with pool_connection(pool) as connection:
+        async with ledger_connection(pool) as connection:
             entries = await read_page(connection, task_id, after=after, until=until)
         assert entries, f"the ledger of {task_id} has no entry {after + 1} of {until}"
         yield pb.EntryPage(entries=entries)

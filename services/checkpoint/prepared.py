@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple
+from functools import lru_cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 from services.checkpoint.kinds import KINDS, WRITTEN_BY_OWNERS
@@ -12,11 +13,13 @@ from tenure.domain.budget import ReserveRequest, TokenUsage
 from tenure.domain.endings import CallOpened, CallSettled
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.states import TERMINAL, TaskState
+from tenure.runtime.signing import SignedBytes
+from tenure.v1 import token_pb2
 from tenure.validators import CALL_ID, validate
 from tenure.wire.entries import settled_usage
 from tenure.wire.enums import STATES
 from tenure.wire.times import seconds
-from tenure.wire.token import check_token
+from tenure.wire.token import read_claims
 
 if TYPE_CHECKING:
     from tenure.domain.epochs import Fence
@@ -25,7 +28,9 @@ if TYPE_CHECKING:
     from tenure.v1 import checkpoint_service_pb2 as pb
     from tenure.v1 import ledger_pb2
 
-_SEPARATOR = b"\x00"
+_SEPARATOR: Final = b"\x00"
+MOST_TOKENS: Final = 10**12
+"""Of one call, far beyond any model: sums over a task's life stay inside an int64."""
 
 
 class NewFact(NamedTuple):
@@ -56,8 +61,7 @@ class Move(NamedTuple):
     retry_delay_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedCommit:
+class PreparedCommit(NamedTuple):
     """Everything a batch needs to know of a commit."""
 
     task_id: str
@@ -85,11 +89,10 @@ def prepare(request: pb.CommitRequest, verifier: Verifier, *, validated: bool) -
     """Raises InvalidRequest, Unauthenticated, PermissionDenied. `validated`: the server's interceptor has done it."""
     if not validated:
         validate(request)
-    claims = check_token(verifier, request.token)
-    task_id = task_of(claims)
+    token = request.token
+    verifier.check(SignedBytes(token.claims, token.key_id, token.signature))
+    claims, task_id = _claims_of(token.claims)
     facts = tuple(_facts(request))
-    move = _move(request)
-    reserve = _reserve(request)
     return PreparedCommit(
         task_id=task_id,
         fence=claims.fence,
@@ -102,10 +105,17 @@ def prepare(request: pb.CommitRequest, verifier: Verifier, *, validated: bool) -
         facts=facts,
         calls=tuple(_calls(request)),
         settlement=_settlement(request),
-        move=move,
-        reserve=reserve,
+        move=_move(request),
+        reserve=_reserve(request),
         size_bytes=sum(len(fact.body) for fact in facts),
     )
+
+
+@lru_cache(maxsize=65_536)
+def _claims_of(signed: bytes) -> tuple[Claims, str]:
+    """What a token says and its task: the same bytes come with every commit of a claim."""
+    claims = read_claims(token_pb2.FencingToken(claims=signed))
+    return claims, task_of(claims)
 
 
 def task_of(claims: Claims) -> str:
@@ -158,10 +168,9 @@ def _settlement(request: pb.CommitRequest) -> Settlement | None:
         number, usage = settled
         if found is not None:
             raise InvalidRequest(violations=[(f"entries[{index}].body", "a second end of a model attempt")])
-        if min(usage.input_tokens, usage.output_tokens) < 0 or usage.cache_read_input_tokens < 0:
-            raise InvalidRequest(violations=[(f"entries[{index}].body", "usage must not be negative")])
-        if usage.cache_creation_input_tokens < 0:
-            raise InvalidRequest(violations=[(f"entries[{index}].body", "usage must not be negative")])
+        counts = astuple(usage)
+        if min(counts) < 0 or max(counts) > MOST_TOKENS:
+            raise InvalidRequest(violations=[(f"entries[{index}].body", f"usage must be 0 to {MOST_TOKENS}")])
         found = Settlement(entry.step, number, usage, *_provider_words(entry.body))
     return found
 
@@ -192,6 +201,8 @@ def _reserve(request: pb.CommitRequest) -> ReserveRequest | None:
     if not request.HasField("reserve"):
         return None
     asked = request.reserve
+    if asked.input_tokens > MOST_TOKENS:
+        raise InvalidRequest(violations=[("reserve.input_tokens", f"at most {MOST_TOKENS}")])
     return ReserveRequest(
         step=asked.step,
         attempt_number=asked.attempt_number,

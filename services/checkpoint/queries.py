@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg.types.numeric import Int8BinaryDumper
 
+from services.checkpoint.arrays import register_columns
 from tenure.domain.errors import InvalidRequest
 from tenure.runtime.migrations import Migrations
-from tenure.runtime.postgres import in_transaction
+from tenure.runtime.postgres import connection, in_transaction
 from tenure.runtime.queries import Queries
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from typing import TypeVar
 
     from tenure.runtime.postgres import Connection, Pool
@@ -28,9 +30,10 @@ MIGRATIONS: Final = Migrations.of("services.checkpoint", schema=SCHEMA)
 SESSION_SETTINGS: Final = (("enable_seqscan", "off"),)
 
 
-def use_one_integer_type(connection: Connection) -> None:
+def prepare_connection(connection: Connection) -> None:
     """Send every int as int8: by their values psycopg would choose among three types, each a statement to prepare."""
     connection.adapters.register_dumper(int, Int8BinaryDumper)
+    register_columns(connection.adapters)
 
 
 async def fetch_all(connection: Connection, statement: bytes, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
@@ -47,11 +50,20 @@ async def in_ledger_transaction(pool: Pool, work: Callable[[Connection], Awaitab
     """Run `work` in a transaction, again after a conflict. Text that Postgres cannot keep is the caller's mistake."""
 
     async def prepared(connection: Connection) -> T:
-        use_one_integer_type(connection)
+        prepare_connection(connection)
         return await work(connection)
 
     with refusing_unfit_text():
         return await in_transaction(pool, prepared)
+
+
+@asynccontextmanager
+async def ledger_connection(pool: Pool) -> AsyncIterator[Connection]:
+    """A connection for reads, in autocommit."""
+    with refusing_unfit_text():
+        async with connection(pool) as postgres:
+            prepare_connection(postgres)
+            yield postgres
 
 
 class refusing_unfit_text:  # noqa: N801  read as a statement: `with refusing_unfit_text():`

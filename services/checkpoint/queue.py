@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from services.checkpoint.queries import QUERIES, fetch_all, in_ledger_transaction
+from services.checkpoint.queries import QUERIES, fetch_all, in_ledger_transaction, ledger_connection
 from tenure.domain.states import TaskState
-from tenure.runtime.postgres import connection as pool_connection
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.wire.enums import PRIORITIES, STATES
@@ -79,7 +78,7 @@ async def inspect_claims(
         "task_ids": [claim.task_id for claim in claims],
         "claim_ids": [claim.claim_id for claim in claims],
     }
-    async with pool_connection(pool) as connection:
+    async with ledger_connection(pool) as connection:
         rows = await fetch_all(connection, QUERIES.inspect_claims, parameters)
     return [
         pb.InspectClaimsResponse.Verdict(
@@ -97,7 +96,7 @@ async def list_running(pool: Pool, request: pb.ListRunningRequest) -> list[pb.Li
         "after_task_id": request.after_task_id or _FIRST_ID,
         "page_size": request.page_size or DEFAULT_RUNNING_PAGE,
     }
-    async with pool_connection(pool) as connection:
+    async with ledger_connection(pool) as connection:
         rows = await fetch_all(connection, QUERIES.list_running, parameters)
     return [
         pb.ListRunningResponse.Running(

@@ -8,11 +8,10 @@ import json
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from services.checkpoint.entries import read_page
-from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, refusing_unfit_text
+from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, ledger_connection
 from services.checkpoint.snapshots import read_task, read_tasks
 from tenure.domain.errors import InvalidRequest, NotFound
 from tenure.domain.states import TERMINAL, TaskState
-from tenure.runtime.postgres import connection as pool_connection
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.enums import STATES
 
@@ -36,7 +35,7 @@ class Place(NamedTuple):
 
 async def get_task(pool: Pool, tenant: str, task_id: str) -> task_pb2.Task:
     """Raises NotFound."""
-    async with pool_connection(pool) as connection:
+    async with ledger_connection(pool) as connection:
         return await read_task(connection, tenant, task_id)
 
 
@@ -57,10 +56,9 @@ async def list_tasks(
         "labels": json.dumps(dict(wanted.labels)),
         "page_size": page_size,
     }
-    with refusing_unfit_text():
-        async with pool_connection(pool) as connection:
-            places = await fetch_all(connection, QUERIES.list_tasks, parameters)
-            tasks = await _tasks_that_fit(connection, tenant, [task_id for task_id, _ in places])
+    async with ledger_connection(pool) as connection:
+        places = await fetch_all(connection, QUERIES.list_tasks, parameters)
+        tasks = await _tasks_that_fit(connection, tenant, [task_id for task_id, _ in places])
     more = len(places) == page_size or len(tasks) < len(places)
     last = places[len(tasks) - 1] if tasks and more else None
     token = "" if last is None else _write_token(created_at=last[1], task_id=last[0])
@@ -82,7 +80,7 @@ async def _tasks_that_fit(connection: Connection, tenant: str, task_ids: list[st
 
 async def list_entries(pool: Pool, tenant: str, request: pb.ListEntriesRequest) -> pb.ListEntriesResponse:
     """A page, oldest first. Raises NotFound."""
-    async with pool_connection(pool) as connection:
+    async with ledger_connection(pool) as connection:
         place = await place_of(connection, tenant, request.task_id)
         entries = await read_page(
             connection,
@@ -98,7 +96,7 @@ async def list_entries(pool: Pool, tenant: str, request: pb.ListEntriesRequest) 
 
 async def entries_after(pool: Pool, tenant: str, task_id: str, after: int) -> tuple[Place, list[ledger_pb2.Entry]]:
     """Where the ledger ends, and the next page after a sequence. Raises NotFound."""
-    async with pool_connection(pool) as connection:
+    async with ledger_connection(pool) as connection:
         place = await place_of(connection, tenant, task_id)
         if place.sequence <= after:
             return place, []

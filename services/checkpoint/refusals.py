@@ -9,16 +9,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from services.checkpoint.draft import clean
-from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger_transaction
-from tenure.domain.errors import NotFound
+from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger_transaction, ledger_connection
+from tenure.domain.errors import NotFound, StaleEpoch
 from tenure.runtime import metrics
-from tenure.runtime.postgres import connection as pool_connection
 from tenure.v1 import token_pb2
 from tenure.wire.times import timestamp
 
 if TYPE_CHECKING:
-    from tenure.domain.errors import StaleEpoch
-    from tenure.domain.token import Claims
+    from services.checkpoint.prepared import PreparedCommit
     from tenure.runtime.postgres import Connection, Pool
 
 _log: Final = logging.getLogger(__name__)
@@ -45,28 +43,32 @@ class Refusals:
         self._waiting: deque[_Refusal] = deque()
         self._there_is_work = asyncio.Event()
 
-    def note(self, method: str, claims: Claims, error: StaleEpoch) -> None:
+    def note(self, method: str, task_id: str, tenant: str, holder: str, error: StaleEpoch) -> None:
         """A fence refused this."""
         presented, current = error.presented or 0, error.current or 0
         metrics.count("tenure_stale_epoch_rejections_total", service="checkpoint")
         _log.warning(
             "a stale write was refused",
             extra={
-                "task": claims.task_id,
+                "task": task_id,
                 "method": method,
                 "epoch": presented,
                 "current_epoch": current,
-                "holder": claims.holder,
+                "holder": holder,
             },
         )
         if len(self._waiting) >= _WAITING:
             metrics.count("tenure_refusals_not_kept_total")
             return
         refused_at = datetime.now(UTC).isoformat()
-        self._waiting.append(
-            _Refusal(claims.task_id, claims.tenant, method, presented, current, clean(claims.holder), refused_at)
-        )
+        refusal = _Refusal(task_id, tenant, method, presented, current, clean(holder), refused_at)
+        self._waiting.append(refusal)
         self._there_is_work.set()
+
+    def note_commit(self, commit: PreparedCommit, error: Exception) -> None:
+        """A commit was refused; only a fence's word is kept."""
+        if isinstance(error, StaleEpoch):
+            self.note("Commit", commit.task_id, commit.tenant, commit.holder, error)
 
     async def run(self) -> None:
         """Write what is noted until cancelled. Rows whose write failed are tried again with the next."""
@@ -92,7 +94,7 @@ class Refusals:
 
 async def list_refusals(pool: Pool, tenant: str, task_id: str) -> list[token_pb2.RefusedWrite]:
     """A task's refused writes, newest first. Raises NotFound."""
-    async with pool_connection(pool) as connection:
+    async with ledger_connection(pool) as connection:
         if await fetch_one(connection, QUERIES.task_place, {"task_id": task_id, "tenant": tenant}) is None:
             raise NotFound(f"there is no task {task_id}")
         rows = await fetch_all(connection, QUERIES.list_refusals, {"task_id": task_id, "limit": KEPT_PER_TASK})

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import psycopg
 
-from services.checkpoint.queries import QUERIES, SCHEMA, fetch_all
+from services.checkpoint.queries import QUERIES, SCHEMA, fetch_all, ledger_connection
 from services.checkpoint.writing import Announcement
 from tenure.runtime.postgres import (
     BinaryCursor,
@@ -24,7 +24,6 @@ from tenure.runtime.postgres import (
     connection_arguments,
     revealed,
 )
-from tenure.runtime.postgres import connection as pool_connection
 from tenure.runtime.postgres_errors import domain_errors
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ class Replicas:
                 await self._poll(watched, task_ids[start : start + TASKS_A_POLL])
 
     async def _poll(self, watched: dict[str, int], task_ids: list[str]) -> None:
-        async with pool_connection(self._pool) as connection:
+        async with ledger_connection(self._pool) as connection:
             places = await fetch_all(connection, QUERIES.places, {"task_ids": task_ids})
         moved = {task_id for task_id, sequence in places if sequence > watched[task_id]}
         if moved:

@@ -17,12 +17,12 @@ from tenure.domain.errors import StaleEpoch
 from tenure.runtime.tenancy import current_tenant
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2_grpc
-from tenure.wire.token import check_token, read_claims
+from tenure.wire.token import check_token
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from services.checkpoint.batcher import Batcher
+    from services.checkpoint.batcher import Answer, Batcher
     from services.checkpoint.watching import Watching
     from services.checkpoint.writing import Announcement
     from tenure.runtime.postgres import Pool
@@ -60,7 +60,7 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         try:
             opened = await opening.open_task(self._ledger.pool, claims)
         except StaleEpoch as error:
-            self._ledger.refusals.note("Open", claims, error)
+            self._ledger.refusals.note("Open", claims.task_id, claims.tenant, claims.holder, error)
             raise
         self._ledger.announce(opened.announcement)
         yield pb.OpenResponse(header=opened.header)
@@ -69,8 +69,7 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
             yield pb.OpenResponse(page=page)
 
     async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.CommitResponse:
-        # Shielded by the batcher: a caller that goes away cancels its future, never the batch.
-        return await self._submit(request, validated=True)
+        return await self._ledger.batcher.commit(prepare(request, self._ledger.verifier, validated=True))
 
     async def CommitStream(
         self, request_iterator: AsyncIterator[pb.CommitStreamRequest], context: Context
@@ -79,15 +78,8 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         async for frame in frames.answers(request_iterator):
             yield frame
 
-    def _submit(self, request: pb.CommitRequest, *, validated: bool = False) -> asyncio.Future[pb.CommitResponse]:
-        answer = self._ledger.batcher.submit(prepare(request, self._ledger.verifier, validated=validated))
-        answer.add_done_callback(lambda done: self._note_stale(request, done))
-        return answer
-
-    def _note_stale(self, request: pb.CommitRequest, answer: asyncio.Future[pb.CommitResponse]) -> None:
-        error = None if answer.cancelled() else answer.exception()
-        if isinstance(error, StaleEpoch):
-            self._ledger.refusals.note("Commit", read_claims(request.token), error)
+    def _submit(self, request: pb.CommitRequest, answer: Answer) -> None:
+        self._ledger.batcher.submit(prepare(request, self._ledger.verifier, validated=False), answer)
 
     async def GetTask(
         self, request: pb.CheckpointServiceGetTaskRequest, context: Context

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from services.checkpoint.queries import ledger_connection
 from services.checkpoint.reads import entries_after, place_of
 from tenure.domain.errors import OutOfRange
-from tenure.runtime.postgres import connection as pool_connection
 from tenure.runtime.rpc_server import draining
 from tenure.v1 import checkpoint_service_pb2 as pb
 
@@ -54,7 +54,7 @@ class Watching:
                 yield pb.WatchQueueResponse(claimable=claimable, cancel_task_ids=ending)
 
     async def _check_cursor(self, tenant: str, task_id: str, after: int) -> None:
-        async with pool_connection(self._pool) as connection:
+        async with ledger_connection(self._pool) as connection:
             place = await place_of(connection, tenant, task_id)
         if after > place.sequence:
             raise OutOfRange(f"the ledger ends at {place.sequence}", reason="CURSOR_EXPIRED")

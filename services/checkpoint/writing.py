@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from services.checkpoint.draft import Bill, NewRow
+from services.checkpoint.arrays import Bools, Byteas, Column, Int8s, Texts
 from services.checkpoint.queries import QUERIES
 
 if TYPE_CHECKING:
@@ -15,49 +15,73 @@ if TYPE_CHECKING:
     from services.checkpoint.draft import Draft
     from tenure.runtime.postgres import Connection
 
-_STEP_COLUMNS: Final = (
-    "task_id",
-    "sequence",
-    "step",
-    "deaths",
-    "commit_number",
-    "last_commit_id",
-    "last_commit_hash",
-    "last_reply",
-    "last_base",
-    "model_open",
-    "model_step",
-    "model_attempt",
-    "model_name",
-    "model_input",
-    "model_output",
-    "input_tokens",
-    "output_tokens",
-    "cache_creation_input_tokens",
-    "cache_read_input_tokens",
-)
-_MOVE_COLUMNS: Final = (
-    "task_id",
-    "reason",
-    "message",
-    "epoch",
-    "claim_id",
-    "holds",
-    "owner",
-    "claim_count",
-    "ending_state",
-    "ending_reason",
-    "ending_message",
-    "ending_actor",
-)
-_BILL_COLUMNS: Final = Bill._fields[:-1]
-_USAGE_COLUMNS: Final = (
-    "input_tokens",
-    "output_tokens",
-    "cache_creation_input_tokens",
-    "cache_read_input_tokens",
-)
-_BUDGET_COLUMNS: Final = ("root_task_id", "used_tokens", "reserved_tokens")
+Columns = dict[str, type[Column[Any]]]
+
+_STEP_COLUMNS: Final[Columns] = {
+    "task_id": Texts,
+    "sequence": Int8s,
+    "step": Int8s,
+    "deaths": Int8s,
+    "commit_number": Int8s,
+    "last_commit_id": Texts,
+    "last_commit_hash": Byteas,
+    "last_reply": Byteas,
+    "last_base": Int8s,
+    "model_open": Bools,
+    "model_step": Int8s,
+    "model_attempt": Int8s,
+    "model_name": Texts,
+    "model_input": Int8s,
+    "model_output": Int8s,
+    "input_tokens": Int8s,
+    "output_tokens": Int8s,
+    "cache_creation_input_tokens": Int8s,
+    "cache_read_input_tokens": Int8s,
+}
+_MOVE_COLUMNS: Final[Columns] = {
+    "task_id": Texts,
+    "reason": Texts,
+    "message": Texts,
+    "epoch": Int8s,
+    "claim_id": Texts,
+    "holds": Bools,
+    "owner": Texts,
+    "claim_count": Int8s,
+    "ending_state": Texts,
+    "ending_reason": Texts,
+    "ending_message": Texts,
+    "ending_actor": Texts,
+}
+_ENTRY_COLUMNS: Final[Columns] = {
+    "task_id": Texts,
+    "sequence": Int8s,
+    "tenant": Texts,
+    "epoch": Int8s,
+    "claim_id": Texts,
+    "attempt": Int8s,
+    "step": Int8s,
+    "kind": Int8s,
+    "actor": Texts,
+    "body": Byteas,
+}
+_BILL_COLUMNS: Final[Columns] = {
+    "task_id": Texts,
+    "step": Int8s,
+    "attempt_number": Int8s,
+    "tenant": Texts,
+    "root_task_id": Texts,
+    "epoch": Int8s,
+    "model": Texts,
+    "provider_request_id": Texts,
+    "lost": Bools,
+}
+_USAGE_COLUMNS: Final[Columns] = {
+    "input_tokens": Int8s,
+    "output_tokens": Int8s,
+    "cache_creation_input_tokens": Int8s,
+    "cache_read_input_tokens": Int8s,
+}
+_BUDGET_COLUMNS: Final[Columns] = {"root_task_id": Texts, "used_tokens": Int8s, "reserved_tokens": Int8s}
 
 
 @dataclass(slots=True)
@@ -110,8 +134,8 @@ def _step_arrays(drafts: Sequence[Draft]) -> dict[str, Any]:
     usages = [bill.usage for bill in bills]
     return {
         **_columns("", _STEP_COLUMNS, rows),
-        "open_calls": [",".join(row.open_calls) for row in rows],
-        **_columns("entry_", NewRow._fields, entries),
+        "open_calls": Texts(",".join(row.open_calls) for row in rows),
+        **_columns("entry_", _ENTRY_COLUMNS, entries),
         **_columns("bill_", _BILL_COLUMNS, bills),
         **_columns("bill_", _USAGE_COLUMNS, usages),
         **_columns("budget_", _BUDGET_COLUMNS, budgets),
@@ -122,17 +146,17 @@ def _move_arrays(drafts: Sequence[Draft]) -> dict[str, Any]:
     rows = [draft.row for draft in drafts]
     return {
         **_columns("", _MOVE_COLUMNS, rows),
-        "state": [row.state.value for row in rows],
-        "result": [draft.result for draft in drafts],
-        "ending_at": [row.ending_at.isoformat() if row.ending_at else "" for row in rows],
-        "next_retry_at": [row.next_retry_at.isoformat() if row.next_retry_at else "" for row in rows],
-        "ended": [draft.ended for draft in drafts],
+        "state": Texts(row.state.value for row in rows),
+        "result": Byteas(draft.result for draft in drafts),
+        "ending_at": Texts(row.ending_at.isoformat() if row.ending_at else "" for row in rows),
+        "next_retry_at": Texts(row.next_retry_at.isoformat() if row.next_retry_at else "" for row in rows),
+        "ended": Bools(draft.ended for draft in drafts),
     }
 
 
-def _columns(prefix: str, names: Sequence[str], items: Sequence[Any]) -> dict[str, list[Any]]:
+def _columns(prefix: str, columns: Columns, items: Sequence[Any]) -> dict[str, Column[Any]]:
     """One array per column."""
     if not items:
-        return {f"{prefix}{name}": [] for name in names}
-    columns = zip(*map(attrgetter(*names), items), strict=True)
-    return {f"{prefix}{name}": list(column) for name, column in zip(names, columns, strict=True)}
+        return {prefix + name: column() for name, column in columns.items()}
+    values = zip(*map(attrgetter(*columns), items), strict=True)
+    return {prefix + name: column(some) for (name, column), some in zip(columns.items(), values, strict=True)}

@@ -50,7 +50,7 @@ def prepared(owner, *entries):
 async def test_two_commits_of_one_task_are_never_in_one_batch(checkpoint, held):
     committer, batcher = held
     _, (one, two) = await owners_of(checkpoint, 2)
-    answers = [batcher.submit(prepared(owner)) for owner in (one, one, two, one)]
+    answers = [asyncio.create_task(batcher.commit(prepared(owner))) for owner in (one, one, two, one)]
     for _ in range(3):
         committer.release.release()
     await asyncio.gather(*answers)
@@ -61,8 +61,9 @@ async def test_two_commits_of_one_task_are_never_in_one_batch(checkpoint, held):
 async def test_a_caller_that_goes_away_does_not_take_its_batch_along(checkpoint, held):
     committer, batcher = held
     _, (one, two) = await owners_of(checkpoint, 2)
-    gone, stays = batcher.submit(prepared(one)), batcher.submit(prepared(two))
-    await asyncio.sleep(0)
+    gone, stays = [asyncio.create_task(batcher.commit(prepared(owner))) for owner in (one, two)]
+    while not committer.batches:
+        await asyncio.sleep(0)
     gone.cancel()
     committer.release.release()
     assert (await stays).sequence == 1
@@ -74,19 +75,20 @@ async def test_a_full_queue_says_so(checkpoint, held):
     _, (owner,) = await owners_of(checkpoint, 1)
     commit = prepared(owner)
     for _ in range(6):
-        batcher.submit(commit)
+        batcher.submit(commit, lambda _: None)
     with pytest.raises(LimitReached):
-        batcher.submit(commit)
+        batcher.submit(commit, lambda _: None)
 
 
 async def test_what_waits_when_the_process_ends_is_refused(checkpoint):
     batcher = Batcher(HeldCommitter())
     _, (one, two) = await owners_of(checkpoint, 2)
     running = asyncio.create_task(batcher.run())
-    first = batcher.submit(prepared(one))
+    first = asyncio.create_task(batcher.commit(prepared(one)))
     while not batcher._committer.batches:
         await asyncio.sleep(0)
-    second = batcher.submit(prepared(two))
+    second = asyncio.create_task(batcher.commit(prepared(two)))
+    await asyncio.sleep(0)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     for answer in (first, second):
@@ -188,6 +190,7 @@ async def test_a_row_that_is_locked_for_long_fails_its_batch_and_nothing_is_ackn
     replica, (owner,) = await owners_of(checkpoint, 1)
     async with await psycopg.AsyncConnection.connect(replica.dsn) as postgres:
         await postgres.execute("select 1 from ledger.tasks for update")
-        with pytest.raises(Unavailable):
-            await replica.stub.Commit(owner.request(words()), timeout=1.0)
-    assert await owner.commit(words(), commit_number=(await replica.open(owner.token, owner.claims)).next_number)
+        with pytest.raises(Unavailable) as refused:
+            await owner.commit(words())
+    assert refused.value.reason == "LOCK_TIMEOUT"
+    assert (await owner.commit(words())).sequence == 4

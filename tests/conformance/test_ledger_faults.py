@@ -118,6 +118,23 @@ async def test_a_read_only_postgres_is_unavailable_and_nothing_is_acknowledged(c
     assert refused.value.reason == "READ_ONLY"
 
 
+async def test_a_full_disk_is_told_as_such_and_the_ledger_goes_on_when_there_is_room(checkpoint):
+    """The error of a full disk, raised where the write would meet it."""
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    await replica.query(
+        "create function public.full() returns trigger language plpgsql as "
+        "$$ begin raise exception 'No space left on device' using errcode = '53100'; end $$"
+    )
+    await replica.query("create trigger full_disk before insert on ledger.entries execute function public.full()")
+    request = owner.request(words())
+    with pytest.raises(Unavailable) as refused:
+        await owner.send(request)
+    assert refused.value.reason == "STORAGE_FULL"
+    await replica.query("drop trigger full_disk on ledger.entries")
+    assert (await owner.send(request)).sequence == 4
+
+
 async def test_an_unsafe_postgres_is_refused_at_start_unless_allowed(fresh_database, signing_keys):
     dsn = await fresh_database(MIGRATIONS)
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as postgres:

@@ -117,14 +117,12 @@ async def test_a_stream_that_breaks_leaves_its_commits_to_be_repeated(checkpoint
         assert (await owner.send(request)).sequence == 4
 
 
-async def test_a_draining_server_answers_what_it_took_and_refuses_the_rest(checkpoint):
+async def test_a_draining_server_answers_what_it_took_and_ends_the_stream(checkpoint):
     stopping = asyncio.Event()
-    replica, (one, two) = await owners_of(checkpoint, 2, stopping)
+    replica, (owner,) = await owners_of(checkpoint, 1, stopping)
     call = replica.stub.CommitStream(timeout=TIMEOUT_SECONDS)
-    await call.write(frame(one.request(words())))
+    await call.write(frame(owner.request(words())))
     assert (await results(call, 1))[0].response.sequence == 4
     stopping.set()
     with pytest.raises(Unavailable):
-        while True:
-            found = await call.read()
-            assert isinstance(refusal_to_domain(found.results[0].refusal), Unavailable)
+        await call.read()

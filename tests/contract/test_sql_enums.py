@@ -94,8 +94,8 @@ async def test_entries_are_never_changed(ledger):
 async def insert_task(postgres):
     await postgres.execute(
         "insert into tasks (task_id, tenant, request_id, request_hash, root_task_id, queue, priority, loop, labels, "
-        "max_steps, on_lease_lost, deadline_at) values (gen_random_uuid(), 't', 'r', '', gen_random_uuid(), 'q', 2, 'm', "
-        "'{}', 1, 'RESUME', now())"
+        "max_steps, on_lease_lost, deadline_at) values "
+        "(gen_random_uuid(), 't', 'r', '', gen_random_uuid(), 'q', 2, 'm', '{}', 1, 'RESUME', now())"
     )
 
 

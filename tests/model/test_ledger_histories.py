@@ -5,6 +5,7 @@ Hypothesis makes the sequences up; the real service on a real Postgres carries t
 
 import asyncio
 from contextlib import suppress
+from itertools import pairwise
 from uuid import uuid4
 
 from hypothesis import HealthCheck, given, settings
@@ -122,7 +123,7 @@ async def check_ledger(replica, task_id):
     entries = await replica.entries(task_id)
     task = await replica.get(task_id)
     assert [one.sequence for one in entries] == list(range(1, len(entries) + 1))
-    assert all(later.record_time.ToNanoseconds() >= one.record_time.ToNanoseconds() for one, later in pairs(entries))
+    assert all(later.record_time.ToNanoseconds() >= one.record_time.ToNanoseconds() for one, later in pairwise(entries))
     check_moves(entries)
     check_epochs(entries)
     point = fold(entries_to_domain(entries))
@@ -139,14 +140,10 @@ USAGE = (
 OPEN = "select case when model_open then model_input + model_output else 0 end, model_open from ledger.tasks where task_id = %s"
 
 
-def pairs(entries):
-    return zip(entries, entries[1:], strict=False)
-
-
 def check_moves(entries):
     """Each transition begins where the one before ended, and is in the table."""
     moves = [one.body.transition for one in entries if one.body.WhichOneof("body") == "transition"]
-    for one, later in pairs(moves):
+    for one, later in pairwise(moves):
         assert later.from_state == one.to_state
         assert STATES.to_domain(later.to_state) in MOVES[STATES.to_domain(later.from_state)]
     ends = [move for move in moves if STATES.to_domain(move.to_state) in TERMINAL]
