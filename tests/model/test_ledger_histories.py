@@ -137,7 +137,7 @@ async def check_ledger(replica, task_id):
 USAGE = (
     "select count(*), coalesce(sum(input_tokens + output_tokens), 0)::bigint from ledger.token_usage where task_id = %s"
 )
-OPEN = "select case when model_open then model_input + model_output else 0 end, model_open from ledger.tasks where task_id = %s"
+OPEN = "select (model_input + model_output) * model_open::int, model_open from ledger.tasks where task_id = %s"
 
 
 def check_moves(entries):
