@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Final
+from typing import Any, Final
 
 from bench.cpu import CpuMeter
 from bench.figures import Section
@@ -14,7 +14,7 @@ from services.checkpoint.kinds import KINDS
 from services.checkpoint.queries import SCHEMA
 from tenure.client import Client
 from tenure.dev.stack import Stack, StackOptions
-from tenure.runtime.postgres import PoolOptions, open_pool
+from tenure.runtime.postgres import Pool, PoolOptions, open_pool
 from tenure.runtime.postgres import connection as pool_connection
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
@@ -23,14 +23,21 @@ AT_ONCE: Final = 32
 STEPS: Final = 10
 MODEL: Final = f"sim-steps-{STEPS}-list_files-2400b"
 WAIT_SECONDS: Final = 120.0
+LOOK_SECONDS: Final = 0.02
 HOW: Final = (
-    f"{AT_ONCE} tasks at once through the public API, each {STEPS} steps of a streamed answer of 2,400 bytes and a "
-    "call of list_files, then a last answer. The simulator's processor time is not Tenure's, but it shares the cores. "
-    "A step lasts from the record of one model call to that of the next."
+    f"{AT_ONCE} tasks at once, submitted through the public API, each {STEPS} steps of a streamed answer of 2,400 "
+    "bytes and a call of list_files, then a last answer. Their ends are read in the ledger's table; where said, "
+    "somebody waits for each task through WaitTask instead. The simulator's processor time is not Tenure's, but it "
+    "shares the cores. A step lasts from the record of one model call to that of the next."
 )
+SUCCEEDED: Final = "SUCCEEDED"
+_ENDED: Final = "select count(*)::int from tasks where ended_at is not null and task_id = any(%b::text[]::uuid[])"
+_STEPS: Final = "select sum(step)::float8 from tasks where state = %b and task_id = any(%b::text[]::uuid[])"
 _BETWEEN_CALLS: Final = """
-select extract(epoch from recorded_at - lag(recorded_at) over (partition by task_id order by sequence))::float8
-  from entries where kind = %b and task_id = any(%b::text[]::uuid[])
+select seconds::float8
+  from (select extract(epoch from recorded_at - lag(recorded_at) over (partition by task_id order by sequence))
+          from entries where kind = %b and task_id = any(%b::text[]::uuid[])) as s(seconds)
+ where seconds is not null
 """
 
 
@@ -43,47 +50,84 @@ class _Wave:
     cpu: dict[str, float]
 
 
+@dataclass(slots=True)
+class _Bench:
+    """The stack, and the ledger's own tables to read in."""
+
+    stack: Stack
+    client: Client
+    pool: Pool
+
+    async def wave(self, count: int, *, watched: bool) -> _Wave:
+        """So many tasks, `AT_ONCE` at a time."""
+        meter = CpuMeter(_pids(self.stack), own="client")
+        meter.start()
+        began = perf_counter()
+        task_ids = await (self._watched(count) if watched else self._unwatched(count))
+        seconds, used = perf_counter() - began, meter.used_seconds()
+        (steps,) = (await self._read(_STEPS, SUCCEEDED, task_ids))[0]
+        latencies = [row[0] for row in await self._read(_BETWEEN_CALLS, KINDS["model_attempt"], task_ids)]
+        return _Wave(steps / seconds, latencies, {name: value * 1e6 / steps for name, value in used.items()})
+
+    async def _submit(self) -> str:
+        request = api.SubmitTaskRequest(agent=task_pb2.AgentSpec(model=MODEL))
+        return (await self.client.submit("measure", request=request)).task_id
+
+    async def _unwatched(self, count: int) -> list[str]:
+        """Submits a task for each that has ended; nobody waits for one through the API."""
+        task_ids: list[str] = []
+        ended = 0
+        async with asyncio.timeout(WAIT_SECONDS):
+            while ended < count:
+                room = min(count, ended + AT_ONCE) - len(task_ids)
+                task_ids += await asyncio.gather(*(self._submit() for _ in range(room)))
+                await asyncio.sleep(LOOK_SECONDS)
+                ((ended,),) = await self._read(_ENDED, task_ids)
+        return task_ids
+
+    async def _watched(self, count: int) -> list[str]:
+        """Somebody waits for each task's end."""
+        room = asyncio.Semaphore(AT_ONCE)
+
+        async def one() -> str:
+            async with room:
+                task_id = await self._submit()
+                await self.client.wait(task_id, WAIT_SECONDS)
+                return task_id
+
+        return list(await asyncio.gather(*(one() for _ in range(count))))
+
+    async def _read(self, statement: str, *parameters: Any) -> list[Any]:
+        async with pool_connection(self.pool) as connection:
+            return await (await connection.execute(statement, parameters)).fetchall()
+
+
 async def measure_worker_steps(options: Options) -> Section:
-    """First with one worker, then with two."""
+    """One worker and two with nobody watching, then again with somebody waiting for each task."""
     section = Section("Agent steps with worker, model client and simulator", HOW)
     options.tell("steps: starting the whole stack")
+    folder, count = options.folder / "worker-steps", options.choose(quick=2 * AT_ONCE, full=8 * AT_ONCE)
     async with (
-        Stack(StackOptions(data_dir=options.folder / "worker-steps", workers=1, slots=AT_ONCE)) as stack,
+        Stack(StackOptions(data_dir=folder, workers=1, slots=AT_ONCE)) as stack,
         Client(stack.gateway_address) as client,
+        open_pool(stack.postgres_dsn, service="bench", schema=SCHEMA, options=PoolOptions(max_size=2)) as pool,
     ):
-        await _wave(stack, client, AT_ONCE)
-        for workers in (1, 2):
+        bench = _Bench(stack, client, pool)
+        await bench.wave(AT_ONCE, watched=False)
+        for workers, watched in ((1, False), (1, True), (2, False)):
             if workers > len(stack.workers):
                 await stack.add_worker().wait_ready()
-            options.tell(f"steps with {workers} of the real worker")
-            wave = await _wave(stack, client, options.choose(quick=2 * AT_ONCE, full=6 * AT_ONCE))
-            told = f"{workers} worker{'s' if workers > 1 else ''}"
-            section.add(f"{told}: steps", wave.per_second, "/s")
-            section.add_latencies(f"{told}: a step", wave.latencies)
-            for name, value in wave.cpu.items():
-                section.add(f"{told}: CPU of {name}", value, "µs a step")
+            told = f"{workers} worker{'s' if workers > 1 else ''}{', each task waited for' if watched else ''}"
+            options.tell(f"steps: {told}")
+            _add(section, told, await bench.wave(count, watched=watched))
     return section
 
 
-async def _wave(stack: Stack, client: Client, count: int) -> _Wave:
-    meter = CpuMeter(_pids(stack), own="client")
-    meter.start()
-    began = perf_counter()
-    room = asyncio.Semaphore(AT_ONCE)
-
-    async def one() -> task_pb2.Task:
-        async with room:
-            request = api.SubmitTaskRequest(agent=task_pb2.AgentSpec(model=MODEL))
-            task = await client.submit("measure", request=request)
-            ended = await client.wait(task.task_id, WAIT_SECONDS)
-            assert ended.state == task_pb2.TASK_STATE_SUCCEEDED, f"a task ended as {ended.state}: {ended.message}"
-            return ended
-
-    ended = await asyncio.gather(*(one() for _ in range(count)))
-    seconds, used = perf_counter() - began, meter.used_seconds()
-    steps = sum(task.step for task in ended)
-    latencies = await _between_calls(stack, [task.task_id for task in ended])
-    return _Wave(steps / seconds, latencies, {name: value * 1e6 / steps for name, value in used.items()})
+def _add(section: Section, told: str, wave: _Wave) -> None:
+    section.add(f"{told}: steps", wave.per_second, "/s")
+    section.add_latencies(f"{told}: a step", wave.latencies)
+    for name, value in wave.cpu.items():
+        section.add(f"{told}: CPU of {name}", value, "µs a step")
 
 
 def _pids(stack: Stack) -> dict[str, int]:
@@ -94,13 +138,3 @@ def _pids(stack: Stack) -> dict[str, int]:
     if stack.etcd is not None:
         found["etcd"] = stack.etcd.pid
     return found
-
-
-async def _between_calls(stack: Stack, task_ids: list[str]) -> list[float]:
-    """Seconds from one model attempt to the next of the same task, as the ledger has them."""
-    async with (
-        open_pool(stack.postgres_dsn, service="bench", schema=SCHEMA, options=PoolOptions(max_size=2)) as pool,
-        pool_connection(pool) as connection,
-    ):
-        cursor = await connection.execute(_BETWEEN_CALLS, (KINDS["model_attempt"], task_ids))
-        return [row[0] for row in await cursor.fetchall() if row[0] is not None]
