@@ -7,7 +7,7 @@ again with the very same values: no rule, no gRPC, no token, only the round trip
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final, cast
 
@@ -15,7 +15,7 @@ from bench.commit_loads import Run, fact
 from bench.held_tasks import HeldTask
 from services.checkpoint.committing import commit_batch
 from services.checkpoint.prepared import PreparedCommit, prepare
-from services.checkpoint.queries import use_one_integer_type
+from services.checkpoint.queries import prepare_connection
 from tenure.runtime.postgres import Connection, Pool
 from tenure.runtime.postgres import connection as pool_connection
 from tenure.runtime.signing import Verifier
@@ -50,7 +50,7 @@ class BareCommits:
     async def run(self, tasks: Sequence[HeldTask], batches: int) -> Run:
         """Commits `batches` times one fact of each task."""
         async with pool_connection(self.pool) as connection:
-            use_one_integer_type(connection)
+            prepare_connection(connection)
             recorded = await self._record(connection, tasks, batches)
             return await _replay(connection, recorded, len(tasks))
 
@@ -72,7 +72,7 @@ class BareCommits:
 
 def _next(commit: PreparedCommit) -> PreparedCommit:
     """Each adds one entry, so numbers and sequences go on by one."""
-    return replace(commit, commit_number=commit.commit_number + 1, known_sequence=commit.known_sequence + 1)
+    return commit._replace(commit_number=commit.commit_number + 1, known_sequence=commit.known_sequence + 1)
 
 
 async def _replay(connection: Connection, recorded: Sequence[Sequence[Statement]], batch_commits: int) -> Run:
