@@ -174,18 +174,6 @@ async def test_a_connection_that_breaks_under_a_batch_is_replaced_and_the_batch_
     assert {(await replica.get(owner.task.task_id)).sequence for owner in owners} == {6}
 
 
-async def test_a_commit_lost_in_its_commit_is_recognised_as_durable(checkpoint):
-    """The backend dies after its COMMIT was durable and before it said so: the same batch again is a repeat."""
-    replica, (owner,) = await owners_of(checkpoint, 1)
-    request = owner.request(words())
-    await owner.send(request)
-    await replica.query(
-        "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'tenure-checkpoint-commits'"
-    )
-    assert (await owner.send(request)).sequence == 4
-    assert (await replica.get(owner.task.task_id)).sequence == 4
-
-
 async def test_a_row_that_is_locked_for_long_fails_its_batch_and_nothing_is_acknowledged(checkpoint):
     replica, (owner,) = await owners_of(checkpoint, 1)
     async with await psycopg.AsyncConnection.connect(replica.dsn) as postgres:
