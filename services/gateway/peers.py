@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final, Self, TypeVar
@@ -21,7 +22,9 @@ if TYPE_CHECKING:  # these exist for type checkers only
 
 T = TypeVar("T")
 
+_log: Final = logging.getLogger(__name__)
 CALL_TIMEOUT_SECONDS: Final = 10.0
+RETRY_AFTER_SECONDS: Final = 1.0
 PATIENCE: Final = RetryPolicy(max_attempts=4, initial_seconds=0.1, factor=3.0, cap_seconds=1.0)
 """A replica that restarts is hidden from callers; a service that stays away is told to them within seconds."""
 
@@ -51,5 +54,15 @@ class Peers:
 
 
 async def patiently(call: Callable[[], Awaitable[T]]) -> T:
-    """Makes a call that may be repeated until it is answered, for a few seconds at the most."""
-    return await retrying(call, PATIENCE, on=(Unavailable,))
+    """Makes a call that may be repeated until it is answered, for a few seconds at the most.
+
+    Raises Unavailable with a moment to come again: where our peers are and how they failed is told to the log alone.
+    """
+    try:
+        return await retrying(call, PATIENCE, on=(Unavailable,))
+    except Unavailable as error:
+        _log.warning("a service behind the gateway does not answer", extra={"why": str(error)})
+        raise Unavailable(
+            "a part of this installation does not answer just now",
+            retry_after_seconds=error.retry_after_seconds or RETRY_AFTER_SECONDS,
+        ) from error

@@ -35,10 +35,9 @@ class Watch:
         self._owner: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        if self._request.live:
-            task = await self._read_task()
-            if task.state == task_pb2.TASK_STATE_RUNNING:
-                self._follow(task.owner, task.epoch)
+        task = await self._read_task()  # a stream that begins has a task and a ledger behind it
+        if self._request.live and task.state == task_pb2.TASK_STATE_RUNNING:
+            self._follow(task.owner, task.epoch)
         self._start(self._read_entries())
         self._start(self._await_drain())
         return self

@@ -1,0 +1,213 @@
+"""What the public API promises, through a gateway of its own over a real ledger."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from tenure.domain.errors import AlreadyExists, InvalidRequest, NotFound, OutOfRange, Unavailable, WrongState
+from tenure.runtime.rpc_channel import open_channel
+from tenure.v1 import task_pb2
+from tenure.v1 import task_service_pb2 as api
+from tenure.v1.task_service_pb2_grpc import TaskServiceStub
+from tests.fix_checkpoint import kinds, words
+from tests.service_process import ServiceProcess
+
+TIMEOUT_SECONDS = 20.0
+NOBODYS = "00000000-0000-7000-8000-000000000000"
+Serve = Callable[..., Awaitable[Any]]
+
+
+@pytest.fixture
+async def gateway(unused_tcp_port: int) -> AsyncIterator[Serve]:
+    """Starts a gateway over a ledger; nobody coordinates, and no tools are there."""
+    nowhere = f"127.0.0.1:{unused_tcp_port}"
+    async with AsyncExitStack() as stack:
+
+        async def serve(ledger: str, *, tenant: str = "default", heartbeat_seconds: float = 0.3) -> Any:
+            settings = {
+                "LISTEN": "127.0.0.1:0",
+                "CHECKPOINT_ADDRESS": ledger,
+                "COORDINATOR_ADDRESS": nowhere,
+                "TOOLS_ADDRESS": nowhere,
+                "HEARTBEAT_SECONDS": str(heartbeat_seconds),
+            }
+            process = ServiceProcess("gateway", settings)
+            await process.start()
+            stack.push_async_callback(process.kill)
+            channel = open_channel(process.address, default_timeout_seconds=TIMEOUT_SECONDS, tenant=tenant)
+            await stack.enter_async_context(channel)
+            stub: Any = TaskServiceStub(channel)
+            stub.process = process
+            return stub
+
+        yield serve
+
+
+async def watch(stub: Any, task_id: str, after: int = 0) -> AsyncGenerator[api.WatchTaskResponse, None]:
+    async for event in stub.WatchTask(api.WatchTaskRequest(task_id=task_id, after_sequence=after), timeout=60.0):
+        yield event
+
+
+async def entries(stream: AsyncIterator[api.WatchTaskResponse]) -> list[Any]:
+    return [event.entry async for event in stream if event.HasField("entry")]
+
+
+async def test_a_watch_that_has_nothing_to_tell_beats_and_names_the_newest_entry(checkpoint, gateway):
+    replica = await checkpoint()
+    task = await replica.create()
+    stream = watch(await gateway(replica.address), task.task_id)
+    seen = [await anext(stream) for _ in range(4)]
+    assert [event.WhichOneof("event") for event in seen] == ["entry", "entry", "heartbeat", "heartbeat"]
+    assert {event.heartbeat.sequence for event in seen[2:]} == {2}
+    assert seen[2].heartbeat.time.ToNanoseconds() < seen[3].heartbeat.time.ToNanoseconds()
+    await replica.cancel(task.task_id)
+    assert kinds(await entries(stream))[-1] == "QUEUED>CANCELLED"
+
+
+async def test_a_watch_is_resumed_after_any_entry_without_gap_or_repeat(checkpoint, gateway):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    await owner.commit(words(), words())
+    await owner.end()
+    stub, last = await gateway(replica.address), (await replica.get(owner.task.task_id)).sequence
+    for after in range(last + 1):
+        told = await entries(watch(stub, owner.task.task_id, after))
+        assert [entry.sequence for entry in told] == list(range(after + 1, last + 1))
+
+
+async def test_a_cursor_beyond_the_newest_entry_has_expired(checkpoint, gateway):
+    replica = await checkpoint()
+    task = await replica.create()
+    with pytest.raises(OutOfRange) as refused:
+        await anext(watch(await gateway(replica.address), task.task_id, after=3))
+    assert refused.value.reason == "CURSOR_EXPIRED"
+
+
+async def test_a_reader_that_does_not_read_misses_nothing_and_slows_nobody(checkpoint, gateway):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    stub = await gateway(replica.address, heartbeat_seconds=15.0)
+    slow = watch(stub, owner.task.task_id)
+    first = await anext(slow)
+    for _ in range(30):
+        await owner.commit(words("x" * 300_000))
+    await owner.end()
+    whole = list(range(1, 35))
+    assert [entry.sequence for entry in await entries(watch(stub, owner.task.task_id))] == whole
+    assert [entry.sequence for entry in [first.entry, *await entries(slow)]] == whole
+
+
+async def test_a_watch_outlives_a_ledger_that_is_away(checkpoint, gateway, tcp_proxy):
+    """It says only that it is alive while there is none; it goes on where it was when one is back."""
+    replica = await checkpoint()
+    task = await replica.create()
+    host, _, port = replica.address.rpartition(":")
+    proxy = await tcp_proxy(host, int(port))
+    stream = watch(await gateway(proxy.address), task.task_id)
+    assert [(await anext(stream)).entry.sequence for _ in range(2)] == [1, 2]
+    await proxy.stop()
+    await replica.cancel(task.task_id)
+    for _ in range(3):
+        assert (await anext(stream)).HasField("heartbeat")
+    await proxy.start()
+    assert [entry.sequence for entry in await entries(stream)] == [3, 4]
+
+
+async def test_a_gateway_that_drains_ends_its_watches_and_says_when_to_come_again(checkpoint, gateway):
+    replica = await checkpoint()
+    task = await replica.create()
+    stub = await gateway(replica.address)
+    stream = watch(stub, task.task_id)
+    waiting = asyncio.ensure_future(stub.WaitTask(api.WaitTaskRequest(task_id=task.task_id), timeout=TIMEOUT_SECONDS))
+    await anext(stream)
+    stopped = asyncio.create_task(stub.process.stop())
+    with pytest.raises(Unavailable) as refused:
+        await entries(stream)
+    assert refused.value.retry_after_seconds
+    assert not (await waiting).ended
+    assert await stopped == 0
+
+
+async def test_a_wait_returns_with_the_end_or_when_its_time_is_over(checkpoint, gateway):
+    replica = await checkpoint()
+    task = await replica.create()
+    stub = await gateway(replica.address)
+    short = await stub.WaitTask(api.WaitTaskRequest(task_id=task.task_id, timeout=Duration(nanos=10**8)))
+    assert (short.ended, short.task.state) == (False, task_pb2.TASK_STATE_QUEUED)
+    waiting = asyncio.ensure_future(stub.WaitTask(api.WaitTaskRequest(task_id=task.task_id)))
+    await replica.cancel(task.task_id)
+    ended = await waiting
+    assert (ended.ended, ended.task.state) == (True, task_pb2.TASK_STATE_CANCELLED)
+
+
+async def test_what_is_not_the_tenants_is_not_there(checkpoint, gateway):
+    replica = await checkpoint()
+    task = await replica.create()
+    stub = await gateway(replica.address, tenant="somebody-else")
+    for task_id in (task.task_id, NOBODYS):
+        for asked in (
+            stub.GetTask(api.GetTaskRequest(task_id=task_id)),
+            stub.WaitTask(api.WaitTaskRequest(task_id=task_id)),
+            stub.ListTaskEntries(api.ListTaskEntriesRequest(task_id=task_id)),
+            stub.CancelTask(api.CancelTaskRequest(task_id=task_id)),
+            anext(watch(stub, task_id)),
+        ):
+            with pytest.raises(NotFound):
+                await asked
+    assert not (await stub.ListTasks(api.ListTasksRequest())).tasks
+
+
+async def test_a_submit_says_with_its_id_whether_it_is_the_same(checkpoint, gateway):
+    stub = await gateway((await checkpoint()).address)
+    first = (await stub.SubmitTask(api.SubmitTaskRequest(request_id="r", goal="a"))).task
+    assert (await stub.SubmitTask(api.SubmitTaskRequest(request_id="r", goal="a"))).task == first
+    with pytest.raises(AlreadyExists) as refused:
+        await stub.SubmitTask(api.SubmitTaskRequest(request_id="r", goal="b"))
+    assert (refused.value.reason, refused.value.metadata) == ("REQUEST_ID_REUSED", {"task_id": first.task_id})
+    without = [(await stub.SubmitTask(api.SubmitTaskRequest(goal="a"))).task.task_id for _ in range(2)]
+    assert len({first.task_id, *without}) == 3
+
+
+async def test_a_task_that_ended_otherwise_names_its_state_to_who_cancels_it(checkpoint, gateway):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    await owner.end()
+    stub = await gateway(replica.address)
+    with pytest.raises(WrongState) as refused:
+        await stub.CancelTask(api.CancelTaskRequest(task_id=owner.task.task_id))
+    assert (refused.value.reason, refused.value.metadata) == ("WRONG_STATE", {"state": "SUCCEEDED"})
+
+
+async def test_every_method_refuses_what_breaks_its_constraints(checkpoint, gateway):
+    stub = await gateway((await checkpoint()).address)
+    for asked, field in (
+        (stub.SubmitTask(api.SubmitTaskRequest()), "goal"),
+        (stub.WaitTask(api.WaitTaskRequest(task_id=NOBODYS, timeout=Duration(seconds=601))), "timeout"),
+        (stub.ListTasks(api.ListTasksRequest(page_size=501)), "page_size"),
+        (stub.ListTaskEntries(api.ListTaskEntriesRequest(task_id="x")), "task_id"),
+        (stub.CancelTask(api.CancelTaskRequest(task_id=NOBODYS, reason="x" * 1001)), "reason"),
+        (anext(watch(stub, NOBODYS, after=-1)), "after_sequence"),
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            await asked
+        assert field in {violation.field for violation in refused.value.violations}
+
+
+async def test_without_a_ledger_every_method_says_when_to_come_again_and_not_where_it_is(gateway, unused_tcp_port):
+    stub = await gateway(f"127.0.0.1:{unused_tcp_port}")
+    for asked in (
+        stub.SubmitTask(api.SubmitTaskRequest(goal="a")),
+        stub.GetTask(api.GetTaskRequest(task_id=NOBODYS)),
+        stub.ListTasks(api.ListTasksRequest()),
+        anext(watch(stub, NOBODYS)),
+    ):
+        with pytest.raises(Unavailable) as refused:
+            await asked
+        assert refused.value.retry_after_seconds
+        assert str(unused_tcp_port) not in refused.value.message
