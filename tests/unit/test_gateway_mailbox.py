@@ -1,0 +1,71 @@
+"""What one watcher is owed: every page of entries, and as much live text as it can take."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from services.gateway.mailbox import MAX_PENDING_CHARACTERS, Mailbox
+from tenure.domain.errors import Unavailable
+from tenure.v1 import checkpoint_service_pb2 as ledger
+from tenure.v1 import ledger_pb2, live_pb2
+
+
+def page(sequence: int) -> ledger.WatchEntriesResponse:
+    return ledger.WatchEntriesResponse(entries=[ledger_pb2.Entry(sequence=sequence)])
+
+
+def delta(text: str, *, offset: int = 0, step: int = 1, epoch: int = 7, block: int = 0) -> live_pb2.Delta:
+    return live_pb2.Delta(epoch=epoch, step=step, attempt_number=1, block=block, offset=offset, text=text)
+
+
+async def test_the_next_page_waits_until_the_last_was_taken():
+    box = Mailbox()
+    await box.put_page(page(1))
+    waiting = asyncio.ensure_future(box.put_page(page(2)))
+    assert await box.wait(1.0)
+    assert not waiting.done()
+    assert box.take_page() == page(1)
+    await waiting
+    assert await box.wait(1.0)
+    assert box.take_page() == page(2)
+    assert box.take_page() is None
+
+
+async def test_pieces_that_follow_each_other_become_one():
+    box = Mailbox()
+    for piece in (delta("ab"), delta("cd", offset=2), delta("x", block=1), delta("ef", offset=4)):
+        box.add_text(piece)
+    assert [(one.block, one.offset, one.text) for one in box.take_text()] == [(0, 0, "abcdef"), (1, 0, "x")]
+    assert box.take_text() == []
+
+
+async def test_text_beyond_the_bound_pushes_the_oldest_out():
+    box = Mailbox()
+    for step in (1, 2, 3):
+        box.add_text(delta("x" * (MAX_PENDING_CHARACTERS // 2), step=step))
+    assert [one.step for one in box.take_text()] == [2, 3]
+
+
+async def test_text_whose_record_is_committed_or_whose_owner_is_fenced_is_not_sent():
+    box = Mailbox()
+    for epoch, step in ((7, 1), (7, 2), (8, 2), (8, 3)):
+        box.add_text(delta("x", epoch=epoch, step=step))
+    box.discard_text(8, 2)
+    assert [(one.epoch, one.step) for one in box.take_text()] == [(8, 3)]
+
+
+async def test_what_is_there_is_told_before_the_error_that_ends_it():
+    box = Mailbox()
+    await box.put_page(page(1))
+    box.fail(Unavailable("the first"))
+    box.fail(Unavailable("the second"))
+    assert await box.wait(1.0)
+    assert box.take_page() == page(1)
+    with pytest.raises(Unavailable, match="the first"):
+        await box.wait(1.0)
+
+
+async def test_nothing_within_the_time_is_said_so():
+    assert not await Mailbox().wait(0.01)
