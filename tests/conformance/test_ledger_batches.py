@@ -137,30 +137,45 @@ async def in_one_frame(replica, requests):
     return [found[tag] for tag in range(len(requests))]
 
 
-async def test_writers_of_the_same_tasks_in_opposite_order_do_not_deadlock(checkpoint):
+async def test_a_batch_locks_its_rows_in_the_order_of_their_ids_whatever_order_they_came_in(checkpoint):
+    """One order for all writers is why two of them never wait for each other."""
+    replica, owners = await owners_of(checkpoint, 12)
+    owners.sort(key=lambda owner: owner.task.task_id)
+    ids = [owner.task.task_id for owner in owners]
+    shuffled = owners[::2] + owners[::-2]
+    async with await psycopg.AsyncConnection.connect(replica.dsn) as postgres:
+        await postgres.execute("select 1 from ledger.tasks where task_id = %s for update", (ids[6],))
+        writing = asyncio.create_task(in_one_frame(replica, [owner.request(words()) for owner in shuffled]))
+        await until_somebody_waits_for_a_lock(replica)
+        free = await replica.query("select task_id::text from ledger.tasks for update skip locked")
+        assert sorted(task_id for (task_id,) in free) == ids[7:]
+    assert [result.sequence for result in await writing] == [4] * 12
+
+
+async def until_somebody_waits_for_a_lock(replica):
+    async with asyncio.timeout(10):
+        while not await replica.query(
+            "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+        ):
+            await asyncio.sleep(0.005)
+
+
+async def test_two_replicas_that_are_sent_the_same_commits_apply_each_once(checkpoint):
     replica, owners = await owners_of(checkpoint, 12)
     other = await checkpoint(dsn=replica.dsn)
 
-    async def write(side, order):
-        for number in range(1, 16):
-            for owner in order:
-                owner.next_number = number
-            requests = [owner.request(words(), commit_id=commit_id(owner, number)) for owner in order]
-            await in_one_frame(side, requests)
-
-    before = await deadlocks(replica)
-    await asyncio.gather(write(replica, owners), write(other, owners[::-1]))
-    assert await deadlocks(replica) == before
+    for number in range(1, 16):
+        requests = [
+            owner.request(words(), commit_number=number, commit_id=commit_id(owner, number)) for owner in owners
+        ]
+        both = await asyncio.gather(in_one_frame(replica, requests), in_one_frame(other, requests[::-1]))
+        assert {result.sequence for results in both for result in results} == {3 + number}
     assert {(await replica.get(owner.task.task_id)).sequence for owner in owners} == {3 + 15}
 
 
 def commit_id(owner, number):
     """The same for both writers: one of them is answered as a repeat."""
     return f"{owner.task.task_id[:-12]}{number:012d}"
-
-
-async def deadlocks(replica):
-    return (await replica.query("select deadlocks from pg_stat_database where datname = current_database()"))[0][0]
 
 
 async def test_a_connection_that_breaks_under_a_batch_is_replaced_and_the_batch_run_again(checkpoint):
