@@ -38,8 +38,13 @@ def main() -> int:
     try:
         machine, began = look(folder), time.monotonic()
         sections = asyncio.run(_measure(names, Options(folder, arguments.quick, _tell)))
-    finally:
+    except Exception:
+        _tell(f"this could not be measured; data and logs are left in {folder}")
+        raise
+    except KeyboardInterrupt:
         shutil.rmtree(folder, ignore_errors=True)
+        return 130
+    shutil.rmtree(folder, ignore_errors=True)
     seconds = time.monotonic() - began
     print(render(machine, sections, seconds))
     if arguments.json is not None:

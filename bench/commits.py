@@ -25,7 +25,7 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 
 WRITERS: Final = 64
-ARRIVING_TASKS: Final = 256
+ARRIVING_TASKS: Final = 128
 RATES: Final = (1000, 1666, 2500)
 ROUNDS: Final = 3
 LEAST_PER_SECOND: Final = 1666
@@ -125,8 +125,8 @@ async def _open(path: DataPath, options: Options, opened: AsyncExitStack) -> _Be
         TaskMaker(channel, path.signer),
         ledger.commit,
         unary,
-        seconds=options.choose(quick=0.8, full=4.0),
-        bare_batches=options.choose(quick=100, full=400),
+        seconds=options.choose(quick=0.6, full=4.0),
+        bare_batches=options.choose(quick=60, full=400),
     )
 
 

@@ -17,7 +17,6 @@ from tenure.runtime.postgres import Pool
 from tenure.runtime.postgres import connection as pool_connection
 from tenure.v1 import task_pb2
 
-TASKS: Final = 8
 EARLY: Final = 10
 LATE: Final = 1000
 WINDOW: Final = 10
@@ -25,7 +24,7 @@ RESUMES: Final = 7
 LIMITS: Final = task_pb2.Limits(max_tokens=1_000_000_000, max_steps=2 * LATE)
 MOST_GROWTH: Final = 1.05
 HOW: Final = (
-    f"{TASKS} agents without model and tool, each of more than {LATE:,} steps. Bytes: what Postgres wrote ahead (WAL, "
+    f"Agents without model and tool, each of more than {LATE:,} steps. Bytes: what Postgres wrote ahead (WAL, of "
     f"all services) and the bodies of the ledger's entries, per step, over {WINDOW} steps that begin at step {EARLY} "
     f"and at step {LATE:,}. Resume: Open until the last page is here, and the fold of all entries into the point to go "
     "on from."
@@ -37,9 +36,9 @@ async def measure(options: Options) -> list[Section]:
     section = Section("Long tasks", HOW)
     options.tell("growth: starting Postgres, checkpoint and tools")
     async with DataPath(options.folder / "growth", "checkpoint", "tools") as path, null_agents(path) as agents:
-        tasks = await agents.maker.held(TASKS, LIMITS)
+        tasks = await agents.maker.held(options.choose(quick=4, full=8), LIMITS)
         await asyncio.gather(*(agents.agent.begin(task) for task in tasks))
-        options.tell(f"growth: {TASKS} tasks go through {LATE:,} steps")
+        options.tell(f"growth: {len(tasks)} tasks go through {LATE:,} steps")
         early, late = [await _window(agents, tasks, step) for step in (EARLY, LATE)]
         for what, before, after in zip(("WAL", "entries"), early, late, strict=True):
             section.add(f"{what}, step {EARLY}", before, "B a step")
@@ -57,7 +56,8 @@ async def _window(agents: NullAgents, tasks: Sequence[HeldTask], first: int) -> 
     await _go_to(agents, tasks, first + WINDOW)
     wal = await _wal_bytes(agents.path.pool) - before
     entries = await _entry_bytes(agents.path.pool, first)
-    return wal / (TASKS * WINDOW), entries / (TASKS * WINDOW)
+    steps = len(tasks) * WINDOW
+    return wal / steps, entries / steps
 
 
 async def _go_to(agents: NullAgents, tasks: Sequence[HeldTask], step: int) -> None:

@@ -16,15 +16,14 @@ from tenure.client import Client
 from tenure.dev.stack import ServiceProcess, Stack, StackOptions
 from tenure.v1 import admin_service_pb2 as admin
 
-SUBMITS: Final = 100
 TASKS_AT_ONCE: Final = 4
 SHORT_MODEL: Final = "sim-hello"
 LONG_MODEL: Final = "sim-steps-100000-list_files-100ms"
 PATIENCE_SECONDS: Final = 30.0
 POLL_SECONDS: Final = 0.05
 HOW: Final = (
-    f"The whole stack on this machine, two workers, simulated model, defaults (leases of 5 s). Submits: {SUBMITS}, one "
-    "after another, from sending the submit to hearing of RUNNING. Takeovers: each run ends the worker of some of "
+    "The whole stack on this machine, two workers, simulated model, defaults (leases of 5 s). Submits: one after "
+    "another, from sending the submit to hearing of RUNNING. Takeovers: each run ends the worker of some of "
     f"{TASKS_AT_ONCE} tasks that are in the middle of their steps; from the signal to hearing, through WatchTask, that "
     "another worker opened the task. One sample a task."
 )
@@ -84,8 +83,9 @@ async def measure(options: Options) -> list[Section]:
         Stack(StackOptions(data_dir=options.folder / "latency")) as stack,
         Client(stack.gateway_address) as client,
     ):
-        options.tell(f"latency: {SUBMITS} submits")
-        section.add_latencies("submit to running, idle", await _submits(client), bound=at_most(200))
+        options.tell("latency: submits")
+        submits = await _submits(client, options.choose(quick=40, full=120))
+        section.add_latencies("submit to running, idle", submits, bound=at_most(200))
         takeovers = _Takeovers(stack, client)
         options.tell("latency: kill -9")
         killed = await _repeat(options.choose(quick=3, full=10), lambda: takeovers.run(_kill, ServiceProcess.restart))
@@ -102,10 +102,10 @@ async def measure(options: Options) -> list[Section]:
     return [section]
 
 
-async def _submits(client: Client) -> list[float]:
+async def _submits(client: Client, count: int) -> list[float]:
     """One after another, each after the one before has ended: nothing else is going on."""
     seconds = []
-    for _ in range(SUBMITS):
+    for _ in range(count):
         began = monotonic()
         async with submitted(client, SHORT_MODEL) as task:
             seconds.append((await task.next_start(0)).at - began)
