@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,17 +21,15 @@ from services.checkpoint.watching import Watching
 from tenure.runtime.duties import Duties
 from tenure.runtime.migrations import migrate
 from tenure.runtime.postgres import PoolOptions, open_pool, startup_guard
-from tenure.runtime.process import Process, run
+from tenure.runtime.process import Process
 from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.service import CommonSettings, run_service, serve
-from tenure.runtime.settings import Address, ConfigurationError, Secret, group, load, setting
+from tenure.runtime.settings import Address, Secret, group, setting
 from tenure.runtime.signing import Verifier
 from tenure.v1.checkpoint_service_pb2_grpc import add_CheckpointServiceServicer_to_server
 from tenure.validators import validate
 
 NAME: Final = "checkpoint"
-PREFIX: Final = "TENURE_CHECKPOINT_"
-_log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +55,7 @@ async def compose(process: Process, settings: Settings) -> None:
 
 async def assemble(process: Process, settings: Settings) -> RpcServer:
     """Open everything in the order of dependency; what is left is to open the server."""
-    verifier = _verifier(settings.verifying_keys_file)
+    verifier = Verifier(settings.verifying_keys_file)
     await migrate(settings.postgres_dsn, MIGRATIONS, allowed=settings.migrate == "auto")
     options = PoolOptions(max_size=settings.pool_size, settings=SESSION_SETTINGS)
     pool = await process.open(open_pool(settings.postgres_dsn, service=NAME, schema=SCHEMA, options=options))
@@ -91,26 +87,11 @@ async def _close_when(stopping: asyncio.Event, hub: Hub) -> None:
     hub.close()
 
 
-def _verifier(path: Path) -> Verifier:
-    try:
-        return Verifier(path)
-    except ValueError as error:
-        raise ConfigurationError([str(error)]) from error
+async def migrate_only(_process: Process, settings: Settings) -> None:
+    """Bring the database up to date."""
+    await migrate(settings.postgres_dsn, MIGRATIONS)
 
 
-async def _migrate_only(_process: Process) -> None:
-    settings = load(Settings, os.environ, prefix=PREFIX)
-    applied = await migrate(settings.postgres_dsn, MIGRATIONS)
-    _log.info("migrated", extra={"migrations": applied})
-
-
-def main(arguments: Sequence[str]) -> int:
-    """`python -m services.checkpoint [migrate]`; the exit code is the process's."""
-    match list(arguments):
-        case []:
-            return run_service(NAME, Settings, os.environ, compose)
-        case ["migrate"]:
-            return int(run(_migrate_only))
-        case _:
-            print("usage: python -m services.checkpoint [migrate]", file=sys.stderr)  # noqa: T201  for the operator
-            return 2
+def main() -> int:
+    """The exit code."""
+    return run_service(NAME, Settings, os.environ, compose, arguments=sys.argv[1:], commands={"migrate": migrate_only})

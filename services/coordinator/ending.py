@@ -1,13 +1,15 @@
 """One ending of a task by somebody other than its worker, through the same fences as everybody.
 
-Delete the owner's claim, claim under the coordinator's own session, register, Open, close the tools' fence, then ONE
-commit with an outcome for every open intent and the end. Without the fence an Execute that was delayed on its way would
-start an effect after the end.
+Delete the owner's claim, claim under the coordinator's own session, register, Open, close the tools' fence, then commit
+an outcome for every open intent with the end: in one commit, unless they are too large for one. Without the fence an
+Execute that was delayed on its way would start an effect after the end.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -24,16 +26,17 @@ from tenure.domain.tools import CallState, Outcome, outcome_of_ended_call
 from tenure.runtime import metrics
 from tenure.runtime.retrying import retrying
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tenure.v1 import token_pb2, tool_pb2
+from tenure.v1 import ledger_pb2, token_pb2, tool_pb2
 from tenure.wire.entries import entries_to_domain, new_entry
 from tenure.wire.enums import CALL_STATES
+from tenure.wire.portions import portions
 from tenure.wire.tools import outcome_to_domain
 
 if TYPE_CHECKING:
     from services.coordinator.generation import Generation
     from services.coordinator.issuing import Issuer
     from services.coordinator.lease_store import LeaseStore
-    from services.coordinator.ledger import Ledger
+    from services.coordinator.ledger import Ledger, Opened
     from services.coordinator.losses import Losses
     from services.coordinator.own_session import OwnSession
     from services.coordinator.tool_fence import ToolFence
@@ -118,17 +121,21 @@ class Ender:
         opened = await self._ledger.open(token)
         point = fold(entries_to_domain(opened.entries))
         outcomes = await self._outcomes(token, point.open_intents)
-        request = pb.CommitRequest(
-            token=token,
-            commit_id=str(uuid4()),
-            commit_number=opened.next_commit_number,
-            known_sequence=opened.task.sequence,
-            entries=[new_entry(point.step, outcome) for outcome in outcomes],
-            transition=pb.Transition(
-                to_state=ending.to_state, reason=ending.reason, message=ending.message, result=point.last_text
-            ),
+        end = pb.Transition(
+            to_state=ending.to_state, reason=ending.reason, message=ending.message, result=point.last_text
         )
-        await retrying(lambda: self._ledger.commit(request), _COMMIT)
+        entries = [new_entry(point.step, outcome) for outcome in outcomes]
+        *before, last = portions(entries, ledger_pb2.NewEntry.ByteSize, last_bytes=end.ByteSize())
+        commits = [pb.CommitRequest(entries=part) for part in before]
+        await self._commit(token, opened, [*commits, pb.CommitRequest(entries=last, transition=end)])
+
+    async def _commit(self, token: token_pb2.FencingToken, opened: Opened, commits: Iterable[pb.CommitRequest]) -> None:
+        """One after another: what a crash leaves in between is a task with fewer open calls, whose end is still due."""
+        sequence = opened.task.sequence
+        for number, request in enumerate(commits, opened.next_commit_number):
+            request.token.CopyFrom(token)
+            request.commit_id, request.commit_number, request.known_sequence = str(uuid4()), number, sequence
+            sequence = (await retrying(partial(self._ledger.commit, request), _COMMIT)).sequence
 
     async def _outcomes(self, token: token_pb2.FencingToken, intents: list[ToolIntent]) -> list[ToolOutcome]:
         """What each open intent came to. A task without any has nothing at the tools that could still begin."""

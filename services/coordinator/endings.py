@@ -35,33 +35,50 @@ class Endings:
         self._ender = ender
         self._grace_seconds = grace_seconds
         self._woken = asyncio.Event()
+        self._room = asyncio.Semaphore(_AT_ONCE)
+        self._under_way: set[str] = set()
 
     def on_cancels(self, task_ids: Iterable[str]) -> None:
         """Tell the owners that are attached here."""
-        for task_id in task_ids:
-            holder = self._sessions.holder_of(task_id)
-            if holder is not None:
-                holder[0].send(pb.SessionResponse(cancel=pb.CancelNotice(task_id=task_id)))
+        wanted = set(task_ids)
+        for task_id, session in self._sessions.holders_of(wanted):
+            session.send(pb.SessionResponse(cancel=pb.CancelNotice(task_id=task_id)))
+        if wanted:
             self._woken.set()
 
     async def run(self) -> None:
-        """Duty."""
-        while True:
-            try:
-                while await self._sweep():
-                    pass
-            except TenureError as error:
-                _log.warning("endings could not be listed", extra={"error": error})
-                await asyncio.sleep(_FAILED_PAUSE_SECONDS)
-            await self._wait()
-
-    async def _sweep(self) -> bool:
-        """End what is due, several at once; whether there may be more."""
-        due = await self._ledger.list_endings(_AT_ONCE, self._grace_seconds)
+        """Duty. One ending that takes long, or fails, holds up no other."""
         async with asyncio.TaskGroup() as group:
-            for ending in due:
-                group.create_task(self._end(ending))
-        return len(due) == _AT_ONCE
+            while True:
+                try:
+                    while await self._sweep(group):
+                        pass
+                except TenureError as error:
+                    _log.warning("endings could not be listed", extra={"error": error})
+                    await asyncio.sleep(_FAILED_PAUSE_SECONDS)
+                await self._wait()
+
+    async def _sweep(self, group: asyncio.TaskGroup) -> bool:
+        """Begin to end what is due, as much as there is room for; whether there may be more."""
+        async with self._room:
+            wanted = _AT_ONCE - len(self._under_way)
+        due = await self._ledger.list_endings(wanted, self._grace_seconds)
+        for ending in due:
+            if ending.task_id not in self._under_way:
+                await self._room.acquire()
+                self._under_way.add(ending.task_id)
+                group.create_task(self._end_one(ending))
+        return len(due) == wanted
+
+    async def _end_one(self, ending: checkpoint_service_pb2.ListEndingsResponse.Ending) -> None:
+        try:
+            await self._end(ending)
+        except Exception:  # noqa: BLE001  whatever is wrong with one task: logged with its stack, the others are ended
+            _log.exception("a task could not be ended", extra={"task": ending.task_id})
+            await asyncio.sleep(_FAILED_PAUSE_SECONDS)
+        finally:
+            self._under_way.discard(ending.task_id)
+            self._room.release()
 
     async def _end(self, ending: checkpoint_service_pb2.ListEndingsResponse.Ending) -> None:
         set_tenant(ending.tenant)  # of this asyncio task only

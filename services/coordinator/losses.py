@@ -15,6 +15,7 @@ from tenure.runtime import metrics
 from tenure.runtime.batching import Batcher, BatchLimits
 from tenure.runtime.failpoint import failpoint
 from tenure.runtime.retrying import retrying
+from tenure.runtime.status import PeerFailed
 from tenure.v1 import checkpoint_service_pb2
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Losses:
         asked = [_to_wire(each) for each in lost]
         try:
             requeued = set(await retrying(lambda: self._ledger.requeue(asked), _AGAIN))
-        except TenureError as error:
+        except (TenureError, PeerFailed) as error:
             _log.warning("tasks could not be requeued", extra={"tasks": len(lost), "error": error})
             return
         for each in lost:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Awaitable, Callable
 from uuid import uuid4
 
@@ -110,4 +111,4 @@ def server_health(server: RpcServer) -> Callable[[bool], Awaitable[None]]:
 
 def main() -> int:
     """The exit code."""
-    return run_service("coordinator", Settings, os.environ, compose)
+    return run_service("coordinator", Settings, os.environ, compose, arguments=sys.argv[1:])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Final
 
 from tenure.runtime import metrics
 
 if TYPE_CHECKING:
-    from services.coordinator.session import Session, WorkedClaim
+    from services.coordinator.session import Session
 
 _MOST_DEPARTED: Final = 1000
 
@@ -36,13 +36,16 @@ class Sessions:
         """The session, if it is attached here or was lately."""
         return self._attached.get(session_id) or self._departed.get(session_id)
 
-    def holder_of(self, task_id: str) -> tuple[Session, WorkedClaim] | None:
-        """The attached session that holds a task, with its claim."""
-        for session in self._attached.values():
-            for claim in session.claims.values():
-                if claim.held.task_id == task_id:
-                    return session, claim
-        return None
+    def holders_of(self, task_ids: Collection[str]) -> list[tuple[str, Session]]:
+        """Those of the tasks that are held by attached sessions. One look for all of them: thousands may be held."""
+        if not task_ids:
+            return []
+        return [
+            (claim.held.task_id, session)
+            for session in self._attached.values()
+            for claim in session.claims.values()
+            if claim.held.task_id in task_ids
+        ]
 
     def attach(self, session: Session) -> None:
         """Take a session in. A former attachment of it ends, and what it ends is its stream only."""

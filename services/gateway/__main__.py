@@ -1,3 +1,5 @@
+"""`python -m services.gateway`."""
+
 import sys
 
 from services.gateway.main import main

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 
 from services.gateway.admin import AdminServicer
@@ -43,4 +44,4 @@ async def compose(process: Process, settings: Settings) -> None:
 
 def main() -> int:
     """The exit code."""
-    return run_service("gateway", Settings, os.environ, compose)
+    return run_service("gateway", Settings, os.environ, compose, arguments=sys.argv[1:])

@@ -96,12 +96,13 @@ class Settings:
 
 def main() -> int:
     """The exit code."""
-    if sys.argv[1:] == ["migrate"]:
-        return run_service("tools", Settings, os.environ, _migrate_only)
-    return run_service("tools", Settings, os.environ, compose)
+    return run_service(
+        "tools", Settings, os.environ, compose, arguments=sys.argv[1:], commands={"migrate": migrate_only}
+    )
 
 
-async def _migrate_only(_process: Process, settings: Settings) -> None:
+async def migrate_only(_process: Process, settings: Settings) -> None:
+    """Bring the database up to date."""
     await migrate(settings.postgres_dsn, MIGRATIONS)
 
 

@@ -1,3 +1,5 @@
+"""`python -m services.worker`."""
+
 import sys
 
 from services.worker.main import main

@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import socket
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -124,4 +125,4 @@ async def _serve_live_text(process: Process, settings: Settings, holdings: Holdi
 
 def main() -> int:
     """The exit code."""
-    return run_service("worker", Settings, os.environ, compose)
+    return run_service("worker", Settings, os.environ, compose, arguments=sys.argv[1:])

@@ -1,7 +1,7 @@
 """What the five processes have in common around their composition: environment, logs, failpoints, telemetry.
 
     def main() -> int:
-        return run_service("gateway", Settings, os.environ, compose)
+        return run_service("gateway", Settings, os.environ, compose, arguments=sys.argv[1:])
 
 `compose(process, settings)` opens everything in the order of dependency and returns when the process is to end.
 """
@@ -11,16 +11,17 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TextIO, TypeVar
 
 from tenure.runtime import failpoint
 from tenure.runtime.logs import FORMATS, configure_logs
-from tenure.runtime.process import Process, run
+from tenure.runtime.process import ExitCode, Process, run
 from tenure.runtime.rpc_server import RpcServer
-from tenure.runtime.settings import SHARED_PREFIX, load, setting
+from tenure.runtime.settings import SHARED_PREFIX, describe, load, setting
 from tenure.runtime.telemetry import telemetry
 
 _log: Final = logging.getLogger(__name__)
@@ -43,21 +44,49 @@ class ServiceSettings(Protocol):
 
 
 S = TypeVar("S", bound=ServiceSettings)
+_NO_COMMANDS: Final[Mapping[str, Any]] = {}
 
 
 def run_service(
-    name: str, settings_type: type[S], environment: Mapping[str, str], compose: Callable[[Process, S], Awaitable[None]]
+    name: str,
+    settings_type: type[S],
+    environment: Mapping[str, str],
+    compose: Callable[[Process, S], Awaitable[None]],
+    *,
+    arguments: Sequence[str] = (),
+    commands: Mapping[str, Callable[[Process, S], Awaitable[None]]] = _NO_COMMANDS,
 ) -> int:
-    """Runs a service to its end; the exit code is the process's."""
+    """Runs a service to its end; the exit code is the process's.
+
+    `arguments` none: `compose`. One of `commands`: that, instead of serving. --help tells the variables.
+    """
+    prefix = f"{SHARED_PREFIX}{name.upper()}_"
+    asked = " ".join(arguments)
+    if asked in {"-h", "--help"}:
+        _say(f"{_usage(name, commands)}\n\nIts environment:\n{describe(settings_type, prefix=prefix)}")
+        return ExitCode.OK
+    if asked and asked not in commands:
+        _say(_usage(name, commands), to=sys.stderr)
+        return ExitCode.CONFIGURATION
+    work = commands[asked] if asked else compose
 
     async def main(process: Process) -> None:
-        settings = load(settings_type, environment, prefix=f"{SHARED_PREFIX}{name.upper()}_")
+        settings = load(settings_type, environment, prefix=prefix)
         configure_logs(name, form=settings.common.log_format, level=settings.common.log_level)
         failpoint.arm(settings.common.failpoints)
         await process.open(telemetry(name, environment, instance=instance_id(), version=metadata.version("tenure")))
-        await compose(process, settings)
+        await work(process, settings)
 
     return int(run(main))
+
+
+def _usage(name: str, commands: Mapping[str, Any]) -> str:
+    words = "".join(f" | {command}" for command in commands)
+    return f"usage: python -m services.{name} [--help{words}]"
+
+
+def _say(text: str, to: TextIO | None = None) -> None:
+    print(text, file=to)
 
 
 def instance_id() -> str:

@@ -113,7 +113,8 @@ class _Declared:
     def type_name(self) -> str:
         if choices := self.metadata.get("choices"):
             return "|".join(choices)
-        return getattr(self.type, "__name__", str(self.type)) if self.type in PARSERS else str(self.type)
+        parts = getattr(self.type, "__args__", ())
+        return f"{parts[0].__name__},…" if parts else str(self.type.__name__)
 
     @property
     def default_text(self) -> str:

@@ -17,9 +17,14 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from tenure.domain.errors import Unauthenticated
+from tenure.domain.errors import Unauthenticated, Unavailable
+from tenure.runtime.settings import ConfigurationError
 
 CACHE_SIZE: Final = 65_536
+
+
+class KeyFileError(ConfigurationError, ValueError):
+    """A key file that is missing or no key file: a process does not start with it."""
 
 
 class SignedBytes(NamedTuple):
@@ -39,14 +44,13 @@ class Signer:
 
     @classmethod
     def load(cls, path: Path) -> Signer:
-        """Reads the file `write_key_pair` made; ValueError says what is wrong with it."""
+        """Reads the file `write_key_pair` made; KeyFileError says what is wrong with it."""
         try:
             stored = json.loads(path.read_text())
             return cls(stored["key_id"], Ed25519PrivateKey.from_private_bytes(base64.b64decode(stored["private_key"])))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{path} is no signing key of Tenure ({error}); make one with `tenure keys create`"
-            ) from error
+            told = f"{path} is no signing key of Tenure ({error}); make one with `tenure keys create`"
+            raise KeyFileError([told]) from error
 
     def sign(self, claims: bytes) -> SignedBytes:
         return SignedBytes(claims, self.key_id, self._key.sign(claims))
@@ -88,7 +92,10 @@ class Verifier:
 
     def _key(self, key_id: str) -> Ed25519PublicKey:
         if key_id not in self._keys:
-            self._reload()
+            try:
+                self._reload()
+            except KeyFileError as error:  # an operator's slip: the keys we have go on, an unknown one has to wait
+                raise Unavailable("the verifying keys cannot be read now", retry_after_seconds=1.0) from error
         if key_id not in self._keys:
             raise Unauthenticated(f"the fencing token is signed with an unknown key {key_id!r}", reason="INVALID_TOKEN")
         return self._keys[key_id]
@@ -104,7 +111,7 @@ class Verifier:
                 for item in stored["keys"]
             }
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{self._path} holds no verifying keys of Tenure ({error})") from error
+            raise KeyFileError([f"{self._path} holds no verifying keys of Tenure ({error})"]) from error
         if set(self._keys) - set(keys):
             self._checked.clear()  # a key was withdrawn: what it signed must be checked anew
         self._keys, self._modified_ns = keys, modified_ns

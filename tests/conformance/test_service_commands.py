@@ -1,0 +1,90 @@
+"""What an operator types: `python -m services.<name>`, with words and variables that do not fit."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+import pytest
+
+from tests.service_process import REPOSITORY
+
+SERVICES = ("gateway", "coordinator", "checkpoint", "tools", "worker")
+NEEDED = {
+    "gateway": (),
+    "coordinator": ("SIGNING_KEY_FILE", "VERIFYING_KEYS_FILE"),
+    "checkpoint": ("POSTGRES_DSN", "VERIFYING_KEYS_FILE"),
+    "tools": ("POSTGRES_DSN", "VERIFYING_KEYS_FILE", "WORKSPACE_ROOT"),
+    "worker": (),
+}
+
+
+async def run(name: str, *arguments: str, **variables: str) -> tuple[int | None, str, str]:
+    """The exit code, standard output, standard error."""
+    own = {key: value for key, value in os.environ.items() if not key.startswith(("TENURE_", "ANTHROPIC_"))}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", f"services.{name}", *arguments),
+        cwd=REPOSITORY,
+        env={**own, **variables},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(60):
+        out, err = await process.communicate()
+    return process.returncode, out.decode(), err.decode()
+
+
+@pytest.mark.parametrize("name", SERVICES)
+async def test_all_that_is_missing_unknown_or_malformed_is_told_at_once(name):
+    prefix = f"TENURE_{name.upper()}_"
+    code, _, told = await run(name, **{f"{prefix}LISTEN": "nowhere", f"{prefix}LISTENS": "x", "TENURE_LOG_LEVEL": "x"})
+    assert code == 2
+    assert "Traceback" not in told
+    assert f"{prefix}LISTENS is not a setting (did you mean {prefix}LISTEN?)" in told
+    assert f"{prefix}LISTEN must" in told
+    assert "TENURE_LOG_LEVEL must be one of" in told
+    for needed in NEEDED[name]:
+        assert f"{prefix}{needed} is missing" in told
+
+
+@pytest.mark.parametrize("name", SERVICES)
+async def test_help_tells_every_variable_and_an_unknown_word_starts_nothing(name):
+    code, told, _ = await run(name, "--help")
+    assert code == 0
+    for variable in (f"TENURE_{name.upper()}_LISTEN", "TENURE_LOG_FORMAT"):
+        assert variable in told
+    code, _, told = await run(name, "migrat")
+    assert (code, told) == (2, f"{told.splitlines()[0]}\n")
+    assert told.startswith(f"usage: python -m services.{name}")
+
+
+@pytest.mark.parametrize("name", ["coordinator", "tools", "checkpoint"])
+async def test_a_key_file_that_is_none_is_told_in_a_sentence(name, fresh_database, tmp_path):
+    (tmp_path / "keys.json").write_text("{}")
+    given = {
+        "POSTGRES_DSN": await fresh_database() if name != "coordinator" else "",
+        "MIGRATE": "auto" if name != "coordinator" else "",
+        "WORKSPACE_ROOT": str(tmp_path) if name == "tools" else "",
+        "SIGNING_KEY_FILE": str(tmp_path / "keys.json") if name == "coordinator" else "",
+        "VERIFYING_KEYS_FILE": str(tmp_path / "keys.json"),
+    }
+    code, _, told = await run(name, **{f"TENURE_{name.upper()}_{key}": value for key, value in given.items() if value})
+    assert code == 2
+    assert f"{tmp_path}/keys.json" in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "tools"])
+async def test_migrate_brings_the_database_up_to_date_and_ends(name, fresh_database, signing_keys, tmp_path):
+    given = {
+        "POSTGRES_DSN": await fresh_database(),
+        "VERIFYING_KEYS_FILE": str(signing_keys / "verifying.json"),
+        **({"WORKSPACE_ROOT": str(tmp_path)} if name == "tools" else {}),
+    }
+    variables = {f"TENURE_{name.upper()}_{key}": value for key, value in given.items()}
+    code, _, told = await run(name, **variables)
+    assert (code, "let one process migrate first" in told) == (2, True)
+    for migrations in (1, 0):
+        code, _, told = await run(name, "migrate", **variables)
+        assert (code, told.count('"message": "migrated"')) == (0, migrations)
