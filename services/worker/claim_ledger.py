@@ -10,7 +10,7 @@ from typing import Final
 
 from services.worker.holdings import Holding
 from services.worker.interrupts import Interruption
-from services.worker.ledger_client import LedgerClient
+from services.worker.ledger_client import LedgerClient, read_entries
 from tenure.domain import entries as facts
 from tenure.domain.budget import Denied, Granted, ReserveRequest
 from tenure.domain.errors import SequenceConflict, TryLater, Unavailable
@@ -21,18 +21,14 @@ from tenure.runtime.retrying import retrying
 from tenure.runtime.status import PeerFailed
 from tenure.runtime.telemetry import span
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tenure.v1 import ledger_pb2
-from tenure.wire.entries import entry_to_domain, new_entry
+from tenure.wire.entries import new_entry
 from tenure.wire.enums import STATES
+from tenure.wire.portions import portions
 from tenure.wire.times import duration
 
 _log: Final = logging.getLogger(__name__)
 TRIES: Final = RetryPolicy(max_attempts=3, initial_seconds=1.0, factor=2.0, cap_seconds=5.0)
 """After so many failures of storage the task is let go: whoever claims it next may be luckier."""
-
-MOST_ENTRIES: Final = 256
-MOST_BYTES: Final = 900_000
-"""Under the ledger's 1 MiB, which counts the whole commit."""
 
 MOST_MESSAGE_CHARACTERS: Final = 4000
 
@@ -76,19 +72,20 @@ class ClaimLedger:
 
     async def append(self, own: Sequence[Fact]) -> None:
         """Writes facts, in as many commits as their size needs."""
-        for part in _parts(own):
-            await self._commit(_Written(part, None, None))
+        for part in portions(own, _size):
+            if part:
+                await self._commit(_Written(part, None, None))
 
     async def reserve(self, own: Sequence[Fact], request: ReserveRequest) -> Granted | Denied:
         """Writes facts and asks for the tokens of a model call; the facts are written whatever the answer."""
-        *before, last = _parts(own) or [()]
+        *before, last = portions(own, _size)
         for part in before:
             await self._commit(_Written(part, None, None))
         return _reserve_result(await self._commit(_Written(last, request, None)))
 
     async def leave(self, own: Sequence[Fact], transition: facts.Transition) -> None:
         """Writes facts and moves the task out of RUNNING, all at once: afterwards the claim holds nothing."""
-        *before, last = _parts(own) or [()]
+        *before, last = portions(own, _size, last_bytes=_transition_to_wire(transition).ByteSize())
         for part in before:
             await self._commit(_Written(part, None, None))
         await self._commit(_Written(last, None, transition))
@@ -134,7 +131,7 @@ class ClaimLedger:
         while self.point.sequence < response.sequence:
             sequence = self.point.sequence + 1
             if sequence in foreign:
-                self.point.apply(entry_to_domain(foreign[sequence]))
+                self.point.apply(*read_entries([foreign[sequence]]))
                 continue
             fact = next(ours, None)
             if fact is None:
@@ -144,23 +141,8 @@ class ClaimLedger:
             raise SequenceConflict("the ledger holds entries that this answer did not tell of")
 
 
-def _parts(own: Sequence[Fact]) -> list[Sequence[Fact]]:
-    """The facts in portions that fit into a commit. One fact alone always fits: its own limits are lower."""
-    parts: list[Sequence[Fact]] = []
-    current: list[Fact] = []
-    size = 0
-    for step, body in own:
-        entry_size = _size(new_entry(step, body))
-        if current and (len(current) == MOST_ENTRIES or size + entry_size > MOST_BYTES):
-            parts.append(current)
-            current, size = [], 0
-        current.append((step, body))
-        size += entry_size
-    return [*parts, current] if current else parts
-
-
-def _size(entry: ledger_pb2.NewEntry) -> int:
-    return entry.ByteSize()
+def _size(fact: Fact) -> int:
+    return new_entry(*fact).ByteSize()
 
 
 def _attempt(request: ReserveRequest, granted: Granted) -> facts.ModelAttempt:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -15,7 +15,7 @@ from tenure.runtime.rpc_channel import TenureChannel
 from tenure.runtime.status import OUTCOME_UNKNOWN
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2_grpc as grpc_pb
-from tenure.v1 import task_pb2, token_pb2
+from tenure.v1 import ledger_pb2, task_pb2, token_pb2
 from tenure.wire.entries import entries_to_domain
 from tenure.wire.refusal import refusal_to_domain
 
@@ -52,7 +52,7 @@ class LedgerClient:
             if part.HasField("header"):
                 header = part.header
             else:
-                entries.extend(entries_to_domain(part.page.entries))
+                entries.extend(read_entries(part.page.entries))
         if header is None or header.task.sequence != (entries[-1].sequence if entries else 0):
             raise Unavailable("the answer to Open was cut off", reason="CUT_OFF")
         return Opened(header.task, header.next_commit_number, entries)
@@ -75,6 +75,16 @@ class LedgerClient:
         if result.HasField("refusal"):
             raise refusal_to_domain(result.refusal)
         return result.response
+
+
+def read_entries(entries: Iterable[ledger_pb2.Entry]) -> list[Entry]:
+    """Entries as the fold takes them. Unavailable for a kind that a newer version wrote: the task is not at fault, and a
+    worker of that version can go on with it.
+    """
+    try:
+        return entries_to_domain(entries)
+    except ValueError as error:
+        raise Unavailable(f"this worker is too old for the task: {error}", reason="NEWER_LEDGER") from error
 
 
 def _settle(answer: asyncio.Future[pb.TaggedCommitResult], result: pb.TaggedCommitResult) -> None:
