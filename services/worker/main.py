@@ -21,6 +21,7 @@ from services.worker.session import Session, WorkerIdentity
 from services.worker.supervisor import Supervisor
 from services.worker.tools_client import ToolsClient
 from services.worker.trust_gate import TrustGate
+from tenure.domain.task import DEFAULT_LOOP
 from tenure.runtime.duties import Duties
 from tenure.runtime.process import Process
 from tenure.runtime.rpc_channel import open_channel
@@ -32,6 +33,7 @@ from tenure.validators import validate
 
 _log: Final = logging.getLogger(__name__)
 LIVE_GRACE_SECONDS: Final = 0.1
+KNOWN_LOOPS: Final = frozenset({DEFAULT_LOOP})
 ANY_INTERFACE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104  compared with, not bound to
 NO_KEY: Final = "none"  # an endpoint of one's own may want no key; the library insists on sending some
 
@@ -61,7 +63,7 @@ class Settings:
     tools_address: tuple[Address, ...] = setting("tool services", default=(Address("127.0.0.1:8473"),))
     slots: int = setting("tasks at once", default=16, minimum=1, maximum=1024)
     queues: tuple[str, ...] = setting("queues to take tasks from", default=("default",))
-    loops: tuple[str, ...] = setting("loops it knows", default=("messages",))
+    loops: tuple[str, ...] = setting("loops it knows", default=(DEFAULT_LOOP,))
     model: str = setting("for tasks that name none", default="claude-opus-4-8")
     max_output_tokens: int = setting(
         "of one model call, for tasks that name none", default=8192, minimum=1, maximum=64000
@@ -71,6 +73,12 @@ class Settings:
     drain_seconds: float = setting("to give tasks back at the end", default=5.0, minimum=0.0)
     provider: ProviderSettings = group(ProviderSettings)
     common: CommonSettings = group(CommonSettings)
+
+    def problems(self) -> Iterator[str]:
+        """A loop that is offered and not known would be driven by another one."""
+        for loop in self.loops:
+            if loop not in KNOWN_LOOPS:
+                yield f"TENURE_WORKER_LOOPS: this worker knows no loop {loop!r}, only {', '.join(sorted(KNOWN_LOOPS))}"
 
     def identity(self, port: int) -> WorkerIdentity:
         """What coordinators are told. Bound to all interfaces, others reach it under its host's name."""

@@ -32,7 +32,7 @@ NOT_PROXIED: Final = "127.0.0.1,localhost"
 
 @click.command(short_help="Run a whole stack here, until Ctrl-C.")
 @click.option("--workers", type=click.IntRange(0, 64), default=2, show_default=True, help="How many workers.")
-@click.option("--slots", type=click.IntRange(1, 10_000), default=16, show_default=True, help="Tasks a worker holds.")
+@click.option("--slots", type=click.IntRange(1, 1024), default=16, show_default=True, help="Tasks a worker holds.")
 @click.option(
     "--data", type=click.Path(path_type=Path), help="Where everything is kept. Default: that of `tenure --data`."
 )

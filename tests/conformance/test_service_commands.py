@@ -88,3 +88,8 @@ async def test_migrate_brings_the_database_up_to_date_and_ends(name, fresh_datab
     for migrations in (1, 0):
         code, _, told = await run(name, "migrate", **variables)
         assert (code, told.count('"message": "migrated"')) == (0, migrations)
+
+
+async def test_a_worker_offers_no_loop_that_it_does_not_know():
+    code, _, told = await run("worker", ANTHROPIC_API_KEY="k", TENURE_WORKER_LOOPS="messages,mine")
+    assert (code, "knows no loop 'mine'" in told) == (2, True)

@@ -47,3 +47,9 @@ def test_the_image_runs_as_nobody_special() -> None:
     users = re.findall(r"^USER (.+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
     assert users
     assert users[-1] not in {"root", "0"}
+
+
+def test_the_services_run_as_the_user_that_the_keys_are_given_to() -> None:
+    users = re.findall(r"--uid (\d+)|^USER (\d+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    told = re.findall(r"chown -R (\d+) deploy/keys", (DEPLOY / "compose.yaml").read_text())
+    assert {uid for pair in users for uid in pair if uid} == set(told)
