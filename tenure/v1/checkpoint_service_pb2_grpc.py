@@ -28,7 +28,8 @@ if _version_not_supported:
 class CheckpointServiceStub:
     """The work ledger. Guarded methods take a fencing token and compare its (epoch, claim_id) with the task's fence under the
     lock of the transaction that writes. A stale one is ABORTED / STALE_EPOCH {presented, current}: stop at once, nothing was
-    written. Every method may answer UNAVAILABLE (nothing is known to have been done; all methods may be repeated) and
+    written. A token that is none is UNAUTHENTICATED / INVALID_TOKEN, a task that is not there or another tenant's is NOT_FOUND.
+    Every method may answer UNAVAILABLE (nothing is known to have been done; all methods may be repeated) and
     INVALID_ARGUMENT with BadRequest violations.
     """
 
@@ -138,7 +139,8 @@ class CheckpointServiceStub:
 class CheckpointServiceServicer:
     """The work ledger. Guarded methods take a fencing token and compare its (epoch, claim_id) with the task's fence under the
     lock of the transaction that writes. A stale one is ABORTED / STALE_EPOCH {presented, current}: stop at once, nothing was
-    written. Every method may answer UNAVAILABLE (nothing is known to have been done; all methods may be repeated) and
+    written. A token that is none is UNAUTHENTICATED / INVALID_TOKEN, a task that is not there or another tenant's is NOT_FOUND.
+    Every method may answer UNAVAILABLE (nothing is known to have been done; all methods may be repeated) and
     INVALID_ARGUMENT with BadRequest violations.
     """
 
@@ -162,7 +164,8 @@ class CheckpointServiceServicer:
     def Commit(self, request, context):
         """Appends entries, all or nothing, durable before the answer. Commit numbers run 1, 2, 3 ... within a claim: the next is
         applied; the last one repeated (same commit_id and payload) is answered again; anything else is ABORTED /
-        SEQUENCE_CONFLICT: open again. Needs RUNNING under the token, else ABORTED / STALE_EPOCH or FAILED_PRECONDITION / WRONG_STATE.
+        SEQUENCE_CONFLICT: open again. Needs RUNNING under the token, else ABORTED / STALE_EPOCH. An ending while calls have no
+        outcome is FAILED_PRECONDITION / OPEN_INTENTS; RESOURCE_EXHAUSTED / COMMIT_QUEUE_FULL: too many wait, nothing was written.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -256,7 +259,8 @@ class CheckpointServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AppendForeign(self, request, context):
-        """Appends a fact that needs no claim (a user's message, a cancel request). Repeatable by request_id. A cancel of a task that
+        """Appends a fact that needs no claim (a user's message, a cancel request). Repeatable by request_id; another fact under it is
+        ALREADY_EXISTS / REQUEST_ID_REUSED. A cancel of a task that
         nobody holds and that has no open call ends it at once. FAILED_PRECONDITION / WRONG_STATE after the end, except that a
         repeated cancel of a cancelled task is answered as the first.
         """
@@ -394,7 +398,8 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
 class CheckpointService:
     """The work ledger. Guarded methods take a fencing token and compare its (epoch, claim_id) with the task's fence under the
     lock of the transaction that writes. A stale one is ABORTED / STALE_EPOCH {presented, current}: stop at once, nothing was
-    written. Every method may answer UNAVAILABLE (nothing is known to have been done; all methods may be repeated) and
+    written. A token that is none is UNAUTHENTICATED / INVALID_TOKEN, a task that is not there or another tenant's is NOT_FOUND.
+    Every method may answer UNAVAILABLE (nothing is known to have been done; all methods may be repeated) and
     INVALID_ARGUMENT with BadRequest violations.
     """
 

@@ -29,7 +29,8 @@ GRPC_VERSION: str
 class CheckpointServiceStub:
     """The work ledger. Guarded methods take a fencing token and compare its (epoch, claim_id) with the task's fence under the
     lock of the transaction that writes. A stale one is ABORTED / STALE_EPOCH {presented, current}: stop at once, nothing was
-    written. Every method may answer UNAVAILABLE (nothing is known to have been done; all methods may be repeated) and
+    written. A token that is none is UNAUTHENTICATED / INVALID_TOKEN, a task that is not there or another tenant's is NOT_FOUND.
+    Every method may answer UNAVAILABLE (nothing is known to have been done; all methods may be repeated) and
     INVALID_ARGUMENT with BadRequest violations.
     """
 
@@ -49,7 +50,8 @@ class CheckpointServiceStub:
     Commit: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CommitRequest, _checkpoint_service_pb2.CommitResponse]
     """Appends entries, all or nothing, durable before the answer. Commit numbers run 1, 2, 3 ... within a claim: the next is
     applied; the last one repeated (same commit_id and payload) is answered again; anything else is ABORTED /
-    SEQUENCE_CONFLICT: open again. Needs RUNNING under the token, else ABORTED / STALE_EPOCH or FAILED_PRECONDITION / WRONG_STATE.
+    SEQUENCE_CONFLICT: open again. Needs RUNNING under the token, else ABORTED / STALE_EPOCH. An ending while calls have no
+    outcome is FAILED_PRECONDITION / OPEN_INTENTS; RESOURCE_EXHAUSTED / COMMIT_QUEUE_FULL: too many wait, nothing was written.
     """
     CommitStream: _grpc.StreamStreamMultiCallable[_checkpoint_service_pb2.CommitStreamRequest, _checkpoint_service_pb2.CommitStreamResponse]
     """The same for a worker with many tasks: frames of whatever became ready. Results come by tag, a refusal is a result."""
@@ -82,7 +84,8 @@ class CheckpointServiceStub:
     task past its deadline.
     """
     AppendForeign: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.AppendForeignRequest, _checkpoint_service_pb2.AppendForeignResponse]
-    """Appends a fact that needs no claim (a user's message, a cancel request). Repeatable by request_id. A cancel of a task that
+    """Appends a fact that needs no claim (a user's message, a cancel request). Repeatable by request_id; another fact under it is
+    ALREADY_EXISTS / REQUEST_ID_REUSED. A cancel of a task that
     nobody holds and that has no open call ends it at once. FAILED_PRECONDITION / WRONG_STATE after the end, except that a
     repeated cancel of a cancelled task is answered as the first.
     """
@@ -97,7 +100,8 @@ class CheckpointServiceStub:
 class CheckpointServiceAsyncStub(CheckpointServiceStub):
     """The work ledger. Guarded methods take a fencing token and compare its (epoch, claim_id) with the task's fence under the
     lock of the transaction that writes. A stale one is ABORTED / STALE_EPOCH {presented, current}: stop at once, nothing was
-    written. Every method may answer UNAVAILABLE (nothing is known to have been done; all methods may be repeated) and
+    written. A token that is none is UNAUTHENTICATED / INVALID_TOKEN, a task that is not there or another tenant's is NOT_FOUND.
+    Every method may answer UNAVAILABLE (nothing is known to have been done; all methods may be repeated) and
     INVALID_ARGUMENT with BadRequest violations.
     """
 
@@ -114,7 +118,8 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     Commit: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CommitRequest, _checkpoint_service_pb2.CommitResponse]  # type: ignore[assignment]
     """Appends entries, all or nothing, durable before the answer. Commit numbers run 1, 2, 3 ... within a claim: the next is
     applied; the last one repeated (same commit_id and payload) is answered again; anything else is ABORTED /
-    SEQUENCE_CONFLICT: open again. Needs RUNNING under the token, else ABORTED / STALE_EPOCH or FAILED_PRECONDITION / WRONG_STATE.
+    SEQUENCE_CONFLICT: open again. Needs RUNNING under the token, else ABORTED / STALE_EPOCH. An ending while calls have no
+    outcome is FAILED_PRECONDITION / OPEN_INTENTS; RESOURCE_EXHAUSTED / COMMIT_QUEUE_FULL: too many wait, nothing was written.
     """
     CommitStream: _aio.StreamStreamMultiCallable[_checkpoint_service_pb2.CommitStreamRequest, _checkpoint_service_pb2.CommitStreamResponse]  # type: ignore[assignment]
     """The same for a worker with many tasks: frames of whatever became ready. Results come by tag, a refusal is a result."""
@@ -147,7 +152,8 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     task past its deadline.
     """
     AppendForeign: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.AppendForeignRequest, _checkpoint_service_pb2.AppendForeignResponse]  # type: ignore[assignment]
-    """Appends a fact that needs no claim (a user's message, a cancel request). Repeatable by request_id. A cancel of a task that
+    """Appends a fact that needs no claim (a user's message, a cancel request). Repeatable by request_id; another fact under it is
+    ALREADY_EXISTS / REQUEST_ID_REUSED. A cancel of a task that
     nobody holds and that has no open call ends it at once. FAILED_PRECONDITION / WRONG_STATE after the end, except that a
     repeated cancel of a cancelled task is answered as the first.
     """
@@ -161,7 +167,8 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
 class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
     """The work ledger. Guarded methods take a fencing token and compare its (epoch, claim_id) with the task's fence under the
     lock of the transaction that writes. A stale one is ABORTED / STALE_EPOCH {presented, current}: stop at once, nothing was
-    written. Every method may answer UNAVAILABLE (nothing is known to have been done; all methods may be repeated) and
+    written. A token that is none is UNAUTHENTICATED / INVALID_TOKEN, a task that is not there or another tenant's is NOT_FOUND.
+    Every method may answer UNAVAILABLE (nothing is known to have been done; all methods may be repeated) and
     INVALID_ARGUMENT with BadRequest violations.
     """
 
@@ -194,7 +201,8 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_checkpoint_service_pb2.CommitResponse, _abc.Awaitable[_checkpoint_service_pb2.CommitResponse]]:
         """Appends entries, all or nothing, durable before the answer. Commit numbers run 1, 2, 3 ... within a claim: the next is
         applied; the last one repeated (same commit_id and payload) is answered again; anything else is ABORTED /
-        SEQUENCE_CONFLICT: open again. Needs RUNNING under the token, else ABORTED / STALE_EPOCH or FAILED_PRECONDITION / WRONG_STATE.
+        SEQUENCE_CONFLICT: open again. Needs RUNNING under the token, else ABORTED / STALE_EPOCH. An ending while calls have no
+        outcome is FAILED_PRECONDITION / OPEN_INTENTS; RESOURCE_EXHAUSTED / COMMIT_QUEUE_FULL: too many wait, nothing was written.
         """
 
     @_abc_1.abstractmethod
@@ -305,7 +313,8 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.AppendForeignRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.AppendForeignResponse, _abc.Awaitable[_checkpoint_service_pb2.AppendForeignResponse]]:
-        """Appends a fact that needs no claim (a user's message, a cancel request). Repeatable by request_id. A cancel of a task that
+        """Appends a fact that needs no claim (a user's message, a cancel request). Repeatable by request_id; another fact under it is
+        ALREADY_EXISTS / REQUEST_ID_REUSED. A cancel of a task that
         nobody holds and that has no open call ends it at once. FAILED_PRECONDITION / WRONG_STATE after the end, except that a
         repeated cancel of a cancelled task is answered as the first.
         """

@@ -559,7 +559,7 @@ class Task(message.Message):
     claim_count: builtins.int
     """How often a worker has opened it. More than 1 on attempt 1 means takeovers or waits."""
     cancel_requested: builtins.bool
-    """A cancel was accepted and will end the task."""
+    """Its end was asked for, by a cancel or by a limit that passed, and will be carried out."""
     parent_task_id: builtins.str
     """The task this one was spawned by, empty for a root."""
     root_task_id: builtins.str

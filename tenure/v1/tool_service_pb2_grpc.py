@@ -27,7 +27,8 @@ if _version_not_supported:
 
 class ToolServiceStub:
     """Tools behind a fence. Every method takes the token; a lower epoch than the fence, or a closed fence, is ABORTED / STALE_EPOCH.
-    Which tools may be called is decided here, from the token.
+    Which tools may be called is decided here, from the token. A token that is none is UNAUTHENTICATED / INVALID_TOKEN. Every
+    method may answer UNAVAILABLE, and all may be repeated: a call that was begun is joined.
     """
 
     def __init__(self, channel):
@@ -65,7 +66,8 @@ class ToolServiceStub:
 
 class ToolServiceServicer:
     """Tools behind a fence. Every method takes the token; a lower epoch than the fence, or a closed fence, is ABORTED / STALE_EPOCH.
-    Which tools may be called is decided here, from the token.
+    Which tools may be called is decided here, from the token. A token that is none is UNAUTHENTICATED / INVALID_TOKEN. Every
+    method may answer UNAVAILABLE, and all may be repeated: a call that was begun is joined.
     """
 
     def ListTools(self, request, context):
@@ -78,7 +80,8 @@ class ToolServiceServicer:
     def Execute(self, request, context):
         """Runs a tool, once per call_id whatever happens: a repeated call joins the running one or is answered from the record.
         An unknown tool, bad arguments, an error, a timeout are outcomes. The same call_id with other arguments is
-        ALREADY_EXISTS / CALL_ID_REUSED. Ends after the outcome; a caller that goes away stops nothing.
+        ALREADY_EXISTS / CALL_ID_REUSED. Ends after the outcome; a caller that goes away stops nothing. RESOURCE_EXHAUSTED /
+        TOO_MANY_CALLS: nothing was run, ask again later.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -144,7 +147,8 @@ def add_ToolServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class ToolService:
     """Tools behind a fence. Every method takes the token; a lower epoch than the fence, or a closed fence, is ABORTED / STALE_EPOCH.
-    Which tools may be called is decided here, from the token.
+    Which tools may be called is decided here, from the token. A token that is none is UNAUTHENTICATED / INVALID_TOKEN. Every
+    method may answer UNAVAILABLE, and all may be repeated: a call that was begun is joined.
     """
 
     @staticmethod

@@ -28,7 +28,8 @@ GRPC_VERSION: str
 
 class ToolServiceStub:
     """Tools behind a fence. Every method takes the token; a lower epoch than the fence, or a closed fence, is ABORTED / STALE_EPOCH.
-    Which tools may be called is decided here, from the token.
+    Which tools may be called is decided here, from the token. A token that is none is UNAUTHENTICATED / INVALID_TOKEN. Every
+    method may answer UNAVAILABLE, and all may be repeated: a call that was begun is joined.
     """
 
     @_typing.overload
@@ -40,7 +41,8 @@ class ToolServiceStub:
     Execute: _grpc.UnaryStreamMultiCallable[_tool_service_pb2.ExecuteRequest, _tool_service_pb2.ExecuteResponse]
     """Runs a tool, once per call_id whatever happens: a repeated call joins the running one or is answered from the record.
     An unknown tool, bad arguments, an error, a timeout are outcomes. The same call_id with other arguments is
-    ALREADY_EXISTS / CALL_ID_REUSED. Ends after the outcome; a caller that goes away stops nothing.
+    ALREADY_EXISTS / CALL_ID_REUSED. Ends after the outcome; a caller that goes away stops nothing. RESOURCE_EXHAUSTED /
+    TOO_MANY_CALLS: nothing was run, ask again later.
     """
     ExecuteStream: _grpc.StreamStreamMultiCallable[_tool_service_pb2.ExecuteStreamRequest, _tool_service_pb2.ExecuteStreamResponse]
     """The same for a worker with many tasks: frames of whatever became ready. Events come by tag, a refusal is an event."""
@@ -54,7 +56,8 @@ class ToolServiceStub:
 @_typing.type_check_only
 class ToolServiceAsyncStub(ToolServiceStub):
     """Tools behind a fence. Every method takes the token; a lower epoch than the fence, or a closed fence, is ABORTED / STALE_EPOCH.
-    Which tools may be called is decided here, from the token.
+    Which tools may be called is decided here, from the token. A token that is none is UNAUTHENTICATED / INVALID_TOKEN. Every
+    method may answer UNAVAILABLE, and all may be repeated: a call that was begun is joined.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -63,7 +66,8 @@ class ToolServiceAsyncStub(ToolServiceStub):
     Execute: _aio.UnaryStreamMultiCallable[_tool_service_pb2.ExecuteRequest, _tool_service_pb2.ExecuteResponse]  # type: ignore[assignment]
     """Runs a tool, once per call_id whatever happens: a repeated call joins the running one or is answered from the record.
     An unknown tool, bad arguments, an error, a timeout are outcomes. The same call_id with other arguments is
-    ALREADY_EXISTS / CALL_ID_REUSED. Ends after the outcome; a caller that goes away stops nothing.
+    ALREADY_EXISTS / CALL_ID_REUSED. Ends after the outcome; a caller that goes away stops nothing. RESOURCE_EXHAUSTED /
+    TOO_MANY_CALLS: nothing was run, ask again later.
     """
     ExecuteStream: _aio.StreamStreamMultiCallable[_tool_service_pb2.ExecuteStreamRequest, _tool_service_pb2.ExecuteStreamResponse]  # type: ignore[assignment]
     """The same for a worker with many tasks: frames of whatever became ready. Events come by tag, a refusal is an event."""
@@ -76,7 +80,8 @@ class ToolServiceAsyncStub(ToolServiceStub):
 
 class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
     """Tools behind a fence. Every method takes the token; a lower epoch than the fence, or a closed fence, is ABORTED / STALE_EPOCH.
-    Which tools may be called is decided here, from the token.
+    Which tools may be called is decided here, from the token. A token that is none is UNAUTHENTICATED / INVALID_TOKEN. Every
+    method may answer UNAVAILABLE, and all may be repeated: a call that was begun is joined.
     """
 
     @_abc_1.abstractmethod
@@ -95,7 +100,8 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_tool_service_pb2.ExecuteResponse], _abc.AsyncIterator[_tool_service_pb2.ExecuteResponse]]:
         """Runs a tool, once per call_id whatever happens: a repeated call joins the running one or is answered from the record.
         An unknown tool, bad arguments, an error, a timeout are outcomes. The same call_id with other arguments is
-        ALREADY_EXISTS / CALL_ID_REUSED. Ends after the outcome; a caller that goes away stops nothing.
+        ALREADY_EXISTS / CALL_ID_REUSED. Ends after the outcome; a caller that goes away stops nothing. RESOURCE_EXHAUSTED /
+        TOO_MANY_CALLS: nothing was run, ask again later.
         """
 
     @_abc_1.abstractmethod

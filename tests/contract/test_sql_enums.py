@@ -12,6 +12,8 @@ from tenure.domain.states import MOVES, TERMINAL, TaskState
 from tenure.domain.task import LeaseLostPolicy, Priority
 from tenure.v1 import ledger_pb2
 
+pytestmark = pytest.mark.server
+
 
 @pytest.fixture
 async def ledger(fresh_database):
