@@ -130,8 +130,13 @@ class Fleet:
         return task
 
     async def entries(self, task_id: str) -> list[ledger_pb2.Entry]:
-        request = ledger_pb.ListEntriesRequest(task_id=task_id)
-        return list((await self.ledger.ListEntries(request, timeout=10.0)).entries)
+        found: list[ledger_pb2.Entry] = []
+        while True:
+            request = ledger_pb.ListEntriesRequest(task_id=task_id, after_sequence=len(found))
+            page = await self.ledger.ListEntries(request, timeout=10.0)
+            found.extend(page.entries)
+            if not page.more:
+                return found
 
     async def transitions(self, task_id: str) -> list[ledger_pb2.StateTransition]:
         entries = await self.entries(task_id)

@@ -22,11 +22,12 @@ async def carry_out_ending(connection: Connection, draft: Draft) -> None:
     """End the task or put it where it can be ended, under its row's lock. Mostly there is nothing to do."""
     row = draft.row
     ending = row.ending
-    to_state = follow_up(row.state, ending, has_open_calls=bool(row.open_calls))
-    if ending is None or to_state is None:
-        return
-    result = await last_text(connection, draft) if to_state in TERMINAL else ""
-    draft.move(to_state, ending.reason, ending.message, actor=ending.actor or LEDGER, result=result)
+    while ending is not None:
+        to_state = follow_up(row.state, ending, has_open_calls=bool(row.open_calls))
+        if to_state is None:
+            return
+        result = await last_text(connection, draft) if to_state in TERMINAL else ""
+        draft.move(to_state, ending.reason, ending.message, actor=ending.actor or LEDGER, result=result)
 
 
 async def last_text(connection: Connection, draft: Draft) -> str:

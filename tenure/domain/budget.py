@@ -90,5 +90,8 @@ def decide_reserve(budget: Budget, request: ReserveRequest, max_steps: int) -> G
 
 
 def settle_lost(input_tokens: int, max_output_tokens: int, heard_output_tokens: int) -> TokenUsage:
-    """What a model call of unknown fate is billed: its whole input, and the output that was heard of."""
-    return TokenUsage(input_tokens=input_tokens, output_tokens=min(heard_output_tokens, max_output_tokens))
+    """What a model call of unknown fate is billed: its whole input, and the output that was heard of.
+
+    What was heard is a worker's word: out of bounds, it must not be what keeps its task from being requeued.
+    """
+    return TokenUsage(input_tokens=input_tokens, output_tokens=max(0, min(heard_output_tokens, max_output_tokens)))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tenure.domain.errors import InvalidRequest, TenureError, WrongState
-from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState
+from tenure.domain.states import MOVES, TERMINAL, WAITING, Reason, TaskState
 from tenure.domain.task import CRASH_LOOP_DEATHS, LeaseLostPolicy
 
 PARKED: Final = WAITING | {TaskState.RETRY_SCHEDULED}
@@ -32,13 +32,14 @@ class Ending:
 def follow_up(state: TaskState, ending: Ending | None, *, has_open_calls: bool) -> TaskState | None:
     """Where a task with a pending ending goes at once; None: it stays, and a claim will end it.
 
-    A parked task with an open call goes back to the queue, where it can be opened to be ended.
+    A parked task with an open call goes back to the queue, where it can be opened to be ended; so does one that cannot
+    end like this from where it is, and from the queue it goes on.
     """
     if ending is None or state in TERMINAL or state is TaskState.RUNNING:
         return None
-    if not has_open_calls:
-        return ending.to_state
-    return TaskState.QUEUED if state in PARKED else None
+    if state in PARKED and (has_open_calls or ending.to_state not in MOVES[state]):
+        return TaskState.QUEUED
+    return None if has_open_calls else ending.to_state
 
 
 def ending_of_lost_claim(policy: LeaseLostPolicy, deaths: int, reason: str, message: str) -> Ending | None:

@@ -78,6 +78,25 @@ async def test_an_ending_gives_every_open_call_an_outcome_and_no_call_can_begin_
     assert len(outside.lines("a")) == 1
 
 
+async def test_outcomes_that_are_too_large_for_one_commit_do_not_keep_a_task_from_its_end(
+    fleet: Fleet, tool_service: StartTools
+):
+    tools = await tool_service(verifying_keys_file=fleet.verifying_keys)
+    replica = await fleet.coordinator(tools_address=tools.address)
+    worker = await fleet.worker(replica)
+    task_id = await fleet.submit()
+    grant = await worker.next_grant()
+    await worker.open(grant)
+    owner = _owner(grant)
+    await tools.outcome(owner, "0.0", "write_file", path="large", content="x" * 65_000)
+    intents = [ToolIntent(f"1.{index}", f"id{index}", "read_file", '{"path": "large"}') for index in range(20)]
+    await worker.commit(grant, 1, entries=[new_entry(1, intent) for intent in intents])
+    await asyncio.gather(*(tools.outcome(owner, intent.call_id, "read_file", path="large") for intent in intents))
+    await fleet.cancel(task_id)
+    await fleet.task_where(task_id, lambda task: task.state == CANCELLED)
+    assert await _outcomes(fleet, task_id) == {intent.call_id: tool_pb2.OUTCOME_STATUS_SUCCEEDED for intent in intents}
+
+
 async def test_a_queued_task_with_an_open_call_is_ended_once_the_tools_answer(fleet: Fleet, tool_service: StartTools):
     tools = await tool_service(verifying_keys_file=fleet.verifying_keys)
     replica = await fleet.coordinator(tools_address=tools.address)

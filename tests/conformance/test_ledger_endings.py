@@ -212,3 +212,13 @@ async def test_a_task_may_ask_to_time_out_when_its_lease_is_lost(checkpoint):
     await replica.requeue(owner)
     ended = await replica.get(owner.task.task_id)
     assert (ended.state, ended.reason) == (TIMED_OUT, "LEASE_EXPIRED")
+
+
+async def test_an_ending_under_way_is_not_offered_to_another_coordinator(checkpoint):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    await owner.commit(intent())
+    await replica.cancel(owner.task.task_id)
+    (ending,) = await endings(replica)
+    await replica.claim(ending.task_id, holder="coordinator/1")  # it opens the task, and is at its tools now
+    assert await endings(replica) == []

@@ -63,3 +63,4 @@ def test_used_and_reserved_never_pass_the_cap(cap: int, calls: list[tuple[int, i
 def test_a_lost_call_is_billed_its_input_and_what_was_heard_of_its_output() -> None:
     assert settle_lost(100, 50, 20) == TokenUsage(100, 20)
     assert settle_lost(100, 50, 99) == TokenUsage(100, 50)
+    assert settle_lost(100, 50, -7) == TokenUsage(100, 0)

@@ -90,7 +90,9 @@ update tasks t
        next_retry_at = nullif(c.next_retry_at, '')::timestamptz,
        started_at = case when c.holds then coalesce(t.started_at, %(locked_at)b::timestamptz) else t.started_at end,
        ended_at = case when c.ended then %(locked_at)b::timestamptz end,
-       offered_until = null, updated_at = %(locked_at)b::timestamptz
+       -- An ending under way keeps its time: else every coordinator would take it from the one that is at it.
+       offered_until = case when c.ending_state <> '' and not c.ended then t.offered_until end,
+       updated_at = %(locked_at)b::timestamptz
   from unnest(
          %(task_id)b::text[]::uuid[], %(state)b::text[], %(reason)b::text[], %(message)b::text[], %(result)b::bytea[],
          %(epoch)b::bigint[], %(claim_id)b::text[], %(holds)b::boolean[], %(owner)b::text[], %(claim_count)b::bigint[],
@@ -236,13 +238,14 @@ update tasks t set offered_until = now() + make_interval(secs => %(reserve_secon
 returning t.task_id::text, t.tenant, t.queue, t.priority, t.loop, t.epoch, t.reason, t.tools, t.claim_count, t.created_at;
 
 -- name: offer_endings
--- Tasks that somebody other than their worker must end now, disjoint among coordinators like offers.
+-- Tasks that somebody other than their worker must end now, disjoint among coordinators like offers. Those that were
+-- offered before come last: one that cannot be ended for now must not keep the others waiting.
 with locked as (
   select t.task_id from tasks t
    where t.ended_at is null and t.ending_state <> ''
      and (t.state = 'QUEUED' or t.ending_at <= now() - make_interval(secs => %(grace_seconds)b))
      and (t.offered_until is null or t.offered_until < now())
-   order by t.ending_at
+   order by t.offered_until nulls first, t.ending_at
    limit %(limit)b
    for no key update of t skip locked
 )

@@ -1,0 +1,25 @@
+"""Portions of facts: nothing is lost or reordered, and each fits into a commit."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenure.wire.portions import MOST_BYTES, MOST_ENTRIES, portions
+
+sizes = st.lists(st.integers(1, MOST_BYTES), max_size=40) | st.lists(st.just(1), min_size=250, max_size=600)
+
+
+def itself(size: int) -> int:
+    return size
+
+
+@given(sizes, st.integers(0, MOST_BYTES))
+def test_portions_keep_the_order_and_fit_with_what_travels_with_the_last(items: list[int], last_bytes: int) -> None:
+    made = portions(items, itself, last_bytes=last_bytes)
+    assert [item for part in made for item in part] == items
+    assert all(part and sum(part) <= MOST_BYTES and len(part) <= MOST_ENTRIES for part in made[:-1])
+    assert sum(made[-1]) + last_bytes <= MOST_BYTES
+    assert len(made[-1]) <= MOST_ENTRIES
+
+
+def test_nothing_is_one_empty_portion() -> None:
+    assert portions([], itself) == [[]]
