@@ -26,6 +26,8 @@ from tenure.runtime.status import PeerFailed
 _log: Final = logging.getLogger(__name__)
 MOST_PER_FRAME: Final = 128
 MOST_BYTES_PER_FRAME: Final = 2 * 1024 * 1024
+ENVELOPE_BYTES: Final = 24
+"""At most, around each message of a frame: its tag, and two heads with their lengths."""
 MOST_UNANSWERED: Final = 8192
 RECONNECT: Final = RetryPolicy(initial_seconds=0.05, factor=2.0, cap_seconds=1.0)
 
@@ -35,7 +37,7 @@ Tagged = tuple[int, Any]
 
 @dataclass(slots=True)
 class _Asked:
-    """A message without its last answer. `size` in bytes."""
+    """A message without its last answer. `size`: its bytes in a frame, at most."""
 
     message: Message
     size: int
@@ -68,7 +70,7 @@ class FrameClient:
         if len(self._asked) >= MOST_UNANSWERED:
             raise LimitReached(f"{MOST_UNANSWERED} messages to {self._shape.name} are unanswered")
         tag, self._next_tag = self._next_tag, self._next_tag + 1
-        self._asked[tag] = _Asked(message, message.ByteSize(), on_event)
+        self._asked[tag] = _Asked(message, message.ByteSize() + ENVELOPE_BYTES, on_event)
         self._unsent.append(tag)
         self._ready.set()
         return tag

@@ -78,8 +78,8 @@ class LedgerClient:
 
 
 def read_entries(entries: Iterable[ledger_pb2.Entry]) -> list[Entry]:
-    """Entries as the fold takes them. Unavailable for a kind that a newer version wrote: the task is not at fault, and a
-    worker of that version can go on with it.
+    """Entries as the fold takes them. Unavailable for a kind that a newer version wrote: the task is not at fault, and
+    a worker of that version can go on with it.
     """
     try:
         return entries_to_domain(entries)

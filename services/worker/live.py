@@ -9,6 +9,7 @@ from typing import Any, Final
 from services.worker.holdings import Holding, Holdings
 from services.worker.live_text import Piece
 from tenure.domain.errors import NotFound
+from tenure.runtime.tenancy import current_tenant
 from tenure.v1 import live_pb2
 from tenure.v1 import worker_service_pb2 as pb
 from tenure.v1 import worker_service_pb2_grpc as grpc_pb
@@ -26,7 +27,7 @@ class LiveServicer(grpc_pb.WorkerServiceServicer):
     async def WatchLive(self, request: pb.WatchLiveRequest, _context: Any) -> AsyncIterator[pb.WatchLiveResponse]:
         """See the proto. A slow reader holds up only itself: what it missed comes in one piece."""
         holding = self._holdings.get(request.task_id)
-        if holding is None or holding.claims.epoch != request.epoch:
+        if holding is None or (holding.claims.tenant, holding.claims.epoch) != (current_tenant(), request.epoch):
             raise NotFound(f"this worker does not hold task {request.task_id} under that epoch")
         cursor = holding.live.cursor()
         while True:

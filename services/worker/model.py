@@ -47,6 +47,8 @@ _STATUS_OF_TYPE: Final = {
     "request_too_large": 413,
 }
 _RETRYABLE: Final = frozenset({408, 409, 429})
+LONGEST_RETRY_AFTER_SECONDS: Final = 24 * 3600.0
+"""The longest wait that the ledger takes: no task lives longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +217,7 @@ def _retry_after_seconds(headers: Mapping[str, str]) -> float | None:
     for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         text = headers.get(name, "")
         if text.replace(".", "", 1).isdecimal():
-            return float(text) * scale
+            return min(float(text) * scale, LONGEST_RETRY_AFTER_SECONDS)
     return None
 
 

@@ -11,7 +11,7 @@ from services.worker.holdings import Holding, Holdings
 from services.worker.parts import Parts
 from services.worker.task_loop import TaskLoop
 from tenure.domain.epochs import describe_epoch
-from tenure.domain.errors import Fenced, TryLater, WrongState
+from tenure.domain.errors import Fenced, TryLater, Unauthenticated, WrongState
 from tenure.domain.states import Reason
 from tenure.runtime import metrics, semconv
 from tenure.runtime.logs import log_context
@@ -85,7 +85,7 @@ class Supervisor:
         except WrongState as refusal:  # ended or parked since it was granted: nothing is left to do
             _log.info("the task cannot be opened", extra={"why": str(refusal)})
             return "CLOSED"
-        except TryLater as error:
+        except (TryLater, Unauthenticated) as error:  # a service may not know yet the key that signs since a moment
             _log.warning("the task is let go", extra={"why": str(error)})
             return Reason.WORKER_HALTED
         except PeerFailed as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Final
@@ -17,7 +18,6 @@ from tenure.domain.task import InDoubtPolicy
 from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition
 from tenure.runtime import semconv
 from tenure.runtime.failpoint import failpoint, failpoint_enabled
-from tenure.runtime.retrying import retrying
 from tenure.runtime.telemetry import span
 
 SIBLING_WAIT_SECONDS: Final = 1.0
@@ -27,7 +27,10 @@ GRACE_SECONDS: Final = 30.0
 """Beyond a tool's own timeout, for its queue and its records."""
 
 UNKNOWN_TOOL_TIMEOUT_SECONDS: Final = 60.0
-TRIES: Final = RetryPolicy(max_attempts=30, initial_seconds=0.1, factor=2.0, cap_seconds=5.0)
+AGAIN: Final = RetryPolicy(initial_seconds=0.1, factor=2.0, cap_seconds=5.0)
+PATIENCE_SECONDS: Final = 60.0
+"""With tools that give no sign of life; then the task is let go. Short of the time after which a coordinator takes this
+worker for stuck, and counts its death: an outage must not look like a task that kills its workers."""
 
 
 class ToolStep:
@@ -82,12 +85,6 @@ class ToolStep:
         tool = self._tools.get(intent.tool)
         timeout_seconds = (tool.timeout_seconds if tool else UNKNOWN_TOOL_TIMEOUT_SECONDS) + GRACE_SECONDS
 
-        async def ask() -> Outcome:
-            await self._parts.trust.wait_open()
-            return await self._parts.tools.execute(
-                self._holding.token, intent, self._holding.progress.hear_tool, timeout_seconds
-            )
-
         attributes = {
             semconv.OPERATION_NAME: semconv.EXECUTE_TOOL,
             semconv.TOOL_NAME: intent.tool,
@@ -95,7 +92,7 @@ class ToolStep:
         }
         with span(f"{semconv.EXECUTE_TOOL} {intent.tool}", attributes) as executing:
             try:
-                outcome = await retrying(ask, TRIES, on=(TryLater,))
+                outcome = await self._ask_patiently(intent, timeout_seconds)
             except InvalidRequest as refusal:  # the model's own doing, for example arguments beyond all bounds
                 outcome = Outcome(OutcomeStatus.INVALID_ARGUMENTS, refusal.message)
             except Fenced as refusal:
@@ -105,6 +102,27 @@ class ToolStep:
             if outcome.is_error:
                 executing.set_attribute(semconv.ERROR_TYPE, outcome.status.value)
             return outcome
+
+    async def _ask_patiently(self, intent: ToolIntent, timeout_seconds: float) -> Outcome:
+        """The outcome, asked for again and again. Raises TryLater once nothing was heard of the call for too long."""
+        progress = self._holding.progress
+        heard_at, failures = monotonic(), 0
+
+        def hear() -> None:
+            nonlocal heard_at
+            heard_at = monotonic()
+            progress.hear_tool()
+
+        while True:
+            await self._parts.trust.wait_open()
+            try:
+                return await self._parts.tools.execute(self._holding.token, intent, hear, timeout_seconds)
+            except TryLater as error:
+                failures += 1
+                wait_seconds = AGAIN.wait_seconds(failures, random.random(), error.retry_after_seconds)
+                if monotonic() + wait_seconds - heard_at >= PATIENCE_SECONDS:
+                    raise
+            await asyncio.sleep(wait_seconds)
 
 
 async def _first_done(

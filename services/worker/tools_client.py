@@ -59,14 +59,16 @@ class ToolsClient:
         on_sign: Callable[[], None],
         timeout_seconds: float,
     ) -> Outcome:
-        """Runs the call or joins it. `on_sign` hears every sign of life. Cancelling this stops waiting, not the tool.
+        """Runs the call or joins it. `on_sign` hears every sign of life of it; a refusal is none. Cancelling this stops
+        waiting, not the tool.
 
         Unavailable after `timeout_seconds` without an outcome: execute it again, which joins.
         """
         ending: asyncio.Future[pb.TaggedExecuteEvent] = asyncio.get_running_loop().create_future()
 
         def hear(event: pb.TaggedExecuteEvent) -> None:
-            on_sign()
+            if not event.HasField("refusal"):
+                on_sign()
             if event.WhichOneof("event") in {"outcome", "refusal"} and not ending.done():
                 ending.set_result(event)
 

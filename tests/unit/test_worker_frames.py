@@ -1,0 +1,41 @@
+"""Frames of the worker: whatever waits, each frame is one that the service takes."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.worker import ledger_client, tools_client
+from services.worker.frames import MOST_BYTES_PER_FRAME, FrameClient, FrameShape, Tagged
+from tenure.v1 import checkpoint_service_pb2 as ledger
+from tenure.v1 import tool_service_pb2 as tools
+from tenure.validators import MAX_FRAME_BYTES, MAX_FRAME_ITEMS, validate
+
+sizes = st.lists(st.sampled_from([100, 127, 128, 16_384, MOST_BYTES_PER_FRAME // 128, 900_000]), max_size=200)
+
+
+def frames_of(build: Callable[[list[Tagged]], Any], messages: Sequence[Any], first_tag: int) -> list[Any]:
+    client = FrameClient(FrameShape("test", lambda: None, build, lambda _: ()))
+    client._next_tag = first_tag
+    for message in messages:
+        client.ask(message, lambda _: None)
+    return [build(batch) for batch in itertools.takewhile(bool, (client._take() for _ in itertools.count()))]
+
+
+@given(sizes, st.sampled_from([1, 2**31, 2**62]))
+def test_no_frame_of_commits_is_beyond_what_the_ledger_takes(lengths: list[int], first_tag: int) -> None:
+    messages = [ledger.CommitRequest(commit_id="x" * (length - 6)) for length in lengths]
+    frames = frames_of(ledger_client._build_frame, messages, first_tag)
+    for frame in frames:
+        validate(frame)
+    assert sum(len(frame.commits) for frame in frames) == len(messages)
+
+
+def test_a_frame_filled_to_the_brim_is_taken_by_both_services() -> None:
+    body = "x" * (MAX_FRAME_BYTES // MAX_FRAME_ITEMS - 4)  # less the field's own head
+    commits = [ledger.CommitRequest(commit_id=body) for _ in range(2 * MAX_FRAME_ITEMS)]
+    calls = [tools.ExecuteRequest(arguments_json=body) for _ in range(2 * MAX_FRAME_ITEMS)]
+    for frame in frames_of(ledger_client._build_frame, commits, 1) + frames_of(tools_client._build_frame, calls, 1):
+        validate(frame)
