@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger(__name__)
 _SETTLING_SECONDS: Final = 1.0
+_REATTACH_TRIES: Final = 3
 
 
 class Attaching:
@@ -67,14 +68,21 @@ class Attaching:
             raise Unavailable("etcd's generation is being settled", retry_after_seconds=0.2) from error
 
     async def _come_back(self, hello: pb.Hello) -> HeldSession | None:
-        """The session the worker had, attached to us from now on; None when it is gone, and its claims with it."""
-        found = await self._store.sessions.find(hello.session_id) if hello.session_id else None
-        if found is None or found.record.worker_id != hello.worker_id or found.record.own:
-            return None
-        try:
-            return await self._store.sessions.reattach(found, self._record(hello, found.record.started_at))
-        except SessionLost:
-            return None
+        """The session the worker had, attached to us from now on; None when it is gone, and its claims with it.
+
+        An attachment that the worker gave up may have come in between, late: that one is put aside as any other.
+        """
+        for _ in range(_REATTACH_TRIES):
+            found = await self._store.sessions.find(hello.session_id) if hello.session_id else None
+            if found is None or found.record.worker_id != hello.worker_id or found.record.own:
+                return None
+            try:
+                held = await self._store.sessions.reattach(found, self._record(hello, found.record.started_at))
+            except SessionLost:
+                return None
+            if held is not None:
+                return held
+        return None
 
     async def _kept(self, held: HeldSession, hello: pb.Hello) -> dict[str, HeldClaim]:
         """Which of the holdings etcd still has under this session, by claim_id."""
