@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from services.checkpoint.draft import clean
 from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger_transaction, ledger_connection
+from tenure.domain.epochs import describe_epoch
 from tenure.domain.errors import NotFound, StaleEpoch
 from tenure.runtime import metrics
 from tenure.v1 import token_pb2
@@ -52,8 +53,8 @@ class Refusals:
             extra={
                 "task": task_id,
                 "method": method,
-                "epoch": presented,
-                "current_epoch": current,
+                "epoch": describe_epoch(presented),
+                "current_epoch": describe_epoch(current),
                 "holder": holder,
             },
         )

@@ -10,6 +10,7 @@ from typing import Final
 from uuid import UUID
 
 from services.tools.statements import QUERIES
+from tenure.domain.epochs import describe_epoch
 from tenure.domain.errors import StaleEpoch
 from tenure.domain.token import Claims
 from tenure.runtime import metrics
@@ -77,8 +78,8 @@ def tell_refusals(refusals: Sequence[Refusal]) -> None:
             refusal.method,
             extra={
                 "task": str(refusal.task_id),
-                "epoch": refusal.presented_epoch,
-                "current_epoch": refusal.current_epoch,
+                "epoch": describe_epoch(refusal.presented_epoch),
+                "current_epoch": describe_epoch(refusal.current_epoch),
                 "holder": refusal.holder,
             },
         )

@@ -21,6 +21,7 @@ from services.tools.registry import Registry
 from services.tools.runs import Displaced, Run, Runs, Stop
 from services.tools.start import Start, withdraw_start
 from services.tools.tool import Arguments, CallContext, Tool
+from tenure.domain.epochs import describe_epoch
 from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailable
 from tenure.domain.tools import CallState, Outcome
 from tenure.runtime import metrics, semconv
@@ -90,14 +91,14 @@ class Runner:
 
     async def _carry(self, run: Run, arguments: Arguments) -> None:
         """One attempt to its end, which is told to all that listen."""
-        tool = self._registry[run.asked.tool]
-        facts = {"task": run.asked.claims.task_id, "call": run.key.call_id, "epoch": run.asked.fence.epoch}
+        tool, epoch = self._registry[run.asked.tool], run.asked.fence.epoch
+        facts = {"task": run.asked.claims.task_id, "call": run.key.call_id, "epoch": describe_epoch(epoch)}
         attributes = {
             semconv.OPERATION_NAME: semconv.EXECUTE_TOOL,
             semconv.TOOL_NAME: tool.name,
             semconv.TOOL_CALL_ID: run.key.call_id,
             semconv.TASK_ID: run.asked.claims.task_id,
-            semconv.EPOCH: run.asked.fence.epoch,
+            semconv.EPOCH: epoch,
         }
         ending: Outcome | Exception | None = None
         try:
