@@ -57,6 +57,10 @@ class Violations:
     def length(self, field: str, value: str, least: int, most: int) -> None:
         self.require(least <= len(value) <= most, field, f"must have {least} to {most} characters")
 
+    def known(self, field: str, values: Any, number: int) -> None:
+        """A choice we do not know must not be taken for the default. Unspecified is one of the values."""
+        self.require(number in values.values(), field, f"is none of {', '.join(values.keys())}")
+
     def between(self, field: str, value: float, least: float, most: float) -> None:
         self.require(least <= value <= most, field, f"must be {least:g} to {most:g}")
 
@@ -101,6 +105,10 @@ def _spec(spec: Any, v: Violations, prefix: str = "") -> None:
     v.require(spec.limits.max_steps >= 0, f"{prefix}limits.max_steps", "must not be negative")
     _duration(f"{prefix}limits.timeout", spec.limits.timeout, MAX_TIMEOUT_SECONDS, v)
     _retry(spec.policy.retry, v, f"{prefix}policy.retry")
+    v.known(f"{prefix}policy.on_lease_lost", task_pb2.LeaseLostPolicy, spec.policy.on_lease_lost)
+    v.known(f"{prefix}policy.on_in_doubt", task_pb2.InDoubtPolicy, spec.policy.on_in_doubt)
+    v.known(f"{prefix}priority", task_pb2.Priority, spec.priority)
+    v.known(f"{prefix}source.kind", task_pb2.SourceKind, spec.source.kind)
     v.require(not spec.queue or bool(NAME.match(spec.queue)), f"{prefix}queue", "must be a name of up to 63 characters")
     _labels(spec.labels, v, f"{prefix}labels")
     v.length(f"{prefix}source.source_id", spec.source.source_id, 0, 200)
@@ -218,9 +226,18 @@ def _frame(items: str) -> Check:
 
 def _most(items: str, most: int) -> Check:
     def check(request: Any, v: Violations) -> None:
-        v.require(len(getattr(request, items)) <= most, items, f"at most {most}")
+        given = getattr(request, items)
+        v.require(len(given) <= most, items, f"at most {most}")
+        for index, one in enumerate(given):
+            v.uuid(f"{items}[{index}].task_id", one.task_id)
 
     return check
+
+
+def _running(request: checkpoint.ListRunningRequest, v: Violations) -> None:
+    v.between("page_size", request.page_size, 0, 1000)
+    if request.after_task_id:
+        v.uuid("after_task_id", request.after_task_id)
 
 
 def _claimable(request: checkpoint.ListClaimableRequest, v: Violations) -> None:
@@ -280,6 +297,7 @@ _CHECKS: Final[dict[type, Check]] = {
     checkpoint.RegisterGrantsRequest: _most("grants", 128),
     checkpoint.RequeueLostRequest: _most("lost", 512),
     checkpoint.InspectClaimsRequest: _most("claims", 512),
+    checkpoint.ListRunningRequest: _running,
     checkpoint.ListEndingsRequest: _endings,
     checkpoint.AppendForeignRequest: _foreign,
     checkpoint.ListRefusedWritesRequest: _task_id,

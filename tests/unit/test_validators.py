@@ -84,3 +84,16 @@ def test_a_task_that_leaves_running_makes_no_model_call() -> None:
 @pytest.mark.parametrize("call_id", ["", "1", "1.", "a.b", "1.2.3", "1.2\n"])
 def test_a_call_id_is_step_dot_index(call_id: str) -> None:
     assert fields(tools.ExecuteRequest(token=TOKEN, call_id=call_id, tool="t")) == {"call_id"}
+
+
+def test_a_choice_that_is_not_known_is_not_taken_for_the_default() -> None:
+    request = tasks.SubmitTaskRequest(goal="go")
+    request.priority = request.policy.on_lease_lost = request.policy.on_in_doubt = request.source.kind = 99  # type: ignore[assignment]  # as a newer client may send
+    assert fields(request) == {"priority", "policy.on_lease_lost", "policy.on_in_doubt", "source.kind"}
+
+
+def test_what_coordinators_ask_is_bounded_and_names_tasks() -> None:
+    running = checkpoint.ListRunningRequest(page_size=-1, after_task_id="x")
+    assert fields(running) == {"page_size", "after_task_id"}
+    lost = checkpoint.RequeueLostRequest(lost=[checkpoint.RequeueLostRequest.Lost(task_id="x")])
+    assert fields(lost) == {"lost[0].task_id"}
