@@ -1,7 +1,8 @@
 """CommitStream: one worker's commits in frames. An answer carries whatever became ready while the last was sent.
 
-The stream is bounded by the commits in flight: beyond that it is not read, and flow control holds the worker back.
-A refusal is a result under its tag. Every stream reads and writes by itself, so a slow reader holds up nobody else.
+The stream is bounded by the commits in flight and the results not yet sent: beyond that it is not read, and flow
+control holds the worker back. A refusal is a result under its tag. Every stream reads and writes by itself, so a slow
+reader holds up nobody else.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class CommitFrames:
                 self._changed.clear()
                 while self._ready:
                     yield self._frame()
+                    self._look_at_room()
                 if reader.done():
                     reader.result()  # a broken frame ends the stream
                 if not self._in_flight and (self._reading_ended or self._stopping.is_set()):
@@ -89,13 +91,10 @@ class CommitFrames:
             self._refuse(tag, error)
             return
         self._in_flight.add(tag)
-        if len(self._in_flight) >= MOST_IN_FLIGHT:
-            self._has_room.clear()
+        self._look_at_room()
 
     def _answer(self, tag: int, result: pb.CommitResponse | Exception) -> None:
         self._in_flight.discard(tag)
-        if len(self._in_flight) < MOST_IN_FLIGHT:
-            self._has_room.set()
         if isinstance(result, pb.CommitResponse):
             self._ready.append(pb.TaggedCommitResult(tag=tag, response=result))
         elif isinstance(result, TenureError):
@@ -108,6 +107,13 @@ class CommitFrames:
     def _refuse(self, tag: int, error: TenureError) -> None:
         self._ready.append(pb.TaggedCommitResult(tag=tag, refusal=refusal_to_wire(error)))
         self._changed.set()
+        self._look_at_room()
+
+    def _look_at_room(self) -> None:
+        if len(self._in_flight) + len(self._ready) < MOST_IN_FLIGHT:
+            self._has_room.set()
+        else:
+            self._has_room.clear()
 
     def _frame(self) -> pb.CommitStreamResponse:
         """What is ready, as much as fits into one message."""

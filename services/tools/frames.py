@@ -30,12 +30,16 @@ ExecuteCall = Callable[[tool_service_pb2.ExecuteRequest], AsyncGenerator[Event, 
 
 
 class _Outbox:
-    """Events on their way. Bounded by the calls in flight, and output, which is for show, is dropped beyond a bound."""
+    """Events on their way. While many wait no further calls are read, so a worker that does not read is held back; and
+    output, which is for show, is dropped beyond a bound.
+    """
 
     def __init__(self) -> None:
         self._events: deque[tool_service_pb2.TaggedExecuteEvent] = deque()
         self._output_bytes = 0
         self.changed = asyncio.Event()
+        self.has_room = asyncio.Event()
+        self.has_room.set()
 
     def put(self, event: tool_service_pb2.TaggedExecuteEvent) -> None:
         if event.HasField("output"):
@@ -44,6 +48,8 @@ class _Outbox:
             self._output_bytes += event.ByteSize()
         self._events.append(event)
         self.changed.set()
+        if len(self._events) >= MOST_IN_FLIGHT:
+            self.has_room.clear()
 
     def take(self) -> list[tool_service_pb2.TaggedExecuteEvent]:
         """What fits into one frame."""
@@ -60,6 +66,8 @@ class _Outbox:
             size += its_size
         if not self._events:
             self.changed.clear()
+        if len(self._events) < MOST_IN_FLIGHT:
+            self.has_room.set()
         return taken
 
 
@@ -102,6 +110,7 @@ class ExecuteFrames:
         async for frame in frames:
             for call in frame.calls:
                 self._start(call.tag, call.call)
+            await self._outbox.has_room.wait()
 
     def _start(self, tag: int, call: tool_service_pb2.ExecuteRequest) -> None:
         if tag in self._in_flight or len(self._in_flight) >= MOST_IN_FLIGHT:

@@ -20,7 +20,7 @@ from services.tools.statements import QUERIES
 from tenure.domain.errors import TryLater, Unavailable
 from tenure.domain.trust import DEFAULT_MARGIN_SECONDS, TrustWindow
 from tenure.runtime import metrics
-from tenure.runtime.postgres import Pool, connection
+from tenure.runtime.kept_connection import KeptConnection
 
 _log: Final = logging.getLogger(__name__)
 _AGAIN_SECONDS: Final = 0.2
@@ -36,10 +36,15 @@ class LifeTimes:
 
 
 class Liveness:
-    """The lives of a process, one after another. `on_lapse` stops what runs when one is over."""
+    """The lives of a process, one after another. `on_lapse` stops what runs when one is over.
 
-    def __init__(self, pool: Pool, instance: str, times: LifeTimes, on_lapse: Callable[[], Awaitable[None]]) -> None:
-        self._pool, self._instance, self._times, self._on_lapse = pool, instance, times, on_lapse
+    The connection is its own: a life must not end because others wait for connections, as when many tasks are ended.
+    """
+
+    def __init__(
+        self, kept: KeptConnection, instance: str, times: LifeTimes, on_lapse: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._kept, self._instance, self._times, self._on_lapse = kept, instance, times, on_lapse
         self._runner_id: UUID | None = None
         self._former_id: UUID | None = None
         self._window = TrustWindow(float("-inf"), times.ttl_seconds, times.margin_seconds)
@@ -65,7 +70,7 @@ class Liveness:
         if runner_id is None:
             return
         try:
-            async with asyncio.timeout(self._times.interval_seconds), connection(self._pool) as postgres:
+            async with asyncio.timeout(self._times.interval_seconds), self._kept.use() as postgres:
                 await postgres.execute(QUERIES.end_life, {"runner_id": runner_id})
         except (TryLater, TimeoutError) as error:
             _log.warning("the others will have to notice that this runner ended: %s", error)
@@ -100,7 +105,7 @@ class Liveness:
             "instance": self._instance,
             "ttl_seconds": self._times.ttl_seconds,
         }
-        async with connection(self._pool) as postgres:
+        async with self._kept.use() as postgres:
             await postgres.execute(QUERIES.begin_life, parameters)
             await postgres.execute(QUERIES.forget_runners)
         self._runner_id, self._former_id = runner_id, runner_id
@@ -109,7 +114,7 @@ class Liveness:
 
     async def _renew(self, runner_id: UUID) -> None:
         sent_at = _now()
-        async with connection(self._pool) as postgres:
+        async with self._kept.use() as postgres:
             cursor = await postgres.execute(QUERIES.renew_life, {"runner_id": runner_id})
             renewed = await cursor.fetchone() is not None
         if not renewed:

@@ -163,10 +163,10 @@ async def _service(
     times = LifeTimes(
         settings.runner_ttl_seconds, settings.runner_renew_interval_seconds, settings.runner_margin_seconds
     )
-    liveness = await process.open(Liveness(pool, instance_id(), times, partial(runs.stop_all, Stop.LAPSED)))
-    accepting, starting, finishing = [
-        await process.open(KeptConnection(settings.postgres_dsn, service="tools", schema=SCHEMA)) for _ in range(3)
+    living, accepting, starting, finishing = [
+        await process.open(KeptConnection(settings.postgres_dsn, service="tools", schema=SCHEMA)) for _ in range(4)
     ]
+    liveness = await process.open(Liveness(living, instance_id(), times, partial(runs.stop_all, Stop.LAPSED)))
     starts, finishes = start_batcher(starting, liveness), finish_batcher(finishing)
     runner = Runner(pool, runs, registry, liveness, Writers(starts, finishes), limits)
     follower = Follower(pool)

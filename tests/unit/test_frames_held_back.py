@@ -1,0 +1,74 @@
+"""Streams of frames at both services: a worker that sends and does not read is held back, and costs no memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+
+from services.checkpoint import frames as ledger_frames
+from services.checkpoint.batcher import Answer
+from services.tools import frames as tool_frames
+from services.tools.runs import Event
+from tenure.domain.tools import Outcome, OutcomeStatus
+from tenure.v1 import checkpoint_service_pb2 as ledger
+from tenure.v1 import tool_service_pb2 as tools
+
+ITEMS_A_FRAME = 100
+
+
+async def quiet() -> None:
+    """Let everything happen that can."""
+    for _ in range(3000):
+        await asyncio.sleep(0)
+
+
+async def test_a_worker_that_does_not_read_its_commits_answers_is_not_read_either() -> None:
+    sent = 0
+
+    async def endless() -> AsyncIterator[ledger.CommitStreamRequest]:
+        nonlocal sent
+        while True:
+            commits = [ledger.TaggedCommit(tag=sent + place) for place in range(ITEMS_A_FRAME)]
+            sent += len(commits)
+            yield ledger.CommitStreamRequest(commits=commits)
+
+    def submit(_request: ledger.CommitRequest, answer: Answer) -> None:
+        asyncio.get_running_loop().call_soon(answer, ledger.CommitResponse())
+
+    frames = ledger_frames.CommitFrames(submit, asyncio.Event())
+    async with aclosing(frames.answers(endless())) as answers:  # type: ignore[type-var]  # an async generator
+        first = await anext(answers)
+        await quiet()
+        assert sent <= ledger_frames.MOST_IN_FLIGHT + len(first.results) + ITEMS_A_FRAME
+        before = sent
+        for _ in range(5):
+            await anext(answers)
+        await quiet()
+        assert sent > before
+
+
+async def test_a_worker_that_does_not_read_its_calls_outcomes_is_not_read_either() -> None:
+    sent = 0
+
+    async def endless() -> AsyncIterator[tools.ExecuteStreamRequest]:
+        nonlocal sent
+        while True:
+            calls = [tools.TaggedExecute(tag=sent + place) for place in range(ITEMS_A_FRAME)]
+            sent += len(calls)
+            yield tools.ExecuteStreamRequest(calls=calls)
+            await asyncio.sleep(0)
+
+    async def execute(_request: tools.ExecuteRequest) -> AsyncGenerator[Event, None]:
+        yield Outcome(OutcomeStatus.SUCCEEDED, "done")
+
+    frames = tool_frames.ExecuteFrames(execute, asyncio.Event())
+    async with aclosing(frames.serve(endless())) as answers:
+        await anext(answers)
+        await quiet()
+        assert sent <= 2 * tool_frames.MOST_IN_FLIGHT + 2 * ITEMS_A_FRAME
+        before = sent
+        for _ in range(30):
+            await anext(answers)
+        await quiet()
+        assert sent > before
