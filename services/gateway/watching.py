@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import aclosing
 from typing import Any, Final, Self
 
@@ -48,20 +48,29 @@ class Watch:
         await asyncio.gather(*self._readers, return_exceptions=True)
 
     async def events(self, heartbeat_seconds: float) -> AsyncGenerator[api.WatchTaskResponse, None]:
-        """Everything as it happens; a heartbeat when nothing was sent for that long."""
+        """Everything as it happens; a heartbeat when nothing was sent for that long, whatever woke us meanwhile."""
+        beat_at = time.monotonic() + heartbeat_seconds
         while True:
-            if not await self._mailbox.wait(heartbeat_seconds):
-                yield self._heartbeat()
-                continue
-            page = self._mailbox.take_page()
-            for entry in page.entries if page else ():
-                self._take_note(entry)
-                yield api.WatchTaskResponse(entry=entry)
+            woken = await self._mailbox.wait(beat_at - time.monotonic())
+            page = self._mailbox.take_page() if woken else None
+            for event in self._news(page):
+                yield event
+                beat_at = time.monotonic() + heartbeat_seconds
             if page and page.closed:
                 return
-            for delta in self._mailbox.take_text():
-                if self._is_news(delta):
-                    yield api.WatchTaskResponse(delta=delta)
+            if time.monotonic() >= beat_at:
+                yield self._heartbeat()
+                beat_at = time.monotonic() + heartbeat_seconds
+
+    def _news(self, page: ledger.WatchEntriesResponse | None) -> Iterator[api.WatchTaskResponse]:
+        """The page's entries, then the live text that they left worth sending."""
+        for entry in page.entries if page else ():
+            self._take_note(entry)
+            yield api.WatchTaskResponse(entry=entry)
+        if page is None or not page.closed:
+            yield from (
+                api.WatchTaskResponse(delta=delta) for delta in self._mailbox.take_text() if self._is_news(delta)
+            )
 
     def _take_note(self, entry: ledger_pb2.Entry) -> None:
         """A committed answer makes its live text old; a new owner makes that of the one before void."""
