@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Final, NamedTuple
 
 from cryptography.exceptions import InvalidSignature
@@ -21,6 +23,8 @@ from tenure.domain.errors import Unauthenticated, Unavailable
 from tenure.runtime.settings import ConfigurationError
 
 CACHE_SIZE: Final = 65_536
+LOOK_SECONDS: Final = 5.0
+_log: Final = logging.getLogger(__name__)
 
 
 class KeyFileError(ConfigurationError, ValueError):
@@ -61,10 +65,14 @@ class Signer:
 
 
 class Verifier:
-    """Checks tokens against a file of public keys, which is read again when an unknown key turns up or it changed."""
+    """Checks tokens against a file of public keys, which is read again when an unknown key turns up.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    It is looked at every `look_seconds` besides: a key that was withdrawn verifies no longer than that.
+    """
+
+    def __init__(self, path: Path, *, look_seconds: float = LOOK_SECONDS) -> None:
+        self._path, self._look_seconds = path, look_seconds
+        self._looked_at = monotonic()
         self._modified_ns = 0
         self._keys: dict[str, Ed25519PublicKey] = {}
         self._checked: OrderedDict[SignedBytes, None] = OrderedDict()
@@ -72,6 +80,8 @@ class Verifier:
 
     def check(self, token: SignedBytes) -> None:
         """Raises Unauthenticated (INVALID_TOKEN) unless the signature is one of ours."""
+        if monotonic() - self._looked_at >= self._look_seconds:
+            self._look()
         if token in self._checked:
             return
         key = self._key(token.key_id)
@@ -89,6 +99,14 @@ class Verifier:
         """All keys that verify, raw."""
         self._reload()
         return {key_id: key.public_bytes(Encoding.Raw, PublicFormat.Raw) for key_id, key in self._keys.items()}
+
+    def _look(self) -> None:
+        """Take up what changed. An unusable file changes nothing: an operator's slip must not stop all tasks."""
+        self._looked_at = monotonic()
+        try:
+            self._reload()
+        except KeyFileError as error:
+            _log.error("the verifying keys cannot be read; the former ones stay in use", extra={"error": error})
 
     def _key(self, key_id: str) -> Ed25519PublicKey:
         if key_id not in self._keys:
@@ -125,4 +143,7 @@ def write_key_pair(private_path: Path, public_path: Path, key_id: str) -> None:
     private_path.write_text(json.dumps({"key_id": key_id, "private_key": base64.b64encode(raw).decode()}))
     known = json.loads(public_path.read_text())["keys"] if public_path.exists() else []
     public = base64.b64encode(key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)).decode()
-    public_path.write_text(json.dumps({"keys": [*known, {"key_id": key_id, "public_key": public}]}, indent=2))
+    # In its place at once: running services read this file, and must not find half of it.
+    fresh = public_path.with_name(f".{public_path.name}.new")
+    fresh.write_text(json.dumps({"keys": [*known, {"key_id": key_id, "public_key": public}]}, indent=2))
+    fresh.replace(public_path)

@@ -78,6 +78,7 @@ class ClaimKeys:
 
     def __init__(self, etcd: EtcdClient) -> None:
         self._etcd = etcd
+        self._listed: dict[KeyValue, HeldClaim | None] = {}
 
     async def claim_many(self, wanted: Sequence[NewClaim]) -> list[Claimed]:
         """Each claim on its own conditions: task unclaimed, session attached as it was, generation unchanged.
@@ -120,7 +121,10 @@ class ClaimKeys:
         """All claims at one revision, by task. Raises Unavailable."""
         with asking_etcd():
             listing = await self._etcd.list(CLAIMS)
-        return _by_task(listing.key_values)
+        # Claims never change, so most are those of the last time: reading ten thousand anew holds up renewals.
+        before = self._listed
+        self._listed = {each: before[each] if each in before else read_claim(each) for each in listing.key_values}
+        return {claim.task_id: claim for claim in self._listed.values() if claim is not None}
 
     async def _read_back(self, wanted: Sequence[NewClaim]) -> list[Claimed]:
         try:
