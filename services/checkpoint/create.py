@@ -32,9 +32,12 @@ class Created(NamedTuple):
 
 
 async def create_task(pool: Pool, tenant: str, request: pb.CreateTaskRequest) -> Created:
-    """Raises AlreadyExists (REQUEST_ID_REUSED {task_id}) when the id was used for another spec."""
+    """Raises AlreadyExists (REQUEST_ID_REUSED {task_id}) when the id was used for another spec.
+
+    Compared is what was sent, before defaults: a release that changes a default must not refuse a repeated submit.
+    """
     spec = spec_to_domain(request.spec)
-    digest = hashlib.sha256(spec_to_wire(spec).SerializeToString(deterministic=True)).digest()
+    digest = hashlib.sha256(request.spec.SerializeToString(deterministic=True)).digest()
     task_id = str(uuid_utils.uuid7())
 
     async def work(connection: Connection) -> Created:

@@ -1,6 +1,7 @@
 """A submit is accepted once, whatever is repeated, and is seen by its own tenant only."""
 
 import asyncio
+from dataclasses import replace
 from uuid import uuid4
 
 import pytest
@@ -9,6 +10,7 @@ from tenure.domain.errors import AlreadyExists, InvalidRequest, NotFound
 from tenure.runtime.tenancy import set_tenant
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
+from tenure.wire.task import spec_to_domain, spec_to_wire
 from tests.fix_checkpoint import TIMEOUT_SECONDS, kinds
 
 
@@ -48,11 +50,27 @@ async def test_a_request_id_with_another_payload_is_refused_and_names_the_task(c
     assert refused.value.metadata == {"task_id": task.task_id}
 
 
-async def test_defaults_written_out_are_the_same_payload(checkpoint):
+async def test_a_repeat_is_known_by_what_was_sent_whatever_the_defaults_are_by_then(checkpoint, monkeypatch):
     replica = await checkpoint()
-    first = await replica.create("r-1", goal="once")
-    again = await replica.create("r-1", goal="once", queue="default", agent=task_pb2.AgentSpec(loop="messages"))
-    assert again.task_id == first.task_id
+    first = await replica.create("r-1", goal="once", labels={"a": "1", "b": "2"})
+    filled_in = task_pb2.TaskSpec()
+
+    def with_another_default(spec):
+        changed = replace(spec_to_domain(spec), queue="another-default")
+        filled_in.CopyFrom(spec_to_wire(changed))
+        return changed
+
+    monkeypatch.setattr("services.checkpoint.create.spec_to_domain", with_another_default)
+    assert await replica.create("r-1", goal="once", labels={"b": "2", "a": "1"}) == first
+    assert filled_in.queue != first.spec.queue
+
+
+async def test_a_default_written_out_is_another_payload_than_one_left_out(checkpoint):
+    """It would mean something else once the default is another."""
+    replica = await checkpoint()
+    await replica.create("r-1", goal="once")
+    with pytest.raises(AlreadyExists):
+        await replica.create("r-1", goal="once", queue="default")
 
 
 async def test_a_goal_may_hold_what_postgres_cannot_keep_as_text(checkpoint):
