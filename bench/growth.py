@@ -17,6 +17,7 @@ from tenure.runtime.postgres import Pool
 from tenure.runtime.postgres import connection as pool_connection
 from tenure.v1 import task_pb2
 
+TASKS: Final = 4
 EARLY: Final = 10
 LATE: Final = 1000
 WINDOW: Final = 10
@@ -24,7 +25,7 @@ RESUMES: Final = 7
 LIMITS: Final = task_pb2.Limits(max_tokens=1_000_000_000, max_steps=2 * LATE)
 MOST_GROWTH: Final = 1.05
 HOW: Final = (
-    f"Agents without model and tool, each of more than {LATE:,} steps. Bytes: what Postgres wrote ahead (WAL, of "
+    f"{TASKS} agents without model and tool, each of more than {LATE:,} steps. Bytes: what Postgres wrote ahead (WAL, "
     f"all services) and the bodies of the ledger's entries, per step, over {WINDOW} steps that begin at step {EARLY} "
     f"and at step {LATE:,}. Resume: Open until the last page is here, and the fold of all entries into the point to go "
     "on from."
@@ -36,7 +37,7 @@ async def measure(options: Options) -> list[Section]:
     section = Section("Long tasks", HOW)
     options.tell("growth: starting Postgres, checkpoint and tools")
     async with DataPath(options.folder / "growth", "checkpoint", "tools") as path, null_agents(path) as agents:
-        tasks = await agents.maker.held(options.choose(quick=4, full=8), LIMITS)
+        tasks = await agents.maker.held(TASKS, LIMITS)
         await asyncio.gather(*(agents.agent.begin(task) for task in tasks))
         options.tell(f"growth: {len(tasks)} tasks go through {LATE:,} steps")
         early, late = [await _window(agents, tasks, step) for step in (EARLY, LATE)]

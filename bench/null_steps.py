@@ -24,6 +24,7 @@ from tenure.runtime.rpc_channel import open_channel
 AGENTS: Final = 32
 STEPS: Final = 10
 ROUNDS: Final = 3
+MOST_SECONDS: Final = 8.0
 HOW: Final = (
     f"{AGENTS} agents at once, each a task of {STEPS} steps, driven over the worker's commit and tool streams by this "
     f"process. A step: one commit with a {ANSWER_BYTES} byte answer, its usage and an intent; one call, recorded and "
@@ -60,17 +61,18 @@ async def measure_null_steps(options: Options) -> Section:
     section = Section("Agent steps, no model, no tool", HOW)
     options.tell("steps: starting Postgres, checkpoint and tools")
     async with DataPath(options.folder / "null-steps", "checkpoint", "tools") as path, null_agents(path) as agents:
-        await _run_all(agents.agent, await agents.maker.held(AGENTS))
+        await _run(agents.agent, await agents.maker.held(AGENTS), MOST_SECONDS)
         rates, latencies, used = [], [], []
         for number in range(1, ROUNDS + 1):
             options.tell(f"steps without a model: round {number} of {ROUNDS}")
-            tasks = await agents.maker.held(options.choose(quick=3 * AGENTS, full=16 * AGENTS))
+            tasks = await agents.maker.held(options.choose(quick=3, full=8) * AGENTS)
             meter = CpuMeter(path.pids(), own="driver")
             meter.start()
             began = perf_counter()
-            latencies += await _run_all(agents.agent, tasks)
-            rates.append(len(tasks) * STEPS / (perf_counter() - began))
-            used.append({name: value * 1e6 / (len(tasks) * STEPS) for name, value in meter.used_seconds().items()})
+            seconds = await _run(agents.agent, tasks, MOST_SECONDS)
+            rates.append(len(seconds) / (perf_counter() - began))
+            used.append({name: value * 1e6 / len(seconds) for name, value in meter.used_seconds().items()})
+            latencies += seconds
     section.add_rounds("steps", rates, "/s")
     section.add_latencies("a step", latencies)
     for name in used[0]:
@@ -78,15 +80,18 @@ async def measure_null_steps(options: Options) -> Section:
     return section
 
 
-async def _run_all(agent: NullAgent, tasks: list[HeldTask]) -> list[float]:
-    """All tasks to their end, `AGENTS` at once; the seconds of each step."""
-    waiting, latencies = deque(tasks), []
+async def _run(agent: NullAgent, tasks: list[HeldTask], most_seconds: float) -> list[float]:
+    """All tasks to their end, `AGENTS` at once, as far as the time allows; the seconds of each step."""
+    waiting, latencies, ends_at = deque(tasks), [], perf_counter() + most_seconds
 
     async def work() -> None:
         while waiting:
             task = waiting.popleft()
             await agent.begin(task)
-            latencies.extend([await agent.step(task, last=number == STEPS) for number in range(1, STEPS + 1)])
+            for number in range(1, STEPS + 1):
+                if perf_counter() > ends_at:
+                    return
+                latencies.append(await agent.step(task, last=number == STEPS))
 
     await asyncio.gather(*(work() for _ in range(AGENTS)))
     return latencies

@@ -58,44 +58,46 @@ class _Bench:
     client: Client
     pool: Pool
 
-    async def wave(self, count: int, *, watched: bool) -> _Wave:
-        """So many tasks, `AT_ONCE` at a time."""
+    async def wave(self, seconds: float, *, watched: bool) -> _Wave:
+        """Tasks, `AT_ONCE` at a time, submitted for so long and then finished."""
         meter = CpuMeter(_pids(self.stack), own="client")
         meter.start()
         began = perf_counter()
-        task_ids = await (self._watched(count) if watched else self._unwatched(count))
-        seconds, used = perf_counter() - began, meter.used_seconds()
+        submit_until = began + seconds
+        task_ids = await (self._watched(submit_until) if watched else self._unwatched(submit_until))
+        took, used = perf_counter() - began, meter.used_seconds()
         (steps,) = (await self._read(_STEPS, SUCCEEDED, task_ids))[0]
         latencies = [row[0] for row in await self._read(_BETWEEN_CALLS, KINDS["model_attempt"], task_ids)]
-        return _Wave(steps / seconds, latencies, {name: value * 1e6 / steps for name, value in used.items()})
+        return _Wave(steps / took, latencies, {name: value * 1e6 / steps for name, value in used.items()})
 
     async def _submit(self) -> str:
         request = api.SubmitTaskRequest(agent=task_pb2.AgentSpec(model=MODEL))
         return (await self.client.submit("measure", request=request)).task_id
 
-    async def _unwatched(self, count: int) -> list[str]:
+    async def _unwatched(self, submit_until: float) -> list[str]:
         """Submits a task for each that has ended; nobody waits for one through the API."""
         task_ids: list[str] = []
         ended = 0
         async with asyncio.timeout(WAIT_SECONDS):
-            while ended < count:
-                room = min(count, ended + AT_ONCE) - len(task_ids)
+            while not task_ids or ended < len(task_ids):
+                room = ended + AT_ONCE - len(task_ids) if perf_counter() < submit_until else 0
                 task_ids += await asyncio.gather(*(self._submit() for _ in range(room)))
                 await asyncio.sleep(LOOK_SECONDS)
                 ((ended,),) = await self._read(_ENDED, task_ids)
         return task_ids
 
-    async def _watched(self, count: int) -> list[str]:
+    async def _watched(self, submit_until: float) -> list[str]:
         """Somebody waits for each task's end."""
-        room = asyncio.Semaphore(AT_ONCE)
+        task_ids: list[str] = []
 
-        async def one() -> str:
-            async with room:
+        async def one_after_another() -> None:
+            while perf_counter() < submit_until:
                 task_id = await self._submit()
+                task_ids.append(task_id)
                 await self.client.wait(task_id, WAIT_SECONDS)
-                return task_id
 
-        return list(await asyncio.gather(*(one() for _ in range(count))))
+        await asyncio.gather(*(one_after_another() for _ in range(AT_ONCE)))
+        return task_ids
 
     async def _read(self, statement: str, *parameters: Any) -> list[Any]:
         async with pool_connection(self.pool) as connection:
@@ -106,20 +108,20 @@ async def measure_worker_steps(options: Options) -> Section:
     """One worker and two with nobody watching, then again with somebody waiting for each task."""
     section = Section("Agent steps with worker, model client and simulator", HOW)
     options.tell("steps: starting the whole stack")
-    folder, count = options.folder / "worker-steps", options.choose(quick=2 * AT_ONCE, full=8 * AT_ONCE)
+    folder, seconds = options.folder / "worker-steps", options.choose(quick=2.0, full=10.0)
     async with (
         Stack(StackOptions(data_dir=folder, workers=1, slots=AT_ONCE)) as stack,
         Client(stack.gateway_address) as client,
         open_pool(stack.postgres_dsn, service="bench", schema=SCHEMA, options=PoolOptions(max_size=2)) as pool,
     ):
         bench = _Bench(stack, client, pool)
-        await bench.wave(AT_ONCE, watched=False)
+        await bench.wave(0.1, watched=False)
         for workers, watched in ((1, False), (1, True), (2, False)):
             if workers > len(stack.workers):
                 await stack.add_worker().wait_ready()
             told = f"{workers} worker{'s' if workers > 1 else ''}{', each task waited for' if watched else ''}"
             options.tell(f"steps: {told}")
-            _add(section, told, await bench.wave(count, watched=watched))
+            _add(section, told, await bench.wave(seconds, watched=watched))
     return section
 
 
