@@ -44,6 +44,14 @@ class Installation:
                     return event.entry
         raise AssertionError(f"the task ended without a {kind} that matches")
 
+    async def speaking(self, task_id: str) -> None:
+        """Waits until the model has begun to answer."""
+        async with asyncio.timeout(PATIENCE_SECONDS), aclosing(self.client.watch(task_id, live=True)) as events:
+            async for event in events:
+                if event.HasField("delta"):
+                    return
+        raise AssertionError("the task ended without live text")
+
     async def ended(self, task_id: str) -> task_pb2.Task:
         return await self.client.wait(task_id, PATIENCE_SECONDS)
 

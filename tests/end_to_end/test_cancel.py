@@ -34,7 +34,7 @@ async def test_a_queued_task_is_cancelled_at_once(installation: Installation) ->
 
 async def test_a_task_is_cancelled_while_the_model_speaks(installation: Installation) -> None:
     task_id = await installation.submit("sim-e2e-slow-answer")
-    await installation.until(task_id, "model_attempt")
+    await installation.speaking(task_id)
     await check_cancelled(installation, task_id, 4.0)
     calls = installation.model_calls(task_id)
     assert [call["ending"] for call in calls] == ["abandoned"]

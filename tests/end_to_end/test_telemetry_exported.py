@@ -30,4 +30,4 @@ async def test_claims_model_calls_tools_and_commits_are_spans(collector: Collect
         assert len(chats) == len(installation.model_calls(task.task_id))
         tools = [span for span in collector.spans if span.attributes.get("gen_ai.operation.name") == "execute_tool"]
         assert {span.service for span in tools} == {"tenure-worker", "tenure-tools"}
-    assert {"tenure_grants_total", "tenure_commits_total", "tenure_tool_calls_total"} <= collector.metrics
+    assert {"tenure_grants_total", "tenure_batched_items_total", "tenure_tool_calls_total"} <= collector.metrics
