@@ -5,6 +5,7 @@ pytest_plugins = [
     "tests.fix_collector",
     "tests.fix_coordinator",
     "tests.fix_etcd",
+    "tests.fix_gateway",
     "tests.fix_postgres",
     "tests.fix_proxy",
     "tests.fix_sandbox",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from services.gateway.peers import Peers, patiently
@@ -30,14 +29,9 @@ class AdminServicer(AdminServiceServicer):
         return api.ListClaimsResponse(claims=listed.claims)
 
     async def ListRefusals(self, request: api.ListRefusalsRequest, _context: Any) -> api.ListRefusalsResponse:
-        writes, calls = await asyncio.gather(
-            patiently(
-                lambda: self._peers.checkpoint.ListRefusedWrites(
-                    ledger.ListRefusedWritesRequest(task_id=request.task_id)
-                )
-            ),
-            patiently(
-                lambda: self._peers.tools.ListRefusedCalls(tools.ListRefusedCallsRequest(task_id=request.task_id))
-            ),
-        )
+        """The ledger is asked first: it knows whose task it is, the tools know only tasks that called them."""
+        asked = ledger.ListRefusedWritesRequest(task_id=request.task_id)
+        writes = await patiently(lambda: self._peers.checkpoint.ListRefusedWrites(asked))
+        of_tools = tools.ListRefusedCallsRequest(task_id=request.task_id)
+        calls = await patiently(lambda: self._peers.tools.ListRefusedCalls(of_tools))
         return api.ListRefusalsResponse(ledger=writes.refused_writes, tools=calls.refused_calls)

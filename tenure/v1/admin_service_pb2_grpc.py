@@ -71,7 +71,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListRefusals(self, request, context):
-        """Lists what the fences refused to stale holders of a task, at the ledger and at the tools.
+        """Lists what the fences refused to stale holders of a task, at the ledger and at the tools. NOT_FOUND: no task of the caller's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

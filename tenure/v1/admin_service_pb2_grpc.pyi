@@ -38,7 +38,7 @@ class AdminServiceStub:
     ListClaims: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListClaimsRequest, _admin_service_pb2.ListClaimsResponse]
     """Lists live claims."""
     ListRefusals: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListRefusalsRequest, _admin_service_pb2.ListRefusalsResponse]
-    """Lists what the fences refused to stale holders of a task, at the ledger and at the tools."""
+    """Lists what the fences refused to stale holders of a task, at the ledger and at the tools. NOT_FOUND: no task of the caller's."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -50,7 +50,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     ListClaims: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListClaimsRequest, _admin_service_pb2.ListClaimsResponse]  # type: ignore[assignment]
     """Lists live claims."""
     ListRefusals: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListRefusalsRequest, _admin_service_pb2.ListRefusalsResponse]  # type: ignore[assignment]
-    """Lists what the fences refused to stale holders of a task, at the ledger and at the tools."""
+    """Lists what the fences refused to stale holders of a task, at the ledger and at the tools. NOT_FOUND: no task of the caller's."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Looking at the installation."""
@@ -77,6 +77,6 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListRefusalsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListRefusalsResponse, _abc.Awaitable[_admin_service_pb2.ListRefusalsResponse]]:
-        """Lists what the fences refused to stale holders of a task, at the ledger and at the tools."""
+        """Lists what the fences refused to stale holders of a task, at the ledger and at the tools. NOT_FOUND: no task of the caller's."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -3,50 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from tenure.domain.errors import AlreadyExists, InvalidRequest, NotFound, OutOfRange, Unavailable, WrongState
-from tenure.runtime.rpc_channel import open_channel
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
-from tenure.v1.task_service_pb2_grpc import TaskServiceStub
 from tests.fix_checkpoint import kinds, words
-from tests.service_process import ServiceProcess
-
-TIMEOUT_SECONDS = 20.0
-NOBODYS = "00000000-0000-7000-8000-000000000000"
-Serve = Callable[..., Awaitable[Any]]
-
-
-@pytest.fixture
-async def gateway(unused_tcp_port: int) -> AsyncIterator[Serve]:
-    """Starts a gateway over a ledger; nobody coordinates, and no tools are there."""
-    nowhere = f"127.0.0.1:{unused_tcp_port}"
-    async with AsyncExitStack() as stack:
-
-        async def serve(ledger: str, *, tenant: str = "default", heartbeat_seconds: float = 0.3) -> Any:
-            settings = {
-                "LISTEN": "127.0.0.1:0",
-                "CHECKPOINT_ADDRESS": ledger,
-                "COORDINATOR_ADDRESS": nowhere,
-                "TOOLS_ADDRESS": nowhere,
-                "HEARTBEAT_SECONDS": str(heartbeat_seconds),
-            }
-            process = ServiceProcess("gateway", settings)
-            await process.start()
-            stack.push_async_callback(process.kill)
-            channel = open_channel(process.address, default_timeout_seconds=TIMEOUT_SECONDS, tenant=tenant)
-            await stack.enter_async_context(channel)
-            stub: Any = TaskServiceStub(channel)
-            stub.process = process
-            return stub
-
-        yield serve
+from tests.fix_gateway import NOBODYS, TIMEOUT_SECONDS
 
 
 async def watch(stub: Any, task_id: str, after: int = 0) -> AsyncGenerator[api.WatchTaskResponse, None]:

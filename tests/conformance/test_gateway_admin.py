@@ -1,0 +1,55 @@
+"""What operators are told through the gateway, also when a part they ask about is away."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tenure.domain.errors import NotFound, StaleEpoch, Unavailable
+from tenure.v1 import admin_service_pb2 as api
+from tests.fix_checkpoint import words
+from tests.fix_gateway import NOBODYS, TIMEOUT_SECONDS
+
+
+async def test_refusals_of_the_ledger_and_of_the_tools_are_listed_together(checkpoint, tool_service, grants, gateway):
+    replica, tools = await checkpoint(), await tool_service()
+    task_id = (await replica.create()).task_id
+    stale = await replica.claim(task_id)
+    await replica.claim(task_id)
+    with pytest.raises(StaleEpoch):
+        await stale.commit(words())
+    await tools.fence(grants.claim(task_id, epoch=20))
+    with pytest.raises(StaleEpoch):
+        await tools.fence(grants.claim(task_id, epoch=10))
+    stub = await gateway(replica.address, tools=tools.address)
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        listed = await stub.admin.ListRefusals(api.ListRefusalsRequest(task_id=task_id))
+        while not listed.ledger:  # the ledger writes its trail beside its answers
+            listed = await stub.admin.ListRefusals(api.ListRefusalsRequest(task_id=task_id))
+    assert [one.presented_epoch for one in listed.ledger] == [stale.claims.epoch]
+    assert [(one.presented_epoch, one.current_epoch) for one in listed.tools] == [(10, 20)]
+
+
+async def test_refusals_of_a_task_that_is_not_the_callers_are_not_there_even_without_tools(checkpoint, gateway):
+    replica = await checkpoint()
+    task = await replica.create()
+    mine, others = await gateway(replica.address), await gateway(replica.address, tenant="somebody-else")
+    for stub, task_id in ((mine, NOBODYS), (others, task.task_id)):
+        with pytest.raises(NotFound):
+            await stub.admin.ListRefusals(api.ListRefusalsRequest(task_id=task_id))
+
+
+async def test_without_coordinators_or_tools_operators_are_told_to_come_again(checkpoint, gateway):
+    replica = await checkpoint()
+    task = await replica.create()
+    admin = (await gateway(replica.address)).admin
+    for asked in (
+        admin.ListWorkers(api.ListWorkersRequest()),
+        admin.ListClaims(api.ListClaimsRequest()),
+        admin.ListRefusals(api.ListRefusalsRequest(task_id=task.task_id)),
+    ):
+        with pytest.raises(Unavailable) as refused:
+            await asked
+        assert refused.value.retry_after_seconds
+        assert "127.0.0.1" not in refused.value.message
