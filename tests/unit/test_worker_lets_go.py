@@ -1,0 +1,89 @@
+"""What is no fault of a task is not held against it: the worker lets go of it, and no death is counted."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from services.coordinator.session import Timing
+from services.worker import tool_step
+from services.worker.holdings import Holding, Holdings
+from services.worker.ledger_client import read_entries
+from services.worker.live import LiveServicer
+from services.worker.supervisor import Supervisor
+from tenure.domain.entries import ToolIntent
+from tenure.domain.errors import NotFound, TryLater, Unauthenticated, Unavailable
+from tenure.domain.task import InDoubtPolicy
+from tenure.domain.token import Claims
+from tenure.runtime.tenancy import as_tenant
+from tenure.v1 import ledger_pb2, token_pb2
+from tenure.v1 import worker_service_pb2 as worker_pb
+
+
+class Raises:
+    """A service that answers everything with one error."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __getattr__(self, _name: str) -> Any:
+        async def call(*_: Any, **__: Any) -> Any:
+            raise self._error
+
+        return call
+
+
+class Open:
+    async def wait_open(self) -> None:
+        """The trust window is open."""
+
+
+def holding() -> Holding:
+    return Holding(Claims("tasks/t1", "default", 7, "c1", "w1"), token_pb2.FencingToken(), "messages")
+
+
+async def test_tools_that_stay_away_have_the_task_let_go_before_its_worker_is_taken_for_stuck(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tool_step, "PATIENCE_SECONDS", 0.3)
+    held = holding()
+    parts = cast("Any", SimpleNamespace(trust=Open(), tools=Raises(Unavailable("no tools"))))
+    step = tool_step.ToolStep(parts, held, cast("Any", None), InDoubtPolicy.WAIT_FOR_PERSON)
+    with pytest.raises(TryLater):
+        async with asyncio.timeout(5.0):
+            await step.run(1, [ToolIntent("1.0", "id", "t", "{}")])
+    assert held.progress.tool_signs == 0
+
+
+def test_patience_with_tools_is_shorter_than_a_coordinators_with_a_worker() -> None:
+    assert Timing().progress_timeout_seconds >= tool_step.PATIENCE_SECONDS + 30
+
+
+async def test_a_key_that_a_service_does_not_know_yet_is_no_crash() -> None:
+    released: list[str] = []
+    holdings, held = Holdings(), holding()
+    parts = cast("Any", SimpleNamespace(ledger=Raises(Unauthenticated("an unknown key"))))
+    async with Supervisor(parts, holdings, lambda _, reason: released.append(reason), 1) as supervisor:
+        supervisor.take(held)
+        assert held.work is not None
+        await held.work
+    assert released == ["WORKER_HALTED"]
+
+
+def test_an_entry_of_a_newer_version_is_a_reason_to_let_go() -> None:
+    with pytest.raises(Unavailable):
+        read_entries([ledger_pb2.Entry(sequence=1)])
+
+
+async def test_live_text_is_another_tenants_to_nobody() -> None:
+    holdings, held = Holdings(), holding()
+    holdings.add(held)
+    held.live.close()
+    watch = LiveServicer(holdings).WatchLive
+    request = worker_pb.WatchLiveRequest(task_id="t1", epoch=7)
+    assert [piece async for piece in watch(request, None)] == []
+    with as_tenant("another"), pytest.raises(NotFound):
+        await anext(aiter(watch(request, None)))
