@@ -24,7 +24,7 @@ from tenure.wire.refusal import refusal_to_wire
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from services.checkpoint.batcher import Answer
+    from tenure.runtime.batching import Answer
 
 _log: Final = logging.getLogger(__name__)
 MOST_IN_FLIGHT: Final = 1024
@@ -35,7 +35,9 @@ _BUG: Final = token_pb2.Refusal(code=grpc.StatusCode.INTERNAL.value[0], reason="
 class CommitFrames:
     """One stream. `submit` takes a commit and whom to answer, or raises the refusal."""
 
-    def __init__(self, submit: Callable[[pb.CommitRequest, Answer], None], stopping: asyncio.Event) -> None:
+    def __init__(
+        self, submit: Callable[[pb.CommitRequest, Answer[pb.CommitResponse]], None], stopping: asyncio.Event
+    ) -> None:
         self._submit = submit
         self._stopping = stopping
         self._ready: deque[pb.TaggedCommitResult] = deque()

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from services.checkpoint.batcher import Batcher
-from services.checkpoint.committer import LedgerCommitter
+from services.checkpoint.committer import LedgerCommitter, commit_batcher
 from services.checkpoint.hub import Hub
 from services.checkpoint.queries import MIGRATIONS, SCHEMA, SESSION_SETTINGS
 from services.checkpoint.refusals import Refusals
@@ -62,9 +61,9 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     await startup_guard(pool, allow_unsafe=settings.allow_unsafe_postgres)
     hub = Hub()
     replicas = Replicas(settings.postgres_dsn, pool, hub)
-    committer = await process.open(LedgerCommitter(settings.postgres_dsn, replicas.announce))
     refusals = Refusals(pool)
-    batcher = Batcher(committer, on_refusal=refusals.note_commit)
+    committer = await process.open(LedgerCommitter(settings.postgres_dsn, replicas.announce, refusals.note_commit))
+    batcher = commit_batcher(committer.write)
     sweeper = Sweeper(pool, replicas.announce, settings.sweep_interval_seconds)
     duties = await process.open(Duties())
     duties.start("commit", batcher.run)

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from services.checkpoint.draft import clean
 from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger_transaction, ledger_connection
 from tenure.domain.epochs import describe_epoch
-from tenure.domain.errors import NotFound, StaleEpoch
+from tenure.domain.errors import NotFound
 from tenure.runtime import metrics
 from tenure.v1 import token_pb2
 from tenure.wire.times import timestamp
 
 if TYPE_CHECKING:
     from services.checkpoint.prepared import PreparedCommit
+    from tenure.domain.errors import StaleEpoch
     from tenure.runtime.postgres import Connection, Pool
 
 _log: Final = logging.getLogger(__name__)
@@ -66,10 +67,9 @@ class Refusals:
         self._waiting.append(refusal)
         self._there_is_work.set()
 
-    def note_commit(self, commit: PreparedCommit, error: Exception) -> None:
-        """A commit was refused; only a fence's word is kept."""
-        if isinstance(error, StaleEpoch):
-            self.note("Commit", commit.task_id, commit.tenant, commit.holder, error)
+    def note_commit(self, commit: PreparedCommit, error: StaleEpoch) -> None:
+        """A fence refused this commit."""
+        self.note("Commit", commit.task_id, commit.tenant, commit.holder, error)
 
     async def run(self) -> None:
         """Write what is noted until cancelled. Rows whose write failed are tried again with the next."""

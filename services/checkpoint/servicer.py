@@ -22,9 +22,10 @@ from tenure.wire.token import check_token
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from services.checkpoint.batcher import Answer, Batcher
+    from services.checkpoint.prepared import PreparedCommit
     from services.checkpoint.watching import Watching
     from services.checkpoint.writing import Announcement
+    from tenure.runtime.batching import Answer, Batcher
     from tenure.runtime.postgres import Pool
     from tenure.runtime.signing import Verifier
 
@@ -37,7 +38,7 @@ class Ledger:
 
     pool: Pool
     verifier: Verifier
-    batcher: Batcher
+    batcher: Batcher[PreparedCommit, pb.CommitResponse]
     watching: Watching
     refusals: refusals.Refusals
     announce: Callable[[Announcement], None]
@@ -69,7 +70,7 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
             yield pb.OpenResponse(page=page)
 
     async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.CommitResponse:
-        return await self._ledger.batcher.commit(prepare(request, self._ledger.verifier, validated=True))
+        return await self._ledger.batcher.submit(prepare(request, self._ledger.verifier, validated=True))
 
     async def CommitStream(
         self, request_iterator: AsyncIterator[pb.CommitStreamRequest], context: Context
@@ -78,8 +79,8 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         async for frame in frames.answers(request_iterator):
             yield frame
 
-    def _submit(self, request: pb.CommitRequest, answer: Answer) -> None:
-        self._ledger.batcher.submit(prepare(request, self._ledger.verifier, validated=False), answer)
+    def _submit(self, request: pb.CommitRequest, answer: Answer[pb.CommitResponse]) -> None:
+        self._ledger.batcher.hand_in(prepare(request, self._ledger.verifier, validated=False), answer)
 
     async def GetTask(
         self, request: pb.CheckpointServiceGetTaskRequest, context: Context

@@ -18,11 +18,14 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from time import monotonic
 from typing import Final, Generic, TypeVar
 
 from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailable
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime import metrics
+from tenure.runtime.status import OUTCOME_UNKNOWN
 
 _log: Final = logging.getLogger(__name__)
 AGAIN: Final = RetryPolicy(initial_seconds=0.02, factor=2.0, cap_seconds=1.0)
@@ -30,23 +33,38 @@ AGAIN: Final = RetryPolicy(initial_seconds=0.02, factor=2.0, cap_seconds=1.0)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Write = Callable[[Sequence[Item]], Awaitable[Sequence[Result | TenureError]]]
+Answer = Callable[[Result | Exception], None]
+"""Hears the result of one item, exactly once; must not raise."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """`patience_seconds`: how long an item is tried while the store cannot be written to; None: for ever."""
+    """Bounds of one batch and of what may wait for it; `full_reason` is what is told when that is too much.
+
+    `patience_seconds`: how long an item is tried while the store cannot be written to; None: for ever.
+    """
 
     max_items: int = 128
     max_bytes: int = 1024 * 1024
     max_waiting: int = 8192
+    max_waiting_bytes: int = 128 * 1024 * 1024
     patience_seconds: float | None = 5.0
+    full_reason: str = "QUEUE_FULL"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Waiting(Generic[Item, Result]):
     item: Item
-    future: asyncio.Future[Result]
-    give_up_at: float | None
+    answer: Answer[Result]
+    key: Hashable
+    size: int
+    since: float
+    answered: bool = False
+
+    def resolve(self, result: Result | Exception) -> None:
+        if not self.answered:
+            self.answered = True
+            self.answer(result)
 
 
 class Batcher(Generic[Item, Result]):
@@ -68,22 +86,32 @@ class Batcher(Generic[Item, Result]):
         self._name, self._write, self._key, self._size = name, write, key, size
         self._limits = limits or BatchLimits()
         self._queue: deque[_Waiting[Item, Result]] = deque()
+        self._queue_bytes = 0
         self._arrived = asyncio.Event()
         self._batches = metrics.cell("tenure_batches_total", batcher=name)
         self._items = metrics.cell("tenure_batched_items_total", batcher=name)
+        self._depth = metrics.cell("tenure_batch_items_waiting", batcher=name)
+        self._seconds = metrics.histogram("tenure_batch_seconds", batcher=name)
+
+    def hand_in(self, item: Item, answer: Answer[Result]) -> None:
+        """Have it written, and `answer` told what `submit` would return or raise. LimitReached is raised at once."""
+        size = self._size(item)
+        full = len(self._queue) >= self._limits.max_waiting
+        if full or self._queue_bytes + size > self._limits.max_waiting_bytes:
+            message = f"too many {self._name} wait"
+            raise LimitReached(message, reason=self._limits.full_reason, retry_after_seconds=0.2)
+        self._queue.append(_Waiting(item, answer, self._key(item), size, monotonic()))
+        self._queue_bytes += size
+        self._depth.value = len(self._queue)
+        self._arrived.set()
 
     async def submit(self, item: Item) -> Result:
         """The item's result, once it is durable. Raises its refusal, LimitReached at once when the queue is full, and
         Unavailable when the store could not be written to in time (then it may or may not have been written).
         """
-        if len(self._queue) >= self._limits.max_waiting:
-            raise LimitReached(f"too many {self._name} wait", reason="QUEUE_FULL", retry_after_seconds=0.1)
-        loop = asyncio.get_running_loop()
-        patience = self._limits.patience_seconds
-        future: asyncio.Future[Result] = loop.create_future()
-        self._queue.append(_Waiting(item, future, None if patience is None else loop.time() + patience))
-        self._arrived.set()
-        return await future
+        done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self.hand_in(item, partial(_resolve, done))
+        return await done
 
     async def run(self) -> None:
         """The loop; a duty. When it is cancelled, what still waits is told that it may try elsewhere."""
@@ -96,9 +124,13 @@ class Batcher(Generic[Item, Result]):
                 batch = self._take()
                 await self._settle(batch)
         finally:
-            for waiting in (*batch, *self._queue):
-                _fail(waiting, Unavailable("stopped before this was written", reason="DRAINING"))
+            interrupted = Unavailable("stopped while this was written", reason="DRAINING", metadata=OUTCOME_UNKNOWN)
+            for waiting in batch:
+                waiting.resolve(interrupted)
+            for waiting in self._queue:
+                waiting.resolve(Unavailable("stopped before this was written", reason="DRAINING"))
             self._queue.clear()
+            self._queue_bytes = 0
 
     def _take(self) -> list[_Waiting[Item, Result]]:
         """The oldest that fit together. One larger than a batch goes alone; a second of a key waits for the next."""
@@ -107,23 +139,22 @@ class Batcher(Generic[Item, Result]):
         keys: set[Hashable] = set()
         size = 0
         while self._queue and len(taken) < self._limits.max_items:
-            waiting = self._queue.popleft()
-            key, its_size = self._key(waiting.item), self._size(waiting.item)
-            if key in keys:
-                later.append(waiting)
+            waiting = self._queue[0]
+            if waiting.key in keys:
+                later.append(self._queue.popleft())
                 continue
-            if taken and size + its_size > self._limits.max_bytes:
-                later.append(waiting)
+            if taken and size + waiting.size > self._limits.max_bytes:
                 break
-            taken.append(waiting)
-            keys.add(key)
-            size += its_size
+            taken.append(self._queue.popleft())
+            keys.add(waiting.key)
+            size += waiting.size
         self._queue.extendleft(reversed(later))
+        self._queue_bytes -= size
+        self._depth.value = len(self._queue)
         return taken
 
     async def _settle(self, batch: list[_Waiting[Item, Result]]) -> None:
         """Write until every item has its answer."""
-        clock = asyncio.get_running_loop().time
         failures = 0
         while batch:
             try:
@@ -131,11 +162,11 @@ class Batcher(Generic[Item, Result]):
             except TryLater as error:
                 failures += 1
                 wait_seconds = AGAIN.wait_seconds(failures, random.random(), error.retry_after_seconds)
-                batch = _still_patient(batch, clock(), error)
+                batch = self._still_patient(batch, error)
                 metrics.count("tenure_batches_repeated_total", batcher=self._name)
             except Exception as error:  # noqa: BLE001  whatever is wrong with one item, its neighbours are not at fault
                 if len(batch) == 1:
-                    return _fail(batch[0], error)
+                    return self._blame(batch[0], error)
                 _log.warning("a batch failed and is written one by one", extra={"batcher": self._name}, exc_info=True)
                 return await self._settle_one_by_one(batch)
             await asyncio.sleep(wait_seconds if batch else 0)
@@ -146,26 +177,34 @@ class Batcher(Generic[Item, Result]):
             await self._settle([waiting])
 
     async def _write_once(self, batch: list[_Waiting[Item, Result]]) -> None:
+        began = monotonic()
         results = await self._write([waiting.item for waiting in batch])
         self._batches.value += 1
         self._items.value += len(batch)
+        self._seconds.observe(monotonic() - began)
         for waiting, result in zip(batch, results, strict=True):
-            if isinstance(result, TenureError):
-                _fail(waiting, result)
-            elif not waiting.future.done():  # its caller may have gone away
-                waiting.future.set_result(result)
+            waiting.resolve(result)
+
+    def _still_patient(self, batch: list[_Waiting[Item, Result]], error: TryLater) -> list[_Waiting[Item, Result]]:
+        patience = self._limits.patience_seconds
+        if patience is None:
+            return batch
+        latest = monotonic() - patience
+        for waiting in batch:
+            if waiting.since <= latest:
+                waiting.resolve(error)
+        return [waiting for waiting in batch if not waiting.answered]
+
+    def _blame(self, waiting: _Waiting[Item, Result], error: Exception) -> None:
+        if not isinstance(error, TenureError):
+            _log.error("this cannot be written", extra={"batcher": self._name, "key": str(waiting.key)}, exc_info=error)
+        waiting.resolve(error)
 
 
-def _still_patient(batch: list[_Waiting[Item, Result]], now: float, error: TryLater) -> list[_Waiting[Item, Result]]:
-    left = []
-    for waiting in batch:
-        if waiting.give_up_at is not None and now >= waiting.give_up_at:
-            _fail(waiting, error)
-        else:
-            left.append(waiting)
-    return left
-
-
-def _fail(waiting: _Waiting[Item, Result], error: Exception) -> None:
-    if not waiting.future.done():
-        waiting.future.set_exception(error)
+def _resolve(done: asyncio.Future[Result], result: Result | Exception) -> None:
+    if done.done():  # its caller went away
+        return
+    if isinstance(result, Exception):
+        done.set_exception(result)
+    else:
+        done.set_result(result)

@@ -3,8 +3,8 @@
 The numbers live here, in the process. OpenTelemetry reads them by observable instruments when an exporter is set up
 (`tenure.runtime.telemetry`), so the hot path never goes through an SDK. Hold on to a cell where it is hot:
 
-    _COMMITS = cell("tenure_commits_total", service="checkpoint")
-    _COMMITS.value += 1
+    _GRANTS = cell("tenure_grants_total")
+    _GRANTS.value += 1
 
 Cells are changed by the event loop's thread only; an exporter's thread may read them meanwhile. Labels have few values:
 a task id is not a label.

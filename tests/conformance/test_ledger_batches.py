@@ -5,9 +5,10 @@ import asyncio
 import psycopg
 import pytest
 
-from services.checkpoint.batcher import Batcher, BatchLimits
+from services.checkpoint.committer import commit_batcher
 from services.checkpoint.prepared import prepare
 from tenure.domain.errors import InvalidRequest, LimitReached, NotFound, StaleEpoch, Unavailable
+from tenure.runtime.batching import BatchLimits
 from tenure.runtime.signing import Verifier
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tests.fix_checkpoint import TIMEOUT_SECONDS, words
@@ -19,7 +20,7 @@ class HeldCommitter:
     def __init__(self):
         self.batches, self.release = [], asyncio.Semaphore(0)
 
-    async def commit(self, commits):
+    async def write(self, commits):
         self.batches.append(commits)
         await self.release.acquire()
         return [pb.CommitResponse(sequence=len(self.batches)) for _ in commits]
@@ -29,7 +30,7 @@ class HeldCommitter:
 async def held():
     """A committer that writes a batch when told to, and its batcher."""
     committer = HeldCommitter()
-    batcher = Batcher(committer, BatchLimits(batch_commits=4, waiting_commits=6))
+    batcher = commit_batcher(committer.write, BatchLimits(max_items=4, max_waiting=6))
     running = asyncio.create_task(batcher.run())
     yield committer, batcher
     running.cancel()
@@ -50,7 +51,7 @@ def prepared(owner, *entries):
 async def test_two_commits_of_one_task_are_never_in_one_batch(checkpoint, held):
     committer, batcher = held
     _, (one, two) = await owners_of(checkpoint, 2)
-    answers = [asyncio.create_task(batcher.commit(prepared(owner))) for owner in (one, one, two, one)]
+    answers = [asyncio.create_task(batcher.submit(prepared(owner))) for owner in (one, one, two, one)]
     for _ in range(3):
         committer.release.release()
     await asyncio.gather(*answers)
@@ -61,7 +62,7 @@ async def test_two_commits_of_one_task_are_never_in_one_batch(checkpoint, held):
 async def test_a_caller_that_goes_away_does_not_take_its_batch_along(checkpoint, held):
     committer, batcher = held
     _, (one, two) = await owners_of(checkpoint, 2)
-    gone, stays = [asyncio.create_task(batcher.commit(prepared(owner))) for owner in (one, two)]
+    gone, stays = [asyncio.create_task(batcher.submit(prepared(owner))) for owner in (one, two)]
     while not committer.batches:
         await asyncio.sleep(0)
     gone.cancel()
@@ -75,19 +76,20 @@ async def test_a_full_queue_says_so(checkpoint, held):
     _, (owner,) = await owners_of(checkpoint, 1)
     commit = prepared(owner)
     for _ in range(6):
-        batcher.submit(commit, lambda _: None)
+        batcher.hand_in(commit, lambda _: None)
     with pytest.raises(LimitReached):
-        batcher.submit(commit, lambda _: None)
+        batcher.hand_in(commit, lambda _: None)
 
 
 async def test_what_waits_when_the_process_ends_is_refused(checkpoint):
-    batcher = Batcher(HeldCommitter())
+    committer = HeldCommitter()
+    batcher = commit_batcher(committer.write)
     _, (one, two) = await owners_of(checkpoint, 2)
     running = asyncio.create_task(batcher.run())
-    first = asyncio.create_task(batcher.commit(prepared(one)))
-    while not batcher._committer.batches:
+    first = asyncio.create_task(batcher.submit(prepared(one)))
+    while not committer.batches:
         await asyncio.sleep(0)
-    second = asyncio.create_task(batcher.commit(prepared(two)))
+    second = asyncio.create_task(batcher.submit(prepared(two)))
     await asyncio.sleep(0)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

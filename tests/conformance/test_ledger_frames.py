@@ -82,12 +82,12 @@ async def test_a_frame_beyond_its_bounds_ends_the_stream(checkpoint):
 
 async def test_many_commits_become_few_transactions(checkpoint):
     replica, owners = await owners_of(checkpoint, 64)
-    before = metrics.read("tenure_commit_batches_total")
+    before = metrics.read("tenure_batches_total", batcher="commits")
     call = replica.stub.CommitStream(timeout=TIMEOUT_SECONDS)
     for number in range(1, 6):
         await call.write(frame(*[owner.request(words(), commit_number=number) for owner in owners]))
         assert len(await results(call, 64)) == 64
-    assert metrics.read("tenure_commit_batches_total") - before <= 5 * 4
+    assert metrics.read("tenure_batches_total", batcher="commits") - before <= 5 * 4
     call.cancel()
 
 

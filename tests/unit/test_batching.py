@@ -9,6 +9,7 @@ import pytest
 
 from tenure.domain.errors import LimitReached, NotFound, Unavailable
 from tenure.runtime.batching import Batcher, BatchLimits
+from tenure.runtime.status import OUTCOME_UNKNOWN
 
 
 class Store:
@@ -143,3 +144,35 @@ async def test_at_the_end_everybody_who_waits_is_told():
         while not store.batches:
             await asyncio.sleep(0)
     assert [answer.reason for answer in await waiting] == ["DRAINING", "DRAINING"]
+
+
+async def test_what_waits_is_bounded_by_bytes_too():
+    store = Store()
+    store.go.clear()
+    async with batching(store, max_items=1, max_waiting_bytes=4) as batcher:
+        first = asyncio.create_task(batcher.submit(("a", "xx")))
+        while not store.batches:
+            await asyncio.sleep(0)
+        second = asyncio.create_task(batcher.submit(("b", "xxxx")))
+        await asyncio.sleep(0)
+        with pytest.raises(LimitReached):
+            batcher.hand_in(("c", "x"), lambda _: None)
+        store.go.set()
+        assert (await first, await second) == ("XX", "XXXX")
+        assert await batcher.submit(("c", "xxxx")) == "XXXX"
+
+
+async def test_whoever_hands_in_hears_once_whatever_comes_of_it():
+    store, heard = Store(), []
+    async with batching(store) as batcher:
+        for place, value in enumerate(("x", "refuse", "poison")):
+            batcher.hand_in((place, value), lambda result, place=place: heard.append((place, result)))
+        while len(heard) < 3:
+            await asyncio.sleep(0)
+        store.go.clear()
+        batcher.hand_in((3, "y"), lambda result: heard.append((3, result)))
+        while len(store.batches) < 5:
+            await asyncio.sleep(0)
+    assert [place for place, _ in heard] == [0, 1, 2, 3]
+    assert [type(result) for _, result in heard] == [str, NotFound, ValueError, Unavailable]
+    assert heard[-1][1].metadata == OUTCOME_UNKNOWN

@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from services.checkpoint import frames as ledger_frames
-from services.checkpoint.batcher import Answer
 from services.tools import frames as tool_frames
 from services.tools.runs import Event
 from tenure.domain.tools import Outcome, OutcomeStatus
+from tenure.runtime.batching import Answer
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import tool_service_pb2 as tools
 
@@ -33,7 +33,7 @@ async def test_a_worker_that_does_not_read_its_commits_answers_is_not_read_eithe
             sent += len(commits)
             yield ledger.CommitStreamRequest(commits=commits)
 
-    def submit(_request: ledger.CommitRequest, answer: Answer) -> None:
+    def submit(_request: ledger.CommitRequest, answer: Answer[ledger.CommitResponse]) -> None:
         asyncio.get_running_loop().call_soon(answer, ledger.CommitResponse())
 
     frames = ledger_frames.CommitFrames(submit, asyncio.Event())
