@@ -26,6 +26,10 @@ IN_DOUBT: Final = {
     "wait": task_pb2.IN_DOUBT_POLICY_WAIT_FOR_PERSON,
     "tell": task_pb2.IN_DOUBT_POLICY_TELL_MODEL,
 }
+LEASE_LOST: Final = {
+    "resume": task_pb2.LEASE_LOST_POLICY_RESUME,
+    "time-out": task_pb2.LEASE_LOST_POLICY_TIME_OUT,
+}
 
 
 @click.command(short_help="Hand GOAL to an agent.")
@@ -42,12 +46,25 @@ IN_DOUBT: Final = {
 @click.option("--priority", type=click.Choice(list(PRIORITIES)), default="normal", help="Which tasks go first.")
 @click.option("--queue", default="", help="The queue whose workers may take it.")
 @click.option("--label", "labels", type=LABEL, multiple=True, help="key=value; may be repeated.")
+@click.option("--loop", default="", help="How it is worked on: a loop that workers know. Default: messages.")
+@click.option(
+    "--retries",
+    type=click.IntRange(0, 100),
+    default=None,
+    help="How often it is scheduled again when model calls keep failing. Default: 3.",
+)
 @click.option("--request-id", default="", help="The same id and the same goal are the same task, however often sent.")
 @click.option(
     "--on-in-doubt",
     type=click.Choice(list(IN_DOUBT)),
     default="wait",
     help="When nobody knows whether a tool's effect happened: wait for a person, or tell the model.",
+)
+@click.option(
+    "--on-lease-lost",
+    type=click.Choice(list(LEASE_LOST)),
+    default="resume",
+    help="When its worker is lost: another goes on, or it ends TIMED_OUT.",
 )
 @pass_context
 def submit(context: Context, /, goal: str, watched: bool, **options: Any) -> None:
@@ -86,6 +103,9 @@ def request_of(
     labels: tuple[tuple[str, str], ...] = (),
     request_id: str = "",
     on_in_doubt: str = "wait",
+    on_lease_lost: str = "resume",
+    loop: str = "",
+    retries: int | None = None,
 ) -> api.SubmitTaskRequest:
     """The request that the command line asks for. UsageError for what cannot be said together."""
     if tools and no_tools:
@@ -94,13 +114,19 @@ def request_of(
     return api.SubmitTaskRequest(
         request_id=request_id,
         goal=sys.stdin.read().strip() if goal == "-" else goal,
-        agent=task_pb2.AgentSpec(model=model, system=system, tools=allowed, max_output_tokens=max_output_tokens or 0),
+        agent=task_pb2.AgentSpec(
+            loop=loop, model=model, system=system, tools=allowed, max_output_tokens=max_output_tokens or 0
+        ),
         limits=task_pb2.Limits(
             max_tokens=max_tokens or 0,
             max_steps=max_steps or 0,
             timeout=None if timeout is None else duration(timeout),
         ),
-        policy=task_pb2.TaskPolicy(on_in_doubt=IN_DOUBT[on_in_doubt]),
+        policy=task_pb2.TaskPolicy(
+            on_in_doubt=IN_DOUBT[on_in_doubt],
+            on_lease_lost=LEASE_LOST[on_lease_lost],
+            retry=None if retries is None else task_pb2.RetryPolicy(max_attempts=retries),
+        ),
         priority=PRIORITIES[priority],
         queue=queue,
         labels=dict(labels),

@@ -43,6 +43,7 @@ async def test_a_goal_may_come_from_standard_input_and_every_option_reaches_the_
         *("--json", "submit", "-", "--model", "sim-hello", "--system", "be brief", "--tools", "read_file,list_files"),
         *("--max-tokens", "5000", "--max-steps", "7", "--timeout", "10m", "--max-output-tokens", "100"),
         *("--priority", "high", "--queue", "elsewhere", "--label", "a=1", "--label", "b=2", "--on-in-doubt", "tell"),
+        *("--loop", "of-my-own", "--on-lease-lost", "time-out", "--retries", "0"),
         stdin="from a pipe\n",
     )
     (task,) = done.values
@@ -53,7 +54,11 @@ async def test_a_goal_may_come_from_standard_input_and_every_option_reaches_the_
     assert spec["agent"]["max_output_tokens"] == 100
     assert spec["limits"] == {"max_tokens": 5000, "max_steps": 7, "timeout": "600s"}
     assert (spec["priority"], spec["queue"], spec["labels"]) == ("PRIORITY_HIGH", "elsewhere", {"a": "1", "b": "2"})
-    assert spec["policy"]["on_in_doubt"] == "IN_DOUBT_POLICY_TELL_MODEL"
+    assert spec["agent"]["loop"] == "of-my-own"
+    policy = spec["policy"]
+    assert policy["on_in_doubt"] == "IN_DOUBT_POLICY_TELL_MODEL"
+    assert policy["on_lease_lost"] == "LEASE_LOST_POLICY_TIME_OUT"
+    assert policy["retry"]["max_attempts"] == 0
     assert (await run("cancel", task["task_id"])).code == Exit.OK
 
 

@@ -72,6 +72,8 @@ def test_nothing_that_answers_is_4_and_says_what_starts_a_stack():
         ["submit", "x", "--timeout", "soon"],
         ["submit", "x", "--tools", "a", "--no-tools"],
         ["submit", "x", "--max-output-tokens", "64001"],
+        ["submit", "x", "--on-lease-lost", "fail"],
+        ["submit", "x", "--retries", "101"],
         ["list", "--state", "HAPPY"],
         ["dev", "--etcd", "127.0.0.1:1", "--etcd-binary", "etcd"],
         ["nonsense"],

@@ -1,0 +1,39 @@
+"""What a command line asks for, and what it leaves to the service."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from tenure.cli.submit import request_of
+from tenure.v1 import task_pb2
+
+
+def test_what_is_not_said_is_left_to_the_service() -> None:
+    request = request_of("go")
+    assert (request.goal, request.agent, request.limits) == ("go", task_pb2.AgentSpec(), task_pb2.Limits())
+    assert not request.policy.HasField("retry")
+
+
+def test_no_retries_are_none_and_not_the_default() -> None:
+    retry = request_of("go", retries=0).policy.retry
+    assert retry.HasField("max_attempts")
+    assert retry.max_attempts == 0
+    assert request_of("go", retries=7).policy.retry.max_attempts == 7
+
+
+@pytest.mark.parametrize(
+    ("word", "policy"),
+    [("resume", task_pb2.LEASE_LOST_POLICY_RESUME), ("time-out", task_pb2.LEASE_LOST_POLICY_TIME_OUT)],
+)
+def test_what_becomes_of_a_task_whose_worker_is_lost_is_chosen(word: str, policy: int) -> None:
+    assert request_of("go", on_lease_lost=word).policy.on_lease_lost == policy
+
+
+def test_a_loop_is_named() -> None:
+    assert request_of("go", loop="of-my-own").agent.loop == "of-my-own"
+
+
+def test_some_tools_and_none_cannot_be_asked_for_together() -> None:
+    with pytest.raises(click.UsageError, match="--no-tools"):
+        request_of("go", tools=("a",), no_tools=True)
