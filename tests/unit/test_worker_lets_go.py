@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,14 +12,16 @@ import pytest
 from services.coordinator.session import Timing
 from services.worker import tool_step
 from services.worker.holdings import Holding, Holdings
-from services.worker.ledger_client import read_entries
+from services.worker.ledger_client import LedgerClient
 from services.worker.live import LiveServicer
 from services.worker.supervisor import Supervisor
 from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import NotFound, TryLater, Unauthenticated, Unavailable
 from tenure.domain.task import InDoubtPolicy
 from tenure.domain.token import Claims
+from tenure.runtime.rpc_channel import open_channel
 from tenure.runtime.tenancy import as_tenant
+from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, token_pb2
 from tenure.v1 import worker_service_pb2 as worker_pb
 
@@ -73,9 +76,16 @@ async def test_a_key_that_a_service_does_not_know_yet_is_no_crash() -> None:
     assert released == ["WORKER_HALTED"]
 
 
-def test_an_entry_of_a_newer_version_is_a_reason_to_let_go() -> None:
-    with pytest.raises(Unavailable):
-        read_entries([ledger_pb2.Entry(sequence=1)])
+async def test_an_entry_of_a_newer_version_is_a_reason_to_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def history(*_: Any, **__: Any) -> AsyncIterator[pb.OpenResponse]:
+        yield pb.OpenResponse(header=pb.OpenHeader())
+        yield pb.OpenResponse(page=pb.EntryPage(entries=[ledger_pb2.Entry(sequence=1)]))
+
+    async with open_channel("127.0.0.1:1") as channel:
+        client = LedgerClient(channel)
+        monkeypatch.setattr(client, "_stub", SimpleNamespace(Open=history))
+        with pytest.raises(Unavailable):
+            await client.open(token_pb2.FencingToken())
 
 
 async def test_live_text_is_another_tenants_to_nobody() -> None:
