@@ -1,0 +1,35 @@
+"""What README.md and ARCHITECTURE.md point at is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tenure.cli.main import cli
+
+ROOT = Path(__file__).parents[2]
+DOCS = ("README.md", "ARCHITECTURE.md")
+PATHS = re.compile(r"`((?:services|tenure|tests|protos|deploy|bench|examples)/[\w./*]*)`")
+
+
+@pytest.mark.parametrize("document", DOCS)
+def test_every_path_named_exists(document: str) -> None:
+    named = PATHS.findall((ROOT / document).read_text())
+    assert named
+    missing = [path for path in named if not list(ROOT.glob(path.rstrip("/")))]
+    assert missing == []
+
+
+def test_every_make_target_named_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {name for document in DOCS for name in re.findall(r"make ([a-z-]+)", (ROOT / document).read_text())}
+    assert named <= targets
+
+
+def test_every_verb_named_exists() -> None:
+    text = "\n".join((ROOT / document).read_text() for document in DOCS)
+    assert set(re.findall(r"bin/tenure ([a-z]+)|`tenure ([a-z]+)", text))
+    named = {word for pair in re.findall(r"bin/tenure ([a-z]+)|`tenure ([a-z]+)", text) for word in pair if word}
+    assert named <= set(cli.commands)
