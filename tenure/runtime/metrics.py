@@ -16,7 +16,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 LabelSet = tuple[tuple[str, str], ...]
 
@@ -116,20 +116,6 @@ class Registry:
         """Tell `listener` nothing more."""
         self._listeners.remove(listener)
 
-    def as_text(self) -> str:
-        """Everything in the Prometheus text format."""
-        return "".join(f"{line}\n" for line in self._lines())
-
-    def _lines(self) -> Iterator[str]:
-        for name in sorted(self._cells):
-            yield f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}"
-            for key, found in sorted(self._cells[name].items()):
-                yield f"{name}{_braced(key)} {found.value:g}"
-        for name in sorted(self._histograms):
-            yield f"# TYPE {name} histogram"
-            for key, histogram in sorted(self._histograms[name].items()):
-                yield from _histogram_lines(name, key, histogram)
-
     def _tell(self, name: str) -> None:
         for listener in self._listeners:
             listener(name)
@@ -141,24 +127,6 @@ class Registry:
 
 def _key(labels: dict[str, str]) -> LabelSet:
     return tuple(sorted(labels.items()))
-
-
-def _braced(key: LabelSet) -> str:
-    inner = ",".join(f'{name}="{_escaped(value)}"' for name, value in key)
-    return f"{{{inner}}}" if inner else ""
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _histogram_lines(name: str, key: LabelSet, histogram: Histogram) -> Iterator[str]:
-    below = 0
-    for bound, count in zip((*(f"{b:g}" for b in BUCKETS_SECONDS), "+Inf"), histogram.counts, strict=True):
-        below += count
-        yield f"{name}_bucket{_braced((*key, ('le', bound)))} {below}"
-    yield f"{name}_sum{_braced(key)} {histogram.total:g}"
-    yield f"{name}_count{_braced(key)} {below}"
 
 
 REGISTRY: Final = Registry()

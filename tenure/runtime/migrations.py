@@ -95,12 +95,6 @@ async def migrate(dsn: str | Secret, migrations: Migrations, *, allowed: bool = 
     return [file.name for file in pending]
 
 
-async def pending_migrations(dsn: str | Secret, migrations: Migrations) -> list[str]:
-    """The names of those not yet applied. Raises ConfigurationError for a changed file."""
-    async with _turn(dsn, migrations.schema) as postgres:
-        return [file.name for file in await _pending(postgres, migrations)]
-
-
 def _sql_files(package: str, path: str) -> list[resources.abc.Traversable]:
     folder = resources.files(package).joinpath(path)
     return [file for file in folder.iterdir() if file.name.endswith(".sql")]

@@ -93,10 +93,6 @@ def usage_to_wire(usage: TokenUsage) -> task_pb2.TokenUsage:
     )
 
 
-def budget_to_domain(budget: task_pb2.BudgetStatus) -> Budget:
-    return Budget(budget.max_tokens, budget.used_tokens, budget.reserved_tokens)
-
-
 def budget_to_wire(budget: Budget) -> task_pb2.BudgetStatus:
     return task_pb2.BudgetStatus(
         max_tokens=budget.max_tokens, used_tokens=budget.used_tokens, reserved_tokens=budget.reserved_tokens

@@ -61,19 +61,6 @@ def test_a_label_with_unbounded_values_is_noticed():
         registry.cell("x_total", task="one more")
 
 
-def test_the_text_is_what_prometheus_reads():
-    registry = Registry()
-    registry.cell("x_total", path='a"b\\c\n').value = 2
-    registry.cell("level").value = 1.5
-    registry.histogram("took_seconds").observe(0.2)
-    lines = registry.as_text().splitlines()
-    assert lines[:4] == ["# TYPE level gauge", "level 1.5", "# TYPE x_total counter", 'x_total{path="a\\"b\\\\c\\n"} 2']
-    assert 'took_seconds_bucket{le="0.1"} 0' in lines
-    assert 'took_seconds_bucket{le="0.25"} 1' in lines
-    assert 'took_seconds_bucket{le="+Inf"} 1' in lines
-    assert lines[-2:] == ["took_seconds_sum 0.2", "took_seconds_count 1"]
-
-
 def test_exporters_see_every_name_the_later_ones_too():
     registry, reader = Registry(), InMemoryMetricReader()
     registry.cell("early_total", service="a").value = 1

@@ -129,19 +129,9 @@ def modified_at(key: bytes, revision: int) -> Compare:
     return _compare(stubs.Compare(key=key, target=stubs.Compare.MOD, mod_revision=revision))
 
 
-def version_is(key: bytes, version: int) -> Compare:
-    """The key was put this many times since its creation."""
-    return _compare(stubs.Compare(key=key, target=stubs.Compare.VERSION, version=version))
-
-
 def value_is(key: bytes, value: bytes) -> Compare:
     """The key exists and has this value."""
     return _compare(stubs.Compare(key=key, target=stubs.Compare.VALUE, value=value))
-
-
-def lease_is(key: bytes, lease: int) -> Compare:
-    """The key hangs on this lease."""
-    return _compare(stubs.Compare(key=key, target=stubs.Compare.LEASE, lease=lease))
 
 
 def _compare(message: stubs.Compare) -> Compare:
