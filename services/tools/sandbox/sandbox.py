@@ -20,7 +20,7 @@ from services.tools.sandbox.process import remove_cgroup
 from services.tools.sandbox.result import SandboxResult, SandboxStatus
 from services.tools.sandbox.self_test import require_no_escape
 from services.tools.sandbox.slots import Slot, SlotPool
-from services.tools.sandbox.supervision import Job, OnOutput, Supervision
+from services.tools.sandbox.supervision import OnOutput, Program, Supervision
 from services.tools.sandbox.workspace import NOTHING, Usage, hand_over, identity, measure
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         usage = await asyncio.to_thread(self._prepare, workspace, slot)
         if usage.disk_bytes > _OVERFULL * limits.workspace_bytes or usage.entries > _OVERFULL * limits.workspace_files:
             supervision.stop(SandboxStatus.WORKSPACE_LIMIT)
-        return await supervision.run(self._job(code, workspace, limits, slot, usage))
+        return await supervision.run(self._program(code, workspace, limits, slot, usage))
 
     def _prepare(self, workspace: Path | None, slot: Slot) -> Usage:
         if workspace is None:
@@ -130,7 +130,7 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         uid = self._uid(slot)
         return measure(workspace) if uid is None else hand_over(workspace, uid)
 
-    def _job(self, code: bytes, workspace: Path | None, limits: SandboxLimits, slot: Slot, usage: Usage) -> Job:
+    def _program(self, code: bytes, workspace: Path | None, limits: SandboxLimits, slot: Slot, usage: Usage) -> Program:
         placement = place(self._tools.bubblewrap, self._tools.interpreter, workspace, self._stage)
         cgroup = self.detection.cgroups.new()
         limited = self.detection.cgroups.limits
@@ -143,7 +143,7 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
             rlimits=rlimits(limits, memory="memory" not in limited, processes=by_uid),
             binds=placement.binds,
         )
-        return Job(
+        return Program(
             code=code,
             filter_program=self._tools.filter_program,
             view=placement.view,

@@ -31,8 +31,8 @@ _UNSTOPPABLE = "the kernel did not end the run's processes in time"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """Everything decided about a run before it starts."""
+class Program:
+    """What is run, and everything decided about its confinement before it starts."""
 
     code: bytes
     filter_program: bytes
@@ -69,58 +69,58 @@ class Supervision:
         """Whether nobody waits for the result any more."""
         return self._reason is SandboxStatus.CANCELLED
 
-    async def run(self, job: Job) -> SandboxResult:
+    async def run(self, program: Program) -> SandboxResult:
         """Start, follow, end, judge. What the output callback raised is raised, after the run was ended."""
         started = time.monotonic()
         exit_code, counters = None, Counters()
         if self._reason is None:
-            exit_code, counters = await self._start_to_end(job)
+            exit_code, counters = await self._start_to_end(program)
         if self._callback_failure is not None:
             raise self._callback_failure
-        if await self._has_outgrown(job):
+        if await self._has_outgrown(program):
             self.stop(SandboxStatus.WORKSPACE_LIMIT)
         return self._result(exit_code, counters, time.monotonic() - started)
 
-    async def _start_to_end(self, job: Job) -> tuple[int | None, Counters]:
+    async def _start_to_end(self, program: Program) -> tuple[int | None, Counters]:
         try:
-            process = await self._start(job)
+            process = await self._start(program)
         except OSError as error:
             self.stop(SandboxStatus.SANDBOX_ERROR, f"the sandbox could not be started: {error}")
             return None, Counters()
         try:
-            await self._attend(process, job)
+            await self._attend(process, program)
         finally:
-            exit_code, counters = await self._finish(process, job)
+            exit_code, counters = await self._finish(process, program)
         return exit_code, counters
 
-    async def _start(self, job: Job) -> SandboxedProcess:
-        if job.cgroup is not None:
-            job.cgroup.create(job.limits)
+    async def _start(self, program: Program) -> SandboxedProcess:
+        if program.cgroup is not None:
+            program.cgroup.create(program.limits)
         try:
             return await SandboxedProcess.start(
-                job.code,
-                job.filter_program,
-                job.view,
-                job.entry,
-                job.limits,
-                cgroup=job.cgroup,
-                gated=job.process_gate is not None,
+                program.code,
+                program.filter_program,
+                program.view,
+                program.entry,
+                program.limits,
+                cgroup=program.cgroup,
+                gated=program.process_gate is not None,
             )
         except BaseException:
-            if job.cgroup is not None:
-                self.left_behind = not await remove_cgroup(job.cgroup)
+            if program.cgroup is not None:
+                self.left_behind = not await remove_cgroup(program.cgroup)
             raise
 
-    async def _attend(self, process: SandboxedProcess, job: Job) -> None:
+    async def _attend(self, process: SandboxedProcess, program: Program) -> None:
         """Read its output and watch its limits until it ends or is stopped."""
         timer = asyncio.get_running_loop().call_later(self._limits.wall_seconds, self.stop, SandboxStatus.TIMEOUT)
         try:
             async with asyncio.TaskGroup() as tasks:
-                following = tasks.create_task(self._follow(process, job))
+                following = tasks.create_task(self._follow(process, program))
                 watchers = [
                     tasks.create_task(self._end_when_stopped(process, following)),
-                    tasks.create_task(self._watch_counters(process, job)),
-                    tasks.create_task(self._watch_files(job)),
+                    tasks.create_task(self._watch_counters(process, program)),
+                    tasks.create_task(self._watch_files(program)),
                 ]
                 await asyncio.wait({following})
                 for watcher in watchers:
@@ -128,10 +128,10 @@ class Supervision:
         finally:
             timer.cancel()
 
-    async def _follow(self, process: SandboxedProcess, job: Job) -> None:
+    async def _follow(self, process: SandboxedProcess, program: Program) -> None:
         async with asyncio.TaskGroup() as tasks:
-            if job.process_gate is not None:
-                tasks.create_task(process.open_gate(job.process_gate))
+            if program.process_gate is not None:
+                tasks.create_task(process.open_gate(program.process_gate))
             tasks.create_task(self._pump(process.stdout, "stdout"))
             tasks.create_task(self._pump(process.stderr, "stderr"))
         await process.ended()
@@ -161,7 +161,7 @@ class Supervision:
             self.left_behind = True
             following.cancel()
 
-    async def _watch_counters(self, process: SandboxedProcess, job: Job) -> None:
+    async def _watch_counters(self, process: SandboxedProcess, program: Program) -> None:
         """End what forks on after refusals, and what has used up its CPU time.
 
         The kernel's own CPU limit comes a second later and is for each process; its warning is no use here, as a
@@ -169,37 +169,37 @@ class Supervision:
         """
         while True:
             await asyncio.sleep(_COUNTERS_EVERY_SECONDS)
-            counters = job.cgroup.counters() if job.cgroup is not None else Counters()
+            counters = program.cgroup.counters() if program.cgroup is not None else Counters()
             if (counters.refused_forks or 0) >= _FORK_FLOOD:
                 self.stop(SandboxStatus.TOO_MANY_PROCESSES)
             used = process.cpu_seconds if counters.cpu_ms is None else counters.cpu_ms / 1000
             if used >= self._limits.cpu_seconds:
                 self.stop(SandboxStatus.TIMEOUT, f"used up its {self._limits.cpu_seconds:g} s of CPU time")
 
-    async def _watch_files(self, job: Job) -> None:
+    async def _watch_files(self, program: Program) -> None:
         """End what fills the workspace. A large one is looked at less often, so that looking stays cheap."""
         pause = _FILES_EVERY_SECONDS
-        while job.workspace is not None:
+        while program.workspace is not None:
             await asyncio.sleep(pause)
             started = time.monotonic()
-            if await self._has_outgrown(job):
+            if await self._has_outgrown(program):
                 self.stop(SandboxStatus.WORKSPACE_LIMIT)
             pause = max(_FILES_EVERY_SECONDS, 10 * (time.monotonic() - started))
 
-    async def _has_outgrown(self, job: Job) -> bool:
-        if job.workspace is None:
+    async def _has_outgrown(self, program: Program) -> bool:
+        if program.workspace is None:
             return False
         try:
-            usage = await asyncio.to_thread(measure, job.workspace)
+            usage = await asyncio.to_thread(measure, program.workspace)
         except OSError as error:
             log.warning("the workspace of a run cannot be measured: %s", error)
             return False
-        return usage.exceeds(job.usage_before, self._limits.workspace_bytes, self._limits.workspace_files)
+        return usage.exceeds(program.usage_before, self._limits.workspace_bytes, self._limits.workspace_files)
 
-    async def _finish(self, process: SandboxedProcess, job: Job) -> tuple[int | None, Counters]:
+    async def _finish(self, process: SandboxedProcess, program: Program) -> tuple[int | None, Counters]:
         """Whatever led here, nothing of the run outlives this."""
         ended = await process.kill()
-        counters = job.cgroup.counters() if job.cgroup is not None else Counters()
+        counters = program.cgroup.counters() if program.cgroup is not None else Counters()
         exit_code = process.exit_code
         removed = await process.close()
         self.left_behind = self.left_behind or not (ended and removed)
