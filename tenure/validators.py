@@ -15,6 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from tenure.domain.errors import FieldViolation, InvalidRequest
+from tenure.domain.states import ReleaseReason
 from tenure.domain.task import MAX_TIMEOUT_SECONDS
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
@@ -35,6 +36,10 @@ MAX_ARGUMENT_BYTES: Final = 1024 * 1024
 MAX_FRAME_ITEMS: Final = 128
 MAX_FRAME_BYTES: Final = 2 * 1024 * 1024
 MAX_WAIT_SECONDS: Final = 600
+MAX_HOLDINGS: Final = 10_000
+MAX_SLOTS: Final = 10_000
+MAX_CHOICES: Final = 64
+MAX_ID_CHARACTERS: Final = 64
 
 TOOL_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
 NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}\Z")
@@ -269,12 +274,61 @@ def _execute(request: tools.ExecuteRequest, v: Violations) -> None:
 
 
 def _session(request: coordinator.SessionRequest, v: Violations) -> None:
-    if request.HasField("hello"):
-        v.length("hello.worker_id", request.hello.worker_id, 1, 128)
-        v.between("hello.free_slots", request.hello.free_slots, 0, 10_000)
-        v.length("hello.live_address", request.hello.live_address, 0, 300)
-    v.require(request.WhichOneof("message") is not None, "message", "must be set")
+    message = request.WhichOneof("message")
+    v.require(message is not None, "message", "must be set")
+    match message:
+        case "hello":
+            _hello(request.hello, v)
+        case "renew":
+            v.require(request.renew.renew_number >= 1, "renew.renew_number", "must be 1 or more")
+            _holdings("renew.holdings", request.renew.holdings, v)
+            _slots("renew", request.renew, v)
+        case "slots":
+            _slots("slots", request.slots, v)
+        case "release":
+            _claim_ids("release", request.release, v)
+            v.require(request.release.reason in _RELEASE_REASONS, "release.reason", f"is none of {_RELEASE_NAMES}")
 
+
+def _hello(hello: coordinator.Hello, v: Violations) -> None:
+    v.length("hello.worker_id", hello.worker_id, 1, 128)
+    v.length("hello.session_id", hello.session_id, 0, MAX_ID_CHARACTERS)
+    v.length("hello.live_address", hello.live_address, 0, 300)
+    v.between("hello.free_slots", hello.free_slots, 0, MAX_SLOTS)
+    _holdings("hello.holdings", hello.holdings, v)
+    _names("hello.queues", hello.queues, v)
+    _names("hello.loops", hello.loops, v)
+    v.require(len(hello.priorities) <= MAX_CHOICES, "hello.priorities", f"at most {MAX_CHOICES}")
+    for index, priority in enumerate(hello.priorities[:MAX_CHOICES]):
+        v.known(f"hello.priorities[{index}]", task_pb2.Priority, priority)
+
+
+def _names(field: str, names: Any, v: Violations) -> None:
+    v.require(len(names) <= MAX_CHOICES, field, f"at most {MAX_CHOICES}")
+    for index, name in enumerate(names[:MAX_CHOICES]):
+        v.require(bool(NAME.match(name)), f"{field}[{index}]", "must be a name of up to 63 characters")
+
+
+def _slots(field: str, said: coordinator.Renew | coordinator.Slots, v: Violations) -> None:
+    v.between(f"{field}.free_slots", said.free_slots, 0, MAX_SLOTS)
+    v.require(said.grants_read >= 0, f"{field}.grants_read", "must not be negative")
+
+
+def _holdings(field: str, holdings: Any, v: Violations) -> None:
+    """With every renewal of every worker: no UUID is parsed here, an id that is none is simply nobody's claim."""
+    v.require(len(holdings) <= MAX_HOLDINGS, field, f"at most {MAX_HOLDINGS}")
+    for index, holding in enumerate(holdings[:MAX_HOLDINGS]):
+        if not (0 < len(holding.task_id) <= MAX_ID_CHARACTERS and 0 < len(holding.claim_id) <= MAX_ID_CHARACTERS):
+            _claim_ids(f"{field}[{index}]", holding, v)
+
+
+def _claim_ids(field: str, named: coordinator.Holding | coordinator.Release, v: Violations) -> None:
+    v.length(f"{field}.task_id", named.task_id, 1, MAX_ID_CHARACTERS)
+    v.length(f"{field}.claim_id", named.claim_id, 1, MAX_ID_CHARACTERS)
+
+
+_RELEASE_REASONS: Final = frozenset(ReleaseReason)
+_RELEASE_NAMES: Final = ", ".join(ReleaseReason)
 
 _CHECKS: Final[dict[type, Check]] = {
     tasks.SubmitTaskRequest: _submit,

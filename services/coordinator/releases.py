@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from services.coordinator.losses import LostClaim
 from tenure.domain.errors import TenureError
-from tenure.domain.states import Reason
+from tenure.domain.states import ReleaseReason
 
 if TYPE_CHECKING:
     from services.coordinator.lease_store import HeldClaim, LeaseStore
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tenure.v1 import coordinator_service_pb2 as pb
 
 _log: Final = logging.getLogger(__name__)
-_NOTHING_LEFT: Final = frozenset({"CLOSED", "FENCED"})
+_NOTHING_LEFT: Final = frozenset({ReleaseReason.CLOSED, ReleaseReason.FENCED})
 """Reasons that leave nothing to requeue: the task was moved out of RUNNING, or is another owner's."""
 _CLOSING_SECONDS: Final = 3.0
 
@@ -60,7 +60,7 @@ class Releases:
             return
         message = f"worker {session.worker_id} gave the task back"
         tokens = claim.progress.heard.output_tokens if claim is not None else 0
-        await self._losses.take_away(held, LostClaim.of(held, release.reason or Reason.CLAIM_LOST, message, tokens))
+        await self._losses.take_away(held, LostClaim.of(held, release.reason, message, tokens))
 
     async def _find(self, session: Session, release: pb.Release) -> HeldClaim | None:
         """A claim that a worker let go of while its stream was broken: it came back without holding it."""

@@ -29,7 +29,7 @@ from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.service import CommonSettings, run_service
 from tenure.runtime.settings import Address, Secret, group, setting
 from tenure.v1.worker_service_pb2_grpc import add_WorkerServiceServicer_to_server
-from tenure.validators import validate
+from tenure.validators import MAX_CHOICES, NAME, validate
 
 _log: Final = logging.getLogger(__name__)
 LIVE_GRACE_SECONDS: Final = 0.1
@@ -75,7 +75,9 @@ class Settings:
     common: CommonSettings = group(CommonSettings)
 
     def problems(self) -> Iterator[str]:
-        """A loop that is offered and not known would be driven by another one."""
+        """What coordinators would refuse. And a loop that is offered and not known would be driven by another one."""
+        if len(self.queues) > MAX_CHOICES or not all(map(NAME.match, self.queues)):
+            yield f"TENURE_WORKER_QUEUES: at most {MAX_CHOICES} names of up to 63 letters, digits, dots, - and _"
         for loop in self.loops:
             if loop not in KNOWN_LOOPS:
                 yield f"TENURE_WORKER_LOOPS: this worker knows no loop {loop!r}, only {', '.join(sorted(KNOWN_LOOPS))}"

@@ -23,7 +23,7 @@ from services.worker.session_stream import Detached, SessionStream, ToSay
 from services.worker.trust_gate import TrustGate
 from tenure.domain.errors import Refused, TenureError, Unavailable
 from tenure.domain.retry import RetryPolicy
-from tenure.domain.states import Reason
+from tenure.domain.states import ReleaseReason
 from tenure.runtime import metrics
 from tenure.runtime.rpc_channel import open_channel
 from tenure.runtime.status import PeerFailed
@@ -89,8 +89,8 @@ class Session:
                 await asyncio.sleep(REATTACH.wait_seconds(self._failures, random.random()) if self._failures else 0)
             self._left.set()
 
-    def release(self, holding: Holding, reason: str) -> None:
-        """Gives a claim back; the proto says with which reasons."""
+    def release(self, holding: Holding, reason: ReleaseReason) -> None:
+        """Gives a claim back."""
         claims = holding.claims
         self._to_say.releases.append(pb.Release(task_id=claims.task_id, claim_id=claims.claim_id, reason=reason))
         self.tell_slots()
@@ -122,7 +122,7 @@ class Session:
         assert self._take is not None, "grants come while `run` runs"
         holding = Holding.of_grant(grant)
         if self._to_say.draining:
-            self.release(holding, Reason.WORKER_DRAINED)
+            self.release(holding, ReleaseReason.WORKER_DRAINED)
         else:
             self._take(holding)
 

@@ -12,7 +12,7 @@ from services.worker.parts import Parts
 from services.worker.task_loop import TaskLoop
 from tenure.domain.epochs import describe_epoch
 from tenure.domain.errors import Fenced, TryLater, Unauthenticated, WrongState
-from tenure.domain.states import Reason
+from tenure.domain.states import ReleaseReason
 from tenure.runtime import metrics, semconv
 from tenure.runtime.logs import log_context
 from tenure.runtime.status import PeerFailed
@@ -20,7 +20,7 @@ from tenure.runtime.telemetry import span
 from tenure.runtime.tenancy import set_tenant
 
 _log: Final = logging.getLogger(__name__)
-Release = Callable[[Holding, str], None]
+Release = Callable[[Holding, ReleaseReason], None]
 """Gives a claim back, with the reason."""
 
 
@@ -44,7 +44,7 @@ class Supervisor:
         """Begins to work on a task."""
         if len(self._holdings) >= self._most:
             _log.warning("a grant beyond all slots is given back", extra={"task": holding.task_id})
-            self._release(holding, Reason.WORKER_HALTED)
+            self._release(holding, ReleaseReason.WORKER_HALTED)
             return
         self._holdings.add(holding)
         holding.work = asyncio.create_task(self._work(holding), name=f"task {holding.task_id}")
@@ -52,7 +52,7 @@ class Supervisor:
         holding.work.add_done_callback(self._working.discard)
 
     async def _work(self, holding: Holding) -> None:
-        reason: str = Reason.WORKER_CRASHED
+        reason = ReleaseReason.WORKER_CRASHED
         claims = holding.claims
         set_tenant(claims.tenant)
         with log_context(task=claims.task_id, epoch=describe_epoch(claims.epoch)):
@@ -67,7 +67,7 @@ class Supervisor:
                 metrics.count("tenure_worker_releases_total", reason=told)
                 _log.info("task left", extra={"reason": told, "sequence": holding.progress.sequence})
 
-    async def _loop(self, holding: Holding) -> str:
+    async def _loop(self, holding: Holding) -> ReleaseReason:
         attributes = {
             semconv.OPERATION_NAME: semconv.INVOKE_AGENT,
             semconv.PROVIDER_NAME: semconv.PROVIDER_ANTHROPIC,
@@ -81,15 +81,15 @@ class Supervisor:
                 return await TaskLoop(self._parts, holding).run()
         except Fenced as fenced:
             _log.warning("fenced: the task is dropped", extra={"why": str(fenced)})
-            return "FENCED"
+            return ReleaseReason.FENCED
         except WrongState as refusal:  # ended or parked since it was granted: nothing is left to do
             _log.info("the task cannot be opened", extra={"why": str(refusal)})
-            return "CLOSED"
+            return ReleaseReason.CLOSED
         except (TryLater, Unauthenticated) as error:  # a service may not know yet the key that signs since a moment
             _log.warning("the task is let go", extra={"why": str(error)})
-            return Reason.WORKER_HALTED
+            return ReleaseReason.WORKER_HALTED
         except PeerFailed as error:
             _log.warning("the task is let go", extra={"why": str(error)})
         except Exception:  # noqa: BLE001  a bug in one task's work: logged with its stack, the others go on
             _log.exception("unexpected error: the task is let go")
-        return Reason.WORKER_CRASHED
+        return ReleaseReason.WORKER_CRASHED

@@ -23,7 +23,7 @@ from tenure.domain.budget import Denied
 from tenure.domain.errors import SequenceConflict
 from tenure.domain.fold import Message, ResumePoint
 from tenure.domain.retry import RetryPolicy
-from tenure.domain.states import Reason, TaskState
+from tenure.domain.states import Reason, ReleaseReason, TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import ToolDefinition
 from tenure.domain.turn import NUDGE, CallModel, CloseOut, ExecuteTools, Nudge, next_move
@@ -46,7 +46,7 @@ class TaskLoop:
         self._model: ModelStep
         self._tools: ToolStep
 
-    async def run(self) -> str:
+    async def run(self) -> ReleaseReason:
         """Works until the task is left."""
         await failpoint("worker.after_grant")
         await self._ledger.open()
@@ -70,7 +70,7 @@ class TaskLoop:
         assert self._point.spec is not None, "the first entry of every ledger is the spec"
         return self._point.spec
 
-    async def _work(self) -> str:
+    async def _work(self) -> ReleaseReason:
         self._begin()
         await self._define_tools()
         while True:
@@ -78,7 +78,7 @@ class TaskLoop:
             transition = await self._one_move()
             if transition is not None:
                 await leave(self._parts, self._holding, self._ledger, self._pending, transition)
-                return "CLOSED"
+                return ReleaseReason.CLOSED
 
     def _begin(self) -> None:
         """After an Open: nothing is pending, and no attempt is open."""
@@ -173,7 +173,7 @@ class TaskLoop:
             return facts.Transition(TaskState.WAITING_USER, Reason.TOOL_IN_DOUBT, told)
         return await self._call_model(CallModel(move.step + 1, 1))
 
-    async def _stop(self, kind: Interruption) -> str:
+    async def _stop(self, kind: Interruption) -> ReleaseReason:
         """Interrupted: one commit with all that is known leaves the task, as it is to be left."""
         if kind is Interruption.DRAIN:
             transition = facts.Transition(TaskState.QUEUED, Reason.WORKER_DRAINED, "its worker shuts down")
@@ -181,7 +181,7 @@ class TaskLoop:
             transition = self._requested_ending()
         self._settle_open_attempt()
         await leave(self._parts, self._holding, self._ledger, self._pending, transition)
-        return Reason.WORKER_DRAINED if kind is Interruption.DRAIN else "CLOSED"
+        return ReleaseReason.WORKER_DRAINED if kind is Interruption.DRAIN else ReleaseReason.CLOSED
 
     def _requested_ending(self) -> facts.Transition:
         """The ledger knows best which end was asked for (a cancel, a deadline), and writes that one."""

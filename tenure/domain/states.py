@@ -55,6 +55,16 @@ class Reason:
     CONTEXT_WINDOW_EXCEEDED = "CONTEXT_WINDOW_EXCEEDED"
 
 
+class ReleaseReason(StrEnum):
+    """Why a worker gives a claim back. A closed set: each decides what becomes of the task."""
+
+    CLOSED = "CLOSED"  # the task was moved out of RUNNING
+    FENCED = "FENCED"  # the task is another owner's
+    WORKER_DRAINED = Reason.WORKER_DRAINED
+    WORKER_HALTED = Reason.WORKER_HALTED  # a part it needs is out of reach
+    WORKER_CRASHED = Reason.WORKER_CRASHED  # a bug
+
+
 TERMINAL: Final = frozenset(
     {TaskState.SUCCEEDED, TaskState.FAILED, TaskState.TIMED_OUT, TaskState.CANCELLED, TaskState.COST_EXCEEDED}
 )

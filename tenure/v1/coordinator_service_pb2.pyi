@@ -89,24 +89,24 @@ class Hello(message.Message):
     session_id: builtins.str
     """To re-attach: the session it had; empty: a new one."""
     free_slots: builtins.int
-    """How many tasks it can take now."""
+    """How many tasks it can take now; at most 10,000."""
     live_address: builtins.str
     """host:port where it serves WorkerService; empty: nowhere."""
     @builtins.property
     def holdings(self) -> containers.RepeatedCompositeFieldContainer[Holding]:
-        """To re-attach: the claims it holds."""
+        """To re-attach: the claims it holds; at most 10,000."""
 
     @builtins.property
     def queues(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Queues it serves; empty: "default"."""
+        """Queues it serves, at most 64 names; empty: "default"."""
 
     @builtins.property
     def priorities(self) -> containers.RepeatedScalarFieldContainer[task_pb2.Priority.ValueType]:
-        """Priorities it takes; empty: all."""
+        """Priorities it takes, at most 64; empty: all."""
 
     @builtins.property
     def loops(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Loops it knows; empty: "messages"."""
+        """Loops it knows, at most 64 names; empty: "messages"."""
 
     def __init__(
         self,
@@ -203,14 +203,14 @@ class Renew(message.Message):
     renew_number: builtins.int
     """1, 2, 3 ... The answer names it: the worker's trust window counts from the sending of the last one answered."""
     free_slots: builtins.int
-    """How many tasks it can take now."""
+    """How many tasks it can take now; at most 10,000."""
     grants_read: builtins.int
     """How many Grants of this stream it had read when it counted free_slots: those still on their way are taken off.
     Absent: free_slots is taken as it stands, and a Grant may find no slot.
     """
     @builtins.property
     def holdings(self) -> containers.RepeatedCompositeFieldContainer[Holding]:
-        """All claims it holds. A claim not named here is taken for not worked on."""
+        """All claims it holds, at most 10,000. A claim not named here is taken for not worked on."""
 
     def __init__(
         self,
@@ -237,7 +237,7 @@ class Slots(message.Message):
     FREE_SLOTS_FIELD_NUMBER: builtins.int
     GRANTS_READ_FIELD_NUMBER: builtins.int
     free_slots: builtins.int
-    """Tasks."""
+    """Tasks; at most 10,000."""
     grants_read: builtins.int
     """How many Grants of this stream it had read when it counted; as in Renew."""
     def __init__(
@@ -268,7 +268,7 @@ class Release(message.Message):
     claim_id: builtins.str
     """The claim."""
     reason: builtins.str
-    """Why: CLOSED, FENCED, WORKER_DRAINED, WORKER_HALTED (a part it needs is out of reach), WORKER_CRASHED (a bug)."""
+    """Why, one of these: CLOSED, FENCED, WORKER_DRAINED, WORKER_HALTED (a part it needs is out of reach), WORKER_CRASHED (a bug)."""
     def __init__(
         self,
         *,

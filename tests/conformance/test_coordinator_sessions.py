@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tenure.domain.errors import StaleEpoch, Unavailable
+from tenure.domain.errors import InvalidRequest, StaleEpoch, Unavailable
+from tenure.domain.states import ReleaseReason
 from tenure.runtime.signing import write_key_pair
 from tenure.v1 import task_pb2
 from tenure.wire.token import read_claims
@@ -141,6 +142,35 @@ async def test_a_drained_worker_gives_back_and_says_goodbye_without_a_grace(flee
     assert (await other.next_grant()).task_id == task_id
     assert asyncio.get_running_loop().time() - began < 2.0
     await replica.logged("ended a session")
+
+
+@pytest.mark.parametrize("reason", [ReleaseReason.WORKER_HALTED, ReleaseReason.WORKER_CRASHED])
+async def test_a_task_that_its_worker_lets_go_of_is_another_workers_and_the_ledger_says_why(fleet: Fleet, reason):
+    replica = await fleet.coordinator()
+    worker = await fleet.worker(replica, slots=1)
+    task_id = await fleet.submit()
+    grant = await worker.next_grant()
+    await worker.open(grant)
+    other = await fleet.worker(replica)
+    await worker.tell_slots(0)
+    await worker.release(grant, reason)
+    again = await other.next_grant()
+    assert again.task_id == task_id
+    await other.open(again)
+    assert [each.reason for each in await fleet.transitions(task_id)][-2:] == [reason, "OPENED"]
+    with pytest.raises(StaleEpoch):
+        await worker.commit(grant, 1, transition={"to_state": SUCCEEDED, "reason": "FINAL_ANSWER"})
+
+
+async def test_a_claim_given_back_for_no_known_reason_ends_the_stream(fleet: Fleet):
+    replica = await fleet.coordinator()
+    worker = await fleet.worker(replica)
+    await fleet.submit()
+    grant = await worker.next_grant()
+    await worker.release(grant, "BORED")
+    ended = await worker.ends()
+    assert isinstance(ended, InvalidRequest)
+    assert [violation.field for violation in ended.violations] == ["release.reason"]
 
 
 async def test_a_draining_replica_sends_its_workers_away_and_takes_nothing_from_them(fleet: Fleet):

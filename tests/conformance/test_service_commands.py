@@ -90,6 +90,13 @@ async def test_migrate_brings_the_database_up_to_date_and_ends(name, fresh_datab
         assert (code, told.count('"message": "migrated"')) == (0, migrations)
 
 
+async def test_queues_that_no_coordinator_takes_are_told_at_the_start():
+    for queues in ("two words", ",".join(f"q{number}" for number in range(65))):
+        code, _, told = await run("worker", ANTHROPIC_API_KEY="k", TENURE_WORKER_QUEUES=queues)
+        assert code == 2
+        assert "TENURE_WORKER_QUEUES: at most 64 names" in told
+
+
 async def test_a_worker_offers_no_loop_that_it_does_not_know():
     code, _, told = await run("worker", ANTHROPIC_API_KEY="k", TENURE_WORKER_LOOPS="messages,mine")
     assert (code, "knows no loop 'mine'" in told) == (2, True)

@@ -8,11 +8,13 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from tenure.domain.errors import InvalidRequest
+from tenure.domain.states import ReleaseReason
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
+from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import task_pb2, token_pb2
 from tenure.v1 import task_service_pb2 as tasks
 from tenure.v1 import tool_service_pb2 as tools
-from tenure.validators import MAX_COMMIT_BYTES, MAX_GOAL_BYTES, validate
+from tenure.validators import MAX_CHOICES, MAX_COMMIT_BYTES, MAX_GOAL_BYTES, MAX_HOLDINGS, MAX_SLOTS, validate
 
 TOKEN = token_pb2.FencingToken(claims=b"c", key_id="k", signature=b"s")
 
@@ -97,3 +99,68 @@ def test_what_coordinators_ask_is_bounded_and_names_tasks() -> None:
     assert fields(running) == {"page_size", "after_task_id"}
     lost = checkpoint.RequeueLostRequest(lost=[checkpoint.RequeueLostRequest.Lost(task_id="x")])
     assert fields(lost) == {"lost[0].task_id"}
+
+
+def said(**message: object) -> coordinator.SessionRequest:
+    return coordinator.SessionRequest(**message)  # type: ignore[arg-type]  # any of its messages
+
+
+def holdings(count: int, task_id: str = "t", claim_id: str = "c") -> list[coordinator.Holding]:
+    return [coordinator.Holding(task_id=task_id, claim_id=claim_id) for _ in range(count)]
+
+
+def test_a_hello_is_bounded() -> None:
+    most = coordinator.Hello(worker_id="w", queues=["q"] * MAX_CHOICES, holdings=holdings(MAX_HOLDINGS))
+    validate(said(hello=most))
+    beyond = coordinator.Hello(
+        session_id="s" * 65,
+        free_slots=-1,
+        queues=["q"] * (MAX_CHOICES + 1),
+        loops=["no spaces"],
+        priorities=[task_pb2.PRIORITY_HIGH] * (MAX_CHOICES + 1),
+        holdings=holdings(MAX_HOLDINGS + 1),
+    )
+    assert fields(said(hello=beyond)) == {
+        f"hello.{field}"
+        for field in ("worker_id", "session_id", "free_slots", "queues", "loops[0]", "priorities", "holdings")
+    }
+
+
+def test_a_priority_that_is_not_known_is_not_taken_for_the_default() -> None:
+    hello = coordinator.Hello(worker_id="w")
+    hello.priorities.append(99)  # type: ignore[arg-type]  # as a newer worker may send
+    assert fields(said(hello=hello)) == {"hello.priorities[0]"}
+
+
+def test_a_renewal_is_bounded() -> None:
+    validate(said(renew=coordinator.Renew(renew_number=1, free_slots=3, holdings=holdings(3))))
+    renew = coordinator.Renew(free_slots=MAX_SLOTS + 1, grants_read=-1, holdings=holdings(MAX_HOLDINGS + 1))
+    assert fields(said(renew=renew)) == {
+        "renew.renew_number",
+        "renew.free_slots",
+        "renew.grants_read",
+        "renew.holdings",
+    }
+    nameless = coordinator.Renew(renew_number=1, holdings=[*holdings(1), *holdings(1, task_id="", claim_id="c" * 65)])
+    assert fields(said(renew=nameless)) == {"renew.holdings[1].task_id", "renew.holdings[1].claim_id"}
+
+
+def test_slots_are_bounded() -> None:
+    assert fields(said(slots=coordinator.Slots(free_slots=-1, grants_read=-1))) == {
+        "slots.free_slots",
+        "slots.grants_read",
+    }
+
+
+@pytest.mark.parametrize("reason", list(ReleaseReason))
+def test_a_claim_is_given_back_for_a_reason_that_is_known(reason: ReleaseReason) -> None:
+    validate(said(release=coordinator.Release(task_id="t", claim_id="c", reason=reason)))
+
+
+@pytest.mark.parametrize("reason", ["", "BORED", "WORKER_LOST"])
+def test_a_claim_is_not_given_back_for_another_reason(reason: str) -> None:
+    assert fields(said(release=coordinator.Release(task_id="t", claim_id="c", reason=reason))) == {"release.reason"}
+
+
+def test_a_session_message_says_something() -> None:
+    assert fields(said()) == {"message"}
