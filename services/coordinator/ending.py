@@ -16,30 +16,29 @@ from uuid import uuid4
 from services.coordinator.lease_store import ClaimRecord, HeldClaim
 from services.coordinator.lease_store.claim_keys import NewClaim, Refusal
 from services.coordinator.losses import LostClaim
+from tenure.domain.endings import outcomes_of_ended_calls
 from tenure.domain.entries import ToolIntent, ToolOutcome
 from tenure.domain.epochs import describe_epoch
 from tenure.domain.errors import Fenced, TenureError, Unavailable, WrongState
 from tenure.domain.fold import fold
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import Reason
-from tenure.domain.tools import CallState, Outcome, outcome_of_ended_call
 from tenure.runtime import metrics
 from tenure.runtime.retrying import retrying
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tenure.v1 import ledger_pb2, token_pb2, tool_pb2
-from tenure.wire.entries import entries_to_domain, new_entry
-from tenure.wire.enums import CALL_STATES
+from tenure.v1 import ledger_pb2, token_pb2
+from tenure.wire.entries import new_entry
 from tenure.wire.portions import portions
-from tenure.wire.tools import outcome_to_domain
 
 if TYPE_CHECKING:
     from services.coordinator.generation import Generation
     from services.coordinator.issuing import Issuer
     from services.coordinator.lease_store import LeaseStore
-    from services.coordinator.ledger import Ledger, Opened
+    from services.coordinator.ledger import Ledger
     from services.coordinator.losses import Losses
     from services.coordinator.own_session import OwnSession
     from services.coordinator.tool_fence import ToolFence
+    from tenure.wire.opened import Opened
 
 _log: Final = logging.getLogger(__name__)
 _COMMIT: Final = RetryPolicy(max_attempts=4, initial_seconds=0.1, factor=2.0, cap_seconds=1.0)
@@ -119,7 +118,7 @@ class Ender:
     async def _close_out(self, ending: pb.ListEndingsResponse.Ending, held: HeldClaim) -> None:
         token = self._issuer.issue(held)
         opened = await self._ledger.open(token)
-        point = fold(entries_to_domain(opened.entries))
+        point = fold(opened.entries)
         outcomes = await self._outcomes(token, point.open_intents)
         end = pb.Transition(
             to_state=ending.to_state, reason=ending.reason, message=ending.message, result=point.last_text
@@ -141,13 +140,4 @@ class Ender:
         """What each open intent came to. A task without any has nothing at the tools that could still begin."""
         if not intents:
             return []
-        calls = {call.call_id: call for call in await self._tool_fence.close(token)}
-        return [ToolOutcome(intent.call_id, _outcome(calls.get(intent.call_id))) for intent in intents]
-
-
-def _outcome(call: tool_pb2.CallRecord | None) -> Outcome:
-    """A call that never reached the tools does not, now that the fence is closed: it is not run."""
-    if call is None:
-        return outcome_of_ended_call(CallState.NOT_RUN, None)
-    recorded = outcome_to_domain(call.outcome) if call.HasField("outcome") else None
-    return outcome_of_ended_call(CALL_STATES.to_domain(call.state), recorded)
+        return outcomes_of_ended_calls(intents, await self._tool_fence.close(token))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
+from tenure.wire.opened import read_opened
 from tenure.wire.times import duration
 
 if TYPE_CHECKING:
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
 
     from services.coordinator.lease_store import HeldClaim
     from tenure.runtime.rpc_channel import TenureChannel
-    from tenure.v1 import ledger_pb2, task_pb2, token_pb2
+    from tenure.v1 import task_pb2, token_pb2
+    from tenure.wire.opened import Opened
 
 MAX_CLAIMS: Final = 512
 _TIMEOUT_SECONDS: Final = 5.0
@@ -21,14 +23,6 @@ _PAGE: Final = 1000
 _OPEN_TIMEOUT_SECONDS: Final = 30.0
 # A watch is opened anew every quarter of an hour, so that no call is without a deadline.
 _WATCH_SECONDS: Final = 900.0
-
-
-class Opened(NamedTuple):
-    """A task as Open left it, with its whole history."""
-
-    task: task_pb2.Task
-    next_commit_number: int
-    entries: list[ledger_pb2.Entry]
 
 
 class Ledger:
@@ -96,14 +90,7 @@ class Ledger:
 
     async def open(self, token: token_pb2.FencingToken) -> Opened:
         """Take a task over with its history."""
-        header = pb.OpenHeader()
-        entries: list[ledger_pb2.Entry] = []
-        async for part in self._stub.Open(pb.OpenRequest(token=token), timeout=_OPEN_TIMEOUT_SECONDS):
-            if part.HasField("header"):
-                header = part.header
-            else:
-                entries.extend(part.page.entries)
-        return Opened(header.task, header.next_commit_number, entries)
+        return await read_opened(self._stub.Open(pb.OpenRequest(token=token), timeout=_OPEN_TIMEOUT_SECONDS))
 
     async def commit(self, request: pb.CommitRequest) -> pb.CommitResponse:
         """Repeatable with the same request."""

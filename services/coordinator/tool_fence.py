@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from tenure.v1 import tool_pb2, tool_service_pb2
+from tenure.v1 import tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
+from tenure.wire.tools import standings_to_domain
 
 if TYPE_CHECKING:
+    from tenure.domain.tools import CallStandings
     from tenure.runtime.rpc_channel import TenureChannel
     from tenure.v1 import token_pb2
 
@@ -21,7 +22,7 @@ class ToolFence:
     def __init__(self, channel: TenureChannel) -> None:
         self._stub = ToolServiceStub(channel)
 
-    async def close(self, token: token_pb2.FencingToken) -> Sequence[tool_pb2.CallRecord]:
+    async def close(self, token: token_pb2.FencingToken) -> CallStandings:
         """End every call of the task, this epoch's included, and say how each one stands. Repeatable."""
         request = tool_service_pb2.FenceRequest(token=token, close=True)
-        return (await self._stub.Fence(request, timeout=_TIMEOUT_SECONDS)).calls
+        return standings_to_domain((await self._stub.Fence(request, timeout=_TIMEOUT_SECONDS)).calls)

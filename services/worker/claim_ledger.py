@@ -10,7 +10,7 @@ from typing import Final
 
 from services.worker.holdings import Holding
 from services.worker.interrupts import Interruption
-from services.worker.ledger_client import LedgerClient, read_entries
+from services.worker.ledger_client import LedgerClient
 from tenure.domain import entries as facts
 from tenure.domain.budget import Denied, Granted, ReserveRequest
 from tenure.domain.errors import SequenceConflict, TryLater, Unavailable
@@ -23,6 +23,7 @@ from tenure.runtime.telemetry import span
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.entries import new_entry
 from tenure.wire.enums import STATES
+from tenure.wire.opened import read_entries
 from tenure.wire.portions import portions
 from tenure.wire.times import duration
 

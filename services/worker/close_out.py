@@ -8,9 +8,9 @@ from services.worker.claim_ledger import TRIES, ClaimLedger, Fact
 from services.worker.holdings import Holding
 from services.worker.parts import Parts
 from tenure.domain import entries as facts
+from tenure.domain.endings import outcomes_of_ended_calls
 from tenure.domain.errors import TryLater
 from tenure.domain.states import is_terminal
-from tenure.domain.tools import CallState, outcome_of_ended_call
 from tenure.runtime.failpoint import failpoint
 from tenure.runtime.retrying import retrying
 from tenure.runtime.status import PeerFailed
@@ -39,11 +39,4 @@ async def _outcomes_of_open_calls(
     if not still_open:
         return []
     standings = await retrying(lambda: parts.tools.fence(holding.token, close=True), TRIES, on=(TryLater, PeerFailed))
-    never_heard_of = (CallState.NOT_RUN, None)
-    return [
-        (
-            ledger.point.step,
-            facts.ToolOutcome(intent.call_id, outcome_of_ended_call(*standings.get(intent.call_id, never_heard_of))),
-        )
-        for intent in still_open
-    ]
+    return [(ledger.point.step, outcome) for outcome in outcomes_of_ended_calls(still_open, standings)]

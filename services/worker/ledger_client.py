@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
 from services.worker.frames import FrameClient, FrameShape, Tagged
-from tenure.domain.entries import Entry
 from tenure.domain.errors import Unavailable
 from tenure.runtime.rpc_channel import TenureChannel
 from tenure.runtime.status import OUTCOME_UNKNOWN
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2_grpc as grpc_pb
-from tenure.v1 import ledger_pb2, task_pb2, token_pb2
-from tenure.wire.entries import entries_to_domain
+from tenure.v1 import token_pb2
+from tenure.wire.opened import Opened, read_opened
 from tenure.wire.refusal import refusal_to_domain
 
 COMMIT_TIMEOUT_SECONDS: Final = 10.0
 OPEN_TIMEOUT_SECONDS: Final = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A task as Open left it, with its whole history."""
-
-    task: task_pb2.Task
-    next_commit_number: int
-    entries: list[Entry]
 
 
 class LedgerClient:
@@ -46,16 +35,7 @@ class LedgerClient:
 
     async def open(self, token: token_pb2.FencingToken) -> Opened:
         """Takes the task over. Repeatable under the same claim. WrongState when it cannot be opened."""
-        header: pb.OpenHeader | None = None
-        entries: list[Entry] = []
-        async for part in self._stub.Open(pb.OpenRequest(token=token), timeout=OPEN_TIMEOUT_SECONDS):
-            if part.HasField("header"):
-                header = part.header
-            else:
-                entries.extend(read_entries(part.page.entries))
-        if header is None or header.task.sequence != (entries[-1].sequence if entries else 0):
-            raise Unavailable("the answer to Open was cut off", reason="CUT_OFF")
-        return Opened(header.task, header.next_commit_number, entries)
+        return await read_opened(self._stub.Open(pb.OpenRequest(token=token), timeout=OPEN_TIMEOUT_SECONDS))
 
     async def commit(
         self, request: pb.CommitRequest, timeout_seconds: float = COMMIT_TIMEOUT_SECONDS
@@ -75,16 +55,6 @@ class LedgerClient:
         if result.HasField("refusal"):
             raise refusal_to_domain(result.refusal)
         return result.response
-
-
-def read_entries(entries: Iterable[ledger_pb2.Entry]) -> list[Entry]:
-    """Entries as the fold takes them. Unavailable for a kind that a newer version wrote: the task is not at fault, and
-    a worker of that version can go on with it.
-    """
-    try:
-        return entries_to_domain(entries)
-    except ValueError as error:
-        raise Unavailable(f"this worker is too old for the task: {error}", reason="NEWER_LEDGER") from error
 
 
 def _settle(answer: asyncio.Future[pb.TaggedCommitResult], result: pb.TaggedCommitResult) -> None:

@@ -9,20 +9,16 @@ from typing import Any, Final
 from services.worker.frames import FrameClient, FrameShape, Tagged
 from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import Unavailable
-from tenure.domain.tools import CallState, Outcome, ToolDefinition
+from tenure.domain.tools import CallStandings, Outcome, ToolDefinition
 from tenure.runtime.rpc_channel import TenureChannel
 from tenure.runtime.status import OUTCOME_UNKNOWN
 from tenure.v1 import token_pb2
 from tenure.v1 import tool_service_pb2 as pb
 from tenure.v1 import tool_service_pb2_grpc as grpc_pb
-from tenure.wire.enums import CALL_STATES
 from tenure.wire.refusal import refusal_to_domain
-from tenure.wire.tools import outcome_to_domain, tool_to_domain
+from tenure.wire.tools import outcome_to_domain, standings_to_domain, tool_to_domain
 
 UNARY_TIMEOUT_SECONDS: Final = 10.0
-
-CallStandings = dict[str, tuple[CallState, Outcome | None]]
-"""How the calls of a task stand, by call_id."""
 
 
 class ToolsClient:
@@ -44,13 +40,7 @@ class ToolsClient:
     async def fence(self, token: token_pb2.FencingToken, *, close: bool) -> CallStandings:
         """Raises the fence; with `close` nothing of this task starts or runs any more. Repeatable."""
         answer = await self._stub.Fence(pb.FenceRequest(token=token, close=close), timeout=UNARY_TIMEOUT_SECONDS)
-        return {
-            call.call_id: (
-                CALL_STATES.to_domain(call.state),
-                outcome_to_domain(call.outcome) if call.HasField("outcome") else None,
-            )
-            for call in answer.calls
-        }
+        return standings_to_domain(answer.calls)
 
     async def execute(
         self,

@@ -10,9 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from tenure.domain.entries import ToolIntent, ToolOutcome
 from tenure.domain.errors import InvalidRequest, TenureError, WrongState
 from tenure.domain.states import MOVES, TERMINAL, WAITING, Reason, TaskState
 from tenure.domain.task import CRASH_LOOP_DEATHS, LeaseLostPolicy
+from tenure.domain.tools import IN_DOUBT, NOT_RUN, CallStandings, CallState, Outcome
 
 PARKED: Final = WAITING | {TaskState.RETRY_SCHEDULED}
 ORDERLY: Final = frozenset({Reason.WORKER_DRAINED, Reason.WORKER_HALTED, "OPERATOR_TRANSFER"})
@@ -91,3 +93,20 @@ def refuse_early_end(to_state: TaskState, open_calls: tuple[str, ...]) -> Tenure
             f"the task cannot end as {to_state} while calls have no outcome: {told}", reason="OPEN_INTENTS"
         )
     return None
+
+
+def outcomes_of_ended_calls(open_intents: Iterable[ToolIntent], standings: CallStandings) -> list[ToolOutcome]:
+    """What the ledger records for the open intents when their task is ended: the record, NOT_RUN or IN_DOUBT.
+
+    `standings` are those of the closed tool fence: a call that never reached the tools does not any more.
+    """
+    never_came = (CallState.NOT_RUN, None)
+    return [
+        ToolOutcome(intent.call_id, _outcome(*standings.get(intent.call_id, never_came))) for intent in open_intents
+    ]
+
+
+def _outcome(state: CallState, recorded: Outcome | None) -> Outcome:
+    if state is CallState.FINISHED and recorded is not None:
+        return recorded
+    return IN_DOUBT if state in {CallState.STARTED, CallState.IN_DOUBT} else NOT_RUN

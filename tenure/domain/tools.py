@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -70,24 +71,15 @@ class Outcome:
         return self.status is not OutcomeStatus.SUCCEEDED
 
 
+CallStandings = Mapping[str, tuple[CallState, Outcome | None]]
+"""How the calls of a task stand at the tool service, by call_id."""
+
 NOT_RUN = Outcome(OutcomeStatus.NOT_RUN, "This call was not run: the task was ended first.")
 IN_DOUBT = Outcome(
     OutcomeStatus.IN_DOUBT,
     "It is not known whether this call happened: what ran it died. It must not simply be repeated; "
     "find out first whether its effect is there.",
 )
-
-
-def outcome_of_ended_call(state: CallState, outcome: Outcome | None) -> Outcome:
-    """What the ledger records for an open intent when its task is ended: the record, NOT_RUN or IN_DOUBT.
-
-    Called after the tool fence was closed, so that nothing is still to be started.
-    """
-    if state is CallState.FINISHED and outcome is not None:
-        return outcome
-    if state in {CallState.STARTED, CallState.IN_DOUBT}:
-        return IN_DOUBT
-    return NOT_RUN
 
 
 def call_id(step: int, index: int) -> str:

@@ -3,4 +3,5 @@
 enums.py   states, priorities, classes        task.py     specs, usage, budgets
 tools.py   definitions, outcomes, calls       entries.py  the ledger's facts
 token.py   claims and fencing tokens          refusal.py  errors inside frames
+opened.py  the answer to Open                 portions.py facts cut to what one commit takes
 """

@@ -48,12 +48,6 @@ def body_to_wire(body: facts.Body) -> ledger_pb2.EntryBody:
     return _TO_WIRE[type(body)](body)
 
 
-def kind_number(body: ledger_pb2.EntryBody) -> int:
-    """The entry's kind: the field number of its body, also in the database. 0: none is set."""
-    kind = body.WhichOneof("body")
-    return 0 if kind is None else ledger_pb2.EntryBody.DESCRIPTOR.fields_by_name[kind].number
-
-
 def _transition_to_domain(message: ledger_pb2.StateTransition) -> facts.Transition:
     return facts.Transition(
         to_state=STATES.to_domain(message.to_state),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from tenure.domain.tools import Outcome, ToolDefinition
+from collections.abc import Iterable
+
+from tenure.domain.tools import CallStandings, Outcome, ToolDefinition
 from tenure.v1 import tool_pb2
-from tenure.wire.enums import EFFECT_CLASSES, OUTCOME_STATUSES
+from tenure.wire.enums import CALL_STATES, EFFECT_CLASSES, OUTCOME_STATUSES
 from tenure.wire.times import duration, seconds
 
 
@@ -50,3 +52,13 @@ def outcome_to_wire(outcome: Outcome) -> tool_pb2.Outcome:
         duration=duration(outcome.duration_seconds),
         call_attempt=outcome.call_attempt,
     )
+
+
+def standings_to_domain(calls: Iterable[tool_pb2.CallRecord]) -> CallStandings:
+    return {
+        call.call_id: (
+            CALL_STATES.to_domain(call.state),
+            outcome_to_domain(call.outcome) if call.HasField("outcome") else None,
+        )
+        for call in calls
+    }

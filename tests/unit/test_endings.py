@@ -4,8 +4,10 @@ import itertools
 
 import pytest
 
-from tenure.domain.endings import Ending, follow_up
+from tenure.domain.endings import Ending, follow_up, outcomes_of_ended_calls
+from tenure.domain.entries import ToolIntent
 from tenure.domain.states import MOVES, TERMINAL, TaskState
+from tenure.domain.tools import IN_DOUBT, NOT_RUN, CallState, Outcome, OutcomeStatus
 
 ENDS = (TaskState.CANCELLED, TaskState.TIMED_OUT, TaskState.FAILED)
 IDLE = tuple(state for state in TaskState if state not in TERMINAL and state is not TaskState.RUNNING)
@@ -29,3 +31,20 @@ def test_a_task_that_nobody_holds_reaches_its_end_by_allowed_moves(state: TaskSt
 def test_a_task_with_an_open_call_only_goes_where_it_can_be_opened(state: TaskState, end: TaskState) -> None:
     target = follow_up(state, Ending(end, "WHY", "", ""), has_open_calls=True)
     assert target is (None if state is TaskState.QUEUED else TaskState.QUEUED)
+
+
+@pytest.mark.parametrize(
+    ("standing", "outcome"),
+    [
+        (None, NOT_RUN),
+        ((CallState.ACCEPTED, None), NOT_RUN),
+        ((CallState.NOT_RUN, None), NOT_RUN),
+        ((CallState.STARTED, None), IN_DOUBT),
+        ((CallState.IN_DOUBT, None), IN_DOUBT),
+        ((CallState.FINISHED, Outcome(OutcomeStatus.FAILED, "no")), Outcome(OutcomeStatus.FAILED, "no")),
+    ],
+)
+def test_an_open_call_of_an_ended_task_comes_to_what_the_closed_fence_knows_of_it(standing, outcome) -> None:
+    standings = {} if standing is None else {"1.0": standing, "9.9": (CallState.STARTED, None)}
+    [told] = outcomes_of_ended_calls([ToolIntent("1.0", "use-1", "tool", "{}")], standings)
+    assert (told.call_id, told.outcome) == ("1.0", outcome)

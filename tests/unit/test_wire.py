@@ -6,12 +6,15 @@ import pytest
 
 from tenure.domain import entries as facts
 from tenure.domain.budget import TokenUsage
+from tenure.domain.errors import Unavailable
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import TaskState
 from tenure.domain.task import AgentSpec, InDoubtPolicy, Limits, Priority, Source, SourceKind, TaskPolicy, TaskSpec
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus, ToolDefinition
+from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
-from tenure.wire.entries import body_to_domain, body_to_wire, kind_number
+from tenure.wire.entries import body_to_domain, body_to_wire
+from tenure.wire.opened import read_opened
 from tenure.wire.task import spec_to_domain, spec_to_wire
 
 SPEC = TaskSpec(
@@ -47,8 +50,8 @@ def test_a_fact_survives_the_wire(body: facts.Body) -> None:
 
 
 def test_every_kind_of_entry_is_mapped() -> None:
-    covered = {kind_number(body_to_wire(body)) for body in BODIES}
-    assert covered == {field.number for field in ledger_pb2.EntryBody.DESCRIPTOR.fields}
+    covered = {body_to_wire(body).WhichOneof("body") for body in BODIES}
+    assert covered == {field.name for field in ledger_pb2.EntryBody.DESCRIPTOR.fields}
 
 
 def test_an_entry_of_an_unknown_kind_is_refused() -> None:
@@ -62,3 +65,27 @@ def test_absent_fields_take_the_defaults_of_the_domain() -> None:
 
 def test_an_effective_spec_is_stable() -> None:
     assert spec_to_domain(spec_to_wire(SPEC)) == SPEC
+
+
+async def parts(*messages):
+    for message in messages:
+        yield message
+
+
+async def test_an_answer_to_open_without_its_end_is_not_taken_for_the_whole_history():
+    entry = ledger_pb2.Entry(sequence=1, body=body_to_wire(facts.UserMessage("hello")))
+    header = pb.OpenResponse(header=pb.OpenHeader(task=task_pb2.Task(sequence=2), next_commit_number=3))
+    page = pb.OpenResponse(page=pb.EntryPage(entries=[entry]))
+    for told in ((header, page), (page,), ()):
+        with pytest.raises(Unavailable, match="cut off"):
+            await read_opened(parts(*told))
+    header.header.task.sequence = 1
+    opened = await read_opened(parts(header, page))
+    assert (opened.next_commit_number, [each.sequence for each in opened.entries]) == (3, [1])
+
+
+async def test_a_history_with_facts_of_a_newer_version_is_left_to_that_version():
+    page = pb.OpenResponse(page=pb.EntryPage(entries=[ledger_pb2.Entry(sequence=1)]))
+    with pytest.raises(Unavailable) as refused:
+        await read_opened(parts(page))
+    assert refused.value.reason == "NEWER_LEDGER"
