@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from services.coordinator.losses import Losses, LostClaim
@@ -66,11 +67,9 @@ class Generation:
 
     async def settled(self, within_seconds: float) -> int:
         """The generation, waited for. Raises Unavailable when it stays in doubt."""
-        try:
+        with suppress(TimeoutError):  # told below, unless it was settled in this very moment
             async with asyncio.timeout(within_seconds):
                 await self._now_settled.wait()
-        except TimeoutError:
-            pass  # told below, unless it was settled in this very moment
         return self.current()
 
     def doubt(self, *, lost_life: int = -1) -> None:
