@@ -1,0 +1,113 @@
+"""What the checkpoint service serves."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tenure.v1 import checkpoint_service_pb2 as checkpoint
+from tenure.validators.fields import (
+    check_duration,
+    check_entries,
+    check_frame,
+    check_guarded,
+    check_list,
+    check_task_id,
+    check_token,
+    check_watch,
+)
+from tenure.validators.limits import MAX_COMMIT_BYTES, MAX_ENTRIES, MAX_GOAL_BYTES
+from tenure.validators.specs import check_spec
+from tenure.validators.violations import Check, Violations
+
+
+def _create(request: checkpoint.CreateTaskRequest, v: Violations) -> None:
+    v.length("request_id", request.request_id, 1, 128)
+    check_spec(request.spec, v, "spec.")
+
+
+def _commit(request: checkpoint.CommitRequest, v: Violations) -> None:
+    check_token(request.token, v)
+    v.uuid("commit_id", request.commit_id)
+    v.require(request.commit_number >= 1, "commit_number", "must be 1 or more")
+    v.require(request.known_sequence >= 0, "known_sequence", "must not be negative")
+    v.require(len(request.entries) <= MAX_ENTRIES, "entries", f"at most {MAX_ENTRIES}")
+    v.require(request.ByteSize() <= MAX_COMMIT_BYTES, "entries", f"at most {MAX_COMMIT_BYTES} bytes together")
+    something = bool(request.entries) or request.HasField("transition") or request.HasField("reserve")
+    v.require(something, "entries", "must not be empty without a transition or a reserve")
+    both = request.HasField("transition") and request.HasField("reserve")
+    v.require(not both, "reserve", "a task that leaves RUNNING makes no model call")
+    if request.HasField("reserve"):
+        _reserve(request.reserve, v)
+    if request.HasField("transition"):
+        _transition(request.transition, v)
+
+
+def _reserve(reserve: checkpoint.Reserve, v: Violations) -> None:
+    v.require(reserve.step >= 1, "reserve.step", "must be 1 or more")
+    v.require(reserve.attempt_number >= 1, "reserve.attempt_number", "must be 1 or more")
+    v.require(reserve.input_tokens >= 0, "reserve.input_tokens", "must not be negative")
+    v.between("reserve.min_output_tokens", reserve.min_output_tokens, 1, max(1, reserve.max_output_tokens))
+    v.require(reserve.max_output_tokens >= 1, "reserve.max_output_tokens", "must be 1 or more")
+
+
+def _transition(transition: checkpoint.Transition, v: Violations) -> None:
+    v.require(bool(transition.to_state), "transition.to_state", "must be set")
+    v.length("transition.reason", transition.reason, 1, 64)
+    v.require(len(transition.message) <= 4000, "transition.message", "at most 4,000 characters")
+    check_duration("transition.retry_delay", transition.retry_delay, 24 * 3600, v)
+
+
+def _most(items: str, most: int) -> Check:
+    def check(request: Any, v: Violations) -> None:
+        given = getattr(request, items)
+        v.require(len(given) <= most, items, f"at most {most}")
+        for index, one in enumerate(given):
+            v.uuid(f"{items}[{index}].task_id", one.task_id)
+
+    return check
+
+
+def _running(request: checkpoint.ListRunningRequest, v: Violations) -> None:
+    v.between("page_size", request.page_size, 0, 1000)
+    if request.after_task_id:
+        v.uuid("after_task_id", request.after_task_id)
+
+
+def _claimable(request: checkpoint.ListClaimableRequest, v: Violations) -> None:
+    v.between("limit", request.limit, 1, 128)
+    check_duration("reserve_duration", request.reserve_duration, 60, v)
+
+
+def _endings(request: checkpoint.ListEndingsRequest, v: Violations) -> None:
+    v.between("limit", request.limit, 1, 128)
+    check_duration("grace", request.grace, 60, v)
+
+
+def _foreign(request: checkpoint.AppendForeignRequest, v: Violations) -> None:
+    check_task_id(request, v)
+    v.length("request_id", request.request_id, 1, 128)
+    v.length("actor", request.actor, 1, 200)
+    v.require(request.WhichOneof("fact") is not None, "fact", "must be set")
+    size = len(request.user_message.text.encode())
+    v.require(size <= MAX_GOAL_BYTES, "user_message.text", f"at most {MAX_GOAL_BYTES} bytes")
+    v.length("cancel_request.reason", request.cancel_request.reason, 0, 1000)
+
+
+CHECKS: Final[dict[type, Check]] = {
+    checkpoint.CreateTaskRequest: _create,
+    checkpoint.OpenRequest: check_guarded,
+    checkpoint.CommitRequest: _commit,
+    checkpoint.CommitStreamRequest: check_frame("commits"),
+    checkpoint.CheckpointServiceGetTaskRequest: check_task_id,
+    checkpoint.CheckpointServiceListTasksRequest: check_list,
+    checkpoint.ListEntriesRequest: check_entries,
+    checkpoint.WatchEntriesRequest: check_watch,
+    checkpoint.ListClaimableRequest: _claimable,
+    checkpoint.RegisterGrantsRequest: _most("grants", 128),
+    checkpoint.RequeueLostRequest: _most("lost", 512),
+    checkpoint.InspectClaimsRequest: _most("claims", 512),
+    checkpoint.ListRunningRequest: _running,
+    checkpoint.ListEndingsRequest: _endings,
+    checkpoint.AppendForeignRequest: _foreign,
+    checkpoint.ListRefusedWritesRequest: check_task_id,
+}

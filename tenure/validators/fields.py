@@ -1,0 +1,61 @@
+"""Fields and requests of one shape that several services have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf.duration_pb2 import Duration
+
+from tenure.v1 import token_pb2
+from tenure.validators.limits import MAX_FRAME_BYTES, MAX_FRAME_ITEMS, MAX_LABELS
+from tenure.validators.violations import Check, Violations
+from tenure.wire.times import seconds
+
+
+def check_duration(field: str, value: Duration, most_seconds: float, v: Violations) -> None:
+    v.between(field, seconds(value), 0, most_seconds)
+
+
+def check_token(token: token_pb2.FencingToken, v: Violations, field: str = "token") -> None:
+    v.require(bool(token.claims and token.key_id and token.signature), field, "must be a signed fencing token")
+
+
+def check_labels(labels: Any, v: Violations, field: str) -> None:
+    v.require(len(labels) <= MAX_LABELS, field, f"at most {MAX_LABELS}")
+    for key, value in labels.items():
+        v.length(f"{field}[{key!r}]", key, 1, 63)
+        v.length(f"{field}[{key!r}]", value, 0, 200)
+
+
+def check_task_id(request: Any, v: Violations) -> None:
+    v.uuid("task_id", request.task_id)
+
+
+def check_guarded(request: Any, v: Violations) -> None:
+    check_token(request.token, v)
+
+
+def check_watch(request: Any, v: Violations) -> None:
+    check_task_id(request, v)
+    v.require(request.after_sequence >= 0, "after_sequence", "must not be negative")
+
+
+def check_entries(request: Any, v: Violations) -> None:
+    check_watch(request, v)
+    v.between("page_size", request.page_size, 0, 1000)
+
+
+def check_list(request: Any, v: Violations) -> None:
+    v.between("page_size", request.page_size, 0, 500)
+    v.length("page_token", request.page_token, 0, 512)
+    check_labels(request.filter.labels, v, "filter.labels")
+    if request.filter.root_task_id:
+        v.uuid("filter.root_task_id", request.filter.root_task_id)
+
+
+def check_frame(items: str) -> Check:
+    def check(request: Any, v: Violations) -> None:
+        v.require(len(getattr(request, items)) <= MAX_FRAME_ITEMS, items, f"at most {MAX_FRAME_ITEMS}")
+        v.require(request.ByteSize() <= MAX_FRAME_BYTES, items, f"at most {MAX_FRAME_BYTES} bytes together")
+
+    return check

@@ -1,0 +1,45 @@
+"""What a task may be asked to be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tenure.domain.task import MAX_TIMEOUT_SECONDS
+from tenure.v1 import task_pb2
+from tenure.validators.fields import check_duration, check_labels
+from tenure.validators.limits import MAX_GOAL_BYTES, MAX_OUTPUT_TOKENS, MAX_SYSTEM_BYTES, NAME, TOOL_NAME
+from tenure.validators.violations import Violations
+
+
+def check_spec(spec: Any, v: Violations, prefix: str = "") -> None:
+    """TaskSpec, and SubmitTaskRequest that has the same fields."""
+    v.require(0 < len(spec.goal.encode()) <= MAX_GOAL_BYTES, f"{prefix}goal", f"must have 1 to {MAX_GOAL_BYTES} bytes")
+    _agent(spec.agent, v, f"{prefix}agent")
+    v.require(spec.limits.max_tokens >= 0, f"{prefix}limits.max_tokens", "must not be negative")
+    v.require(spec.limits.max_steps >= 0, f"{prefix}limits.max_steps", "must not be negative")
+    check_duration(f"{prefix}limits.timeout", spec.limits.timeout, MAX_TIMEOUT_SECONDS, v)
+    _retry(spec.policy.retry, v, f"{prefix}policy.retry")
+    v.known(f"{prefix}policy.on_lease_lost", task_pb2.LeaseLostPolicy, spec.policy.on_lease_lost)
+    v.known(f"{prefix}policy.on_in_doubt", task_pb2.InDoubtPolicy, spec.policy.on_in_doubt)
+    v.known(f"{prefix}priority", task_pb2.Priority, spec.priority)
+    v.known(f"{prefix}source.kind", task_pb2.SourceKind, spec.source.kind)
+    v.require(not spec.queue or bool(NAME.match(spec.queue)), f"{prefix}queue", "must be a name of up to 63 characters")
+    check_labels(spec.labels, v, f"{prefix}labels")
+    v.length(f"{prefix}source.source_id", spec.source.source_id, 0, 200)
+    v.length(f"{prefix}source.source_run_id", spec.source.source_run_id, 0, 200)
+
+
+def _agent(agent: task_pb2.AgentSpec, v: Violations, field: str) -> None:
+    v.require(not agent.loop or bool(NAME.match(agent.loop)), f"{field}.loop", "must be a name of up to 63 characters")
+    v.length(f"{field}.model", agent.model, 0, 200)
+    v.require(len(agent.system.encode()) <= MAX_SYSTEM_BYTES, f"{field}.system", f"at most {MAX_SYSTEM_BYTES} bytes")
+    for index, name in enumerate(agent.tools.names):
+        v.require(bool(TOOL_NAME.match(name)), f"{field}.tools.names[{index}]", "must be 1 to 64 of [a-zA-Z0-9_-]")
+    v.between(f"{field}.max_output_tokens", agent.max_output_tokens, 0, MAX_OUTPUT_TOKENS)
+
+
+def _retry(retry: task_pb2.RetryPolicy, v: Violations, field: str) -> None:
+    v.between(f"{field}.max_attempts", retry.max_attempts, 0, 100)
+    v.require(retry.factor == 0 or 1 <= retry.factor <= 10, f"{field}.factor", "must be 1 to 10")
+    check_duration(f"{field}.initial_backoff", retry.initial_backoff, 3600, v)
+    check_duration(f"{field}.max_backoff", retry.max_backoff, 24 * 3600, v)

@@ -1,0 +1,27 @@
+"""What the tool service serves."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tenure.v1 import tool_service_pb2 as tools
+from tenure.validators.fields import check_frame, check_guarded, check_task_id, check_token
+from tenure.validators.limits import CALL_ID, MAX_ARGUMENT_BYTES
+from tenure.validators.violations import Check, Violations
+
+
+def _execute(request: tools.ExecuteRequest, v: Violations) -> None:
+    check_token(request.token, v)
+    v.require(bool(CALL_ID.match(request.call_id)), "call_id", 'must be "<step>.<index>"')
+    v.require(0 < len(request.tool) <= 128, "tool", "must have 1 to 128 characters")
+    size = len(request.arguments_json.encode())
+    v.require(size <= MAX_ARGUMENT_BYTES, "arguments_json", f"at most {MAX_ARGUMENT_BYTES} bytes")
+
+
+CHECKS: Final[dict[type, Check]] = {
+    tools.ListToolsRequest: check_guarded,
+    tools.ExecuteRequest: _execute,
+    tools.ExecuteStreamRequest: check_frame("calls"),
+    tools.FenceRequest: check_guarded,
+    tools.ListRefusedCallsRequest: check_task_id,
+}

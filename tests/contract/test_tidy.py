@@ -1,0 +1,84 @@
+"""Habits that no linter knows, each with what to do instead."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MOST_LINES = 300
+# These poll in threads of their own, for what tells nobody when it is ready: processes that start, locks of files.
+MAY_SLEEP = {
+    "services/tools/builtin/records.py",
+    "tenure/dev/etcd_process.py",
+    "tenure/dev/postgres_process.py",
+    "tenure/dev/postgres_server.py",
+}
+MAY_READ_THE_ENVIRONMENT = {"tenure/cli/main.py"}
+
+
+@cache
+def sources() -> dict[str, ast.Module]:
+    """What we wrote, by path; the generated code is left out."""
+    paths = [path for root in ("tenure", "services") for path in sorted((ROOT / root).rglob("*.py"))]
+    names = {str(path.relative_to(ROOT)): path for path in paths if path.parent != ROOT / "tenure" / "v1"}
+    assert len(names) > 100
+    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in names.items()}
+
+
+def is_attribute(node: ast.AST, module: str, *names: str) -> bool:
+    """Whether this is `module.name`, or imports it from there."""
+    if isinstance(node, ast.ImportFrom):
+        return node.module == module and any(alias.name in names for alias in node.names)
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr in names
+        and isinstance(node.value, ast.Name)
+        and node.value.id == module
+    )
+
+
+def places(module: str, *names: str) -> Iterator[tuple[str, int]]:
+    """Where it is used."""
+    for file, tree in sources().items():
+        for node in ast.walk(tree):
+            if is_attribute(node, module, *names):
+                yield file, node.lineno
+
+
+def test_the_environment_is_read_in_main_only() -> None:
+    reading = [f"{file}:{line}" for file, line in places("os", "environ", "environb", "getenv", "getenvb")]
+    allowed = [place for place in reading if is_main(place.partition(":")[0])]
+    assert allowed, "the check itself finds nothing any more"
+    assert reading == allowed, "read the environment in main.py, and pass on what was read"
+
+
+def is_main(file: str) -> bool:
+    parts = file.split("/")
+    return file in MAY_READ_THE_ENVIRONMENT or (len(parts) == 3 and parts[0] == "services" and parts[2] == "main.py")
+
+
+def test_nothing_sleeps_that_could_wait_for_something() -> None:
+    sleeping = {file for file, _ in places("time", "sleep")}
+    assert sleeping == MAY_SLEEP, "wait for a named thing; in a coroutine time.sleep stops everybody"
+
+
+def test_no_error_is_swallowed_without_a_word() -> None:
+    silent = [
+        f"{file}:{node.lineno}"
+        for file, tree in sources().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ExceptHandler) and len(node.body) == 1 and isinstance(node.body[0], ast.Pass)
+    ]
+    assert silent == [], "use contextlib.suppress with the one error that is meant, and say why"
+
+
+def test_files_stay_short_enough_to_be_read() -> None:
+    long = {
+        file: lines
+        for file in sources()
+        if (lines := len((ROOT / file).read_text(encoding="utf-8").splitlines())) > MOST_LINES
+    }
+    assert long == {}, f"split what has more than {MOST_LINES} lines by what it does"
