@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -47,7 +50,16 @@ def screen_of(stack: Stack, context: Context) -> RenderableType:
 def command_prefix(stack: Stack) -> str:
     """How the command is called so that it finds this stack from the folder where it was started."""
     usual = DEFAULT_DATA_DIR.resolve() == stack.layout.data_dir
-    return "tenure" if usual else f"tenure --data {stack.options.data_dir}"
+    name = command_name(sys.argv[0])
+    return name if usual else f"{name} --data {stack.options.data_dir}"
+
+
+def command_name(started_as: str) -> str:
+    """What to type: `tenure` where the shell finds this very one, its path otherwise."""
+    own, found = Path(started_as).absolute(), shutil.which("tenure")
+    if own.name != "tenure" or (found is not None and Path(found).absolute() == own):
+        return "tenure"
+    return str(own.relative_to(Path.cwd())) if own.is_relative_to(Path.cwd()) else str(own)
 
 
 def _running(stack: Stack) -> Table:

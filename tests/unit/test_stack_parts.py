@@ -6,11 +6,12 @@ import json
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tenure.cli.dev import passed_on
-from tenure.cli.dev_screen import UNSAFE_ETCD
+from tenure.cli.dev_screen import UNSAFE_ETCD, command_name
 from tenure.dev.dev_file import forget_addresses, read_addresses, write_addresses
 from tenure.dev.stack import FolderBusy, StackError
 from tenure.dev.stack.addresses import FREE_PORTS, USUAL_PORTS, choose_address
@@ -137,3 +138,15 @@ async def test_an_etcd_that_is_none_is_refused_in_a_sentence():
 @pytest.mark.server
 async def test_the_version_of_an_etcd_of_ones_own_is_asked(etcd_process):
     assert await endpoint_version(etcd_process.endpoint) == etcd_process.version
+
+
+def test_the_advice_names_the_command_as_it_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / ".venv" / "bin" / "tenure"
+    own.parent.mkdir(parents=True)
+    own.touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert command_name(".venv/bin/tenure") == ".venv/bin/tenure"
+    monkeypatch.setenv("PATH", str(own.parent))
+    assert command_name(str(own)) == "tenure"
+    assert command_name("/usr/lib/python3/tenure/cli/__main__.py") == "tenure"
