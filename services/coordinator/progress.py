@@ -33,8 +33,9 @@ class ProgressWatch:
         return cls(now + timeout_seconds, timeout_seconds)
 
     def hear(self, said: Heard, now: float) -> None:
-        """Growth anywhere extends the patience, and so does an announced wait: by the wait and the timeout.
+        """Growth anywhere renews the patience, and so does an announced wait: for the wait and the timeout.
 
+        What grows ends a wait that was announced before: then the timeout alone counts again.
         Output tokens begin at zero in every model call; a call comes after a commit, which is growth itself.
         """
         before = self.heard
@@ -42,7 +43,7 @@ class ProgressWatch:
         grew = new_call or said.output_tokens > before.output_tokens or said.tool_signs > before.tool_signs
         pause_seconds = min(said.backoff_seconds, LONGEST_BACKOFF_SECONDS)
         if grew or (said.backoff_seconds > 0 and before.backoff_seconds <= 0):
-            self.patient_until = max(self.patient_until, now + pause_seconds + self.timeout_seconds)
+            self.patient_until = now + pause_seconds + self.timeout_seconds
         self.heard = said
 
     def is_stuck(self, now: float) -> bool:

@@ -124,7 +124,7 @@ class ModelClient:
     """Shared by all tasks: a client of its own for each call would cost ten times the processor time."""
 
     def __init__(self, *, api_key: str, base_url: str | None, timeout_seconds: float, silence_seconds: float) -> None:
-        self._timeout_seconds = timeout_seconds
+        self.timeout_seconds = timeout_seconds
         limits = httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS)
         timeout = anthropic.Timeout(silence_seconds, connect=5.0)
         self._client = anthropic.AsyncAnthropic(
@@ -145,7 +145,7 @@ class ModelClient:
         """Sends one request and reads its answer to the end. Raises ModelCallFailed, whatever went wrong."""
         began = time.monotonic()
         try:
-            async with asyncio.timeout(self._timeout_seconds):
+            async with asyncio.timeout(self.timeout_seconds):
                 await self._stream(request, call)
             content = call.fold.content()
         except (TimeoutError, anthropic.AnthropicError, httpx2.HTTPError, MalformedAnswer, ValueError) as error:
@@ -185,7 +185,7 @@ class ModelClient:
             case anthropic.APIStatusError():
                 return _refused(error)
             case TimeoutError():
-                words = f"no whole answer within {self._timeout_seconds:g} s"
+                words = f"no whole answer within {self.timeout_seconds:g} s"
                 return ModelCallFailed("TIMEOUT", words, retryable=True)
             case anthropic.APITimeoutError() | httpx2.TimeoutException():
                 return ModelCallFailed("TIMEOUT", "the provider was silent for too long", retryable=True)

@@ -70,6 +70,8 @@ class ModelStep:
         step = self._ledger.point.step
         heard = ModelCall(on_text=self._holding.live.append, on_characters=self._holding.progress.hear_text)
         self._holding.live.begin(step, attempt.attempt_number)
+        # A model may think for minutes before its first word, and the call has a bound of its own.
+        self._holding.progress.announce_backoff(self._parts.model.timeout_seconds)
         try:
             await failpoint("worker.before_model")
             with span(f"{semconv.CHAT} {attempt.model}", self._attributes(attempt, step)) as chat:
@@ -87,6 +89,7 @@ class ModelStep:
         finally:
             self._holding.live.finish()
             self._holding.progress.hear_text(0)
+            self._holding.progress.announce_backoff(0)
         await failpoint("worker.after_model")
         sent_messages = len(self._ledger.point.messages)
         await self._ledger.append(_answer_facts(step, attempt, answer))

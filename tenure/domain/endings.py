@@ -18,7 +18,10 @@ from tenure.domain.tools import IN_DOUBT, NOT_RUN, CallStandings, CallState, Out
 
 PARKED: Final = WAITING | {TaskState.RETRY_SCHEDULED}
 ORDERLY: Final = frozenset({Reason.WORKER_DRAINED, Reason.WORKER_HALTED, "OPERATOR_TRANSFER"})
-"""Reasons for losing a claim that are nobody's death."""
+"""Reasons of claims that were given back: no lease was lost."""
+
+NOBODY_DIED: Final = ORDERLY | {Reason.CLAIM_LOST}
+"""Reasons that do not count toward CRASH_LOOP: a claim that vanished with etcd says nothing of its owner."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,3 +60,11 @@ def test_a_wait_is_believed_up_to_a_bound():
     claim = watch()
     claim.hear(Heard(backoff_seconds=1e9), 1000.0)
     assert claim.is_stuck(1000.1 + TIMEOUT + LONGEST_BACKOFF_SECONDS)
+
+
+def test_what_grows_ends_the_wait_that_was_announced_before():
+    claim = watch()
+    claim.hear(Heard(sequence=5, backoff_seconds=500.0), 1010.0)
+    claim.hear(Heard(sequence=6), 1020.0)
+    assert not claim.is_stuck(1140.0)
+    assert claim.is_stuck(1140.1)

@@ -4,9 +4,10 @@ import itertools
 
 import pytest
 
-from tenure.domain.endings import Ending, follow_up, outcomes_of_ended_calls
+from tenure.domain.endings import NOBODY_DIED, Ending, ending_of_lost_claim, follow_up, outcomes_of_ended_calls
 from tenure.domain.entries import ToolIntent
-from tenure.domain.states import MOVES, TERMINAL, TaskState
+from tenure.domain.states import MOVES, TERMINAL, Reason, TaskState
+from tenure.domain.task import LeaseLostPolicy
 from tenure.domain.tools import IN_DOUBT, NOT_RUN, CallState, Outcome, OutcomeStatus
 
 ENDS = (TaskState.CANCELLED, TaskState.TIMED_OUT, TaskState.FAILED)
@@ -48,3 +49,10 @@ def test_an_open_call_of_an_ended_task_comes_to_what_the_closed_fence_knows_of_i
     standings = {} if standing is None else {"1.0": standing, "9.9": (CallState.STARTED, None)}
     [told] = outcomes_of_ended_calls([ToolIntent("1.0", "use-1", "tool", "{}")], standings)
     assert (told.call_id, told.outcome) == ("1.0", outcome)
+
+
+def test_a_claim_that_vanished_with_etcd_is_nobodys_death_and_yet_a_lost_lease():
+    assert Reason.CLAIM_LOST in NOBODY_DIED
+    ending = ending_of_lost_claim(LeaseLostPolicy.TIME_OUT, 0, Reason.CLAIM_LOST, "gone")
+    assert ending is not None
+    assert ending.to_state is TaskState.TIMED_OUT
