@@ -91,6 +91,7 @@ class Settings:
 
 async def compose(process: Process, settings: Settings) -> None:
     """Clients, the server of live text, then the session, which brings tasks. Draining comes before all closing."""
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # else a line for every call, which the ledger has anyway
     holdings, trust = Holdings(), TrustGate()
     duties = await process.open(Duties())
     parts = await _open_parts(process, settings, trust, duties)
