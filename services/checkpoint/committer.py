@@ -24,8 +24,8 @@ from tenure.runtime.postgres_errors import domain_errors
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from services.checkpoint.announcement import Announcement
     from services.checkpoint.prepared import PreparedCommit
-    from services.checkpoint.writing import Announcement
     from tenure.runtime.batching import Write
     from tenure.runtime.postgres import Connection
     from tenure.runtime.settings import Secret

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from services.checkpoint.announcement import Announcement, announcement_of
 from services.checkpoint.draft import Draft
 from services.checkpoint.finishing import carry_out_ending
 from services.checkpoint.foreign_facts import ForeignRange, read_foreign
 from services.checkpoint.rows import TaskRow, lock_tasks
-from services.checkpoint.writing import Announcement, announcement_of, write
+from services.checkpoint.writing import write
 from tenure.domain.admission import CommitVerdict, decide_commit
 from tenure.domain.budget import Denied, decide_reserve
 from tenure.domain.endings import open_calls_after, refuse_early_end

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import uuid_utils
 
+from services.checkpoint.announcement import Announcement
 from services.checkpoint.kinds import KINDS
 from services.checkpoint.queries import QUERIES, fetch_one, in_ledger_transaction
 from services.checkpoint.snapshots import read_task
-from services.checkpoint.writing import Announcement
 from tenure.domain.errors import AlreadyExists
 from tenure.domain.states import Reason, TaskState
 from tenure.v1 import ledger_pb2, task_pb2

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, NamedTuple
 
+from services.checkpoint.announcement import Announcement, announcement_of
 from services.checkpoint.draft import Draft
 from services.checkpoint.finishing import carry_out_ending
 from services.checkpoint.kinds import KINDS
 from services.checkpoint.queries import QUERIES, fetch_one, in_ledger_transaction
 from services.checkpoint.rows import TaskRow, lock_tasks
 from services.checkpoint.snapshots import read_task
-from services.checkpoint.writing import Announcement, announcement_of, write
+from services.checkpoint.writing import write
 from tenure.domain.endings import Ending
 from tenure.domain.errors import AlreadyExists, NotFound, WrongState
 from tenure.domain.states import TERMINAL, Reason, TaskState

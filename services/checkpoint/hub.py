@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from tenure.runtime import metrics
 
 if TYPE_CHECKING:
-    from services.checkpoint.writing import Announcement
+    from services.checkpoint.announcement import Announcement
 
 _MOST_ENDING_IDS: Final = 4096
+_Watch = TypeVar("_Watch")
 
 
 class TaskWatch:
@@ -64,6 +65,7 @@ class Hub:
 
     def __init__(self) -> None:
         self._tasks: dict[str, set[TaskWatch]] = {}
+        self._ends: dict[str, set[asyncio.Event]] = {}
         self._queues: set[QueueWatch] = set()
         self.closed = False
         self._watchers = metrics.cell("tenure_watchers")
@@ -73,6 +75,9 @@ class Hub:
         for task_id in news.task_ids & self._tasks.keys():
             for watch in self._tasks[task_id]:
                 watch.wake()
+        for task_id in news.ended_task_ids & self._ends.keys():
+            for ended in self._ends[task_id]:
+                ended.set()
         for queue in self._queues:
             queue.tell(claimable=news.claimable, ending_task_ids=news.ending_task_ids)
 
@@ -81,6 +86,9 @@ class Hub:
         for watches in self._tasks.values():
             for watch in watches:
                 watch.wake()
+        for some in self._ends.values():
+            for ended in some:
+                ended.set()
         for queue in self._queues:
             queue.tell(claimable=True, ending_task_ids=())
 
@@ -89,23 +97,28 @@ class Hub:
         self.closed = True
         self.wake_all()
 
+    @property
+    def task_ids(self) -> set[str]:
+        """The tasks that somebody watches."""
+        return self._tasks.keys() | self._ends.keys()
+
     def watched(self) -> dict[str, int]:
-        """The watched tasks, with the lowest sequence that a watcher of it has seen."""
+        """The tasks whose entries are watched, with the lowest sequence that a watcher of it has seen."""
         return {task_id: min(watch.seen_sequence for watch in them) for task_id, them in self._tasks.items()}
 
     @contextmanager
     def watch_task(self, task_id: str) -> Iterator[TaskWatch]:
         """A watch for the time of the block. Begin it before reading the ledger: then nothing falls in between."""
         watch = TaskWatch()
-        self._tasks.setdefault(task_id, set()).add(watch)
-        self._watchers.value += 1
-        try:
+        with self._listed(self._tasks, task_id, watch):
             yield watch
-        finally:
-            self._watchers.value -= 1
-            self._tasks[task_id].discard(watch)
-            if not self._tasks[task_id]:
-                del self._tasks[task_id]
+
+    @contextmanager
+    def watch_end(self, task_id: str) -> Iterator[asyncio.Event]:
+        """Set when the task has ended or may have; nothing else that happens to it is told. Begin before reading."""
+        ended = asyncio.Event()
+        with self._listed(self._ends, task_id, ended):
+            yield ended
 
     @contextmanager
     def watch_queue(self) -> Iterator[QueueWatch]:
@@ -117,3 +130,15 @@ class Hub:
             yield watch
         finally:
             self._queues.discard(watch)
+
+    @contextmanager
+    def _listed(self, watches: dict[str, set[_Watch]], task_id: str, watch: _Watch) -> Iterator[None]:
+        watches.setdefault(task_id, set()).add(watch)
+        self._watchers.value += 1
+        try:
+            yield
+        finally:
+            self._watchers.value -= 1
+            watches[task_id].discard(watch)
+            if not watches[task_id]:
+                del watches[task_id]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from services.checkpoint.announcement import Announcement, announcement_of
 from services.checkpoint.draft import LEDGER, Draft
 from services.checkpoint.entries import read_page
 from services.checkpoint.prepared import task_of
 from services.checkpoint.queries import in_ledger_transaction, ledger_connection
 from services.checkpoint.rows import lock_tasks
 from services.checkpoint.snapshots import read_task
-from services.checkpoint.writing import Announcement, announcement_of, write
+from services.checkpoint.writing import write
 from tenure.domain.admission import OpenVerdict, decide_open
 from tenure.domain.errors import NotFound
 from tenure.domain.states import Reason, TaskState

@@ -15,8 +15,8 @@ from uuid import uuid4
 
 import psycopg
 
+from services.checkpoint.announcement import Announcement
 from services.checkpoint.queries import QUERIES, SCHEMA, fetch_all, ledger_connection
-from services.checkpoint.writing import Announcement
 from tenure.runtime.postgres import (
     BinaryCursor,
     PoolOptions,
@@ -85,24 +85,29 @@ class Replicas:
         """A duty: the backstop. One cheap statement per thousand watched tasks a second."""
         while True:
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
-            watched = self._hub.watched()
-            task_ids = list(watched)
+            task_ids = list(self._hub.task_ids)
             for start in range(0, len(task_ids), TASKS_A_POLL):
-                await self._poll(watched, task_ids[start : start + TASKS_A_POLL])
+                await self._poll(task_ids[start : start + TASKS_A_POLL])
 
-    async def _poll(self, watched: dict[str, int], task_ids: list[str]) -> None:
+    async def _poll(self, task_ids: list[str]) -> None:
         async with ledger_connection(self._pool) as connection:
             places = await fetch_all(connection, QUERIES.places, {"task_ids": task_ids})
-        moved = {task_id for task_id, sequence in places if sequence > watched[task_id]}
-        if moved:
-            self._hub.tell(Announcement(moved))
+        watched = self._hub.watched()
+        moved = {task_id for task_id, sequence, _ in places if sequence > watched.get(task_id, sequence)}
+        self._hub.tell(Announcement(moved, ended_task_ids={task_id for task_id, _, ended in places if ended}))
 
     def _hear(self, payload: str) -> None:
         try:
             told = json.loads(payload)
             if told["from"] == self._name:
                 return
-            news = Announcement(set(told["moved"]), claimable=told["claimable"], ending_task_ids=set(told["ending"]))
+            news = Announcement(
+                set(told["moved"]),
+                claimable=told["claimable"],
+                ending_task_ids=set(told["ending"]),
+                # A replica of an older version does not say what has ended: all that moved may have.
+                ended_task_ids=set(told.get("ended", told["moved"])),
+            )
         except (ValueError, KeyError, TypeError):
             _log.warning("a notification of another version", extra={"payload": payload[:200]})
             self._hub.wake_all()
@@ -121,12 +126,16 @@ class Replicas:
             yield self._payload(moved=moved[start : start + IDS_A_PAYLOAD])
         for start in range(0, len(ending), IDS_A_PAYLOAD):
             yield self._payload(ending=ending[start : start + IDS_A_PAYLOAD])
+        ended = [] if overflow else sorted(news.ended_task_ids)
+        for start in range(0, len(ended), IDS_A_PAYLOAD):
+            yield self._payload(ended=ended[start : start + IDS_A_PAYLOAD])
 
     def _payload(
         self,
         *,
         moved: list[str] | None = None,
         ending: list[str] | None = None,
+        ended: list[str] | None = None,
         claimable: bool = False,
         everything: bool = False,
     ) -> str:
@@ -134,6 +143,7 @@ class Replicas:
             "from": self._name,
             "moved": moved or [],
             "ending": ending or [],
+            "ended": ended or [],
             "claimable": claimable,
             "all": everything,
         }

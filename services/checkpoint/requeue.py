@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from services.checkpoint.announcement import Announcement, announcement_of
 from services.checkpoint.draft import LEDGER, Draft
 from services.checkpoint.finishing import carry_out_ending
 from services.checkpoint.queries import in_ledger_transaction
 from services.checkpoint.rows import lock_tasks
-from services.checkpoint.writing import Announcement, announcement_of, write
-from tenure.domain.endings import ORDERLY, ending_of_lost_claim
+from services.checkpoint.writing import write
+from tenure.domain.endings import NOBODY_DIED, ending_of_lost_claim
 from tenure.domain.states import TaskState
 from tenure.domain.task import LeaseLostPolicy
 
@@ -54,7 +55,7 @@ async def _requeue(lost: Sequence[pb.RequeueLostRequest.Lost], connection: Conne
 
 def _put_back(draft: Draft, lost: pb.RequeueLostRequest.Lost) -> None:
     row = draft.row
-    if lost.reason not in ORDERLY:
+    if lost.reason not in NOBODY_DIED:
         row.deaths += 1
     if row.ending is None:
         policy = LeaseLostPolicy(row.on_lease_lost)

@@ -22,9 +22,9 @@ from tenure.wire.token import check_token
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from services.checkpoint.announcement import Announcement
     from services.checkpoint.prepared import PreparedCommit
     from services.checkpoint.watching import Watching
-    from services.checkpoint.writing import Announcement
     from tenure.runtime.batching import Answer, Batcher
     from tenure.runtime.postgres import Pool
     from tenure.runtime.signing import Verifier
@@ -100,7 +100,8 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         self, request: pb.WatchEntriesRequest, context: Context
     ) -> AsyncIterator[pb.WatchEntriesResponse]:
         watching = self._ledger.watching
-        async for some in watching.entries(current_tenant(), request.task_id, request.after_sequence):
+        follow = watching.closing if request.closing_only else watching.entries
+        async for some in follow(current_tenant(), request.task_id, request.after_sequence):
             yield some
 
     async def ListClaimable(self, request: pb.ListClaimableRequest, context: Context) -> pb.ListClaimableResponse:

@@ -9,11 +9,12 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Final
 
+from services.checkpoint.announcement import announcement_of
 from services.checkpoint.draft import LEDGER, Draft
 from services.checkpoint.finishing import carry_out_ending
 from services.checkpoint.queries import QUERIES, fetch_all, in_ledger_transaction
 from services.checkpoint.rows import lock_tasks
-from services.checkpoint.writing import announcement_of, write
+from services.checkpoint.writing import write
 from tenure.domain.endings import Ending
 from tenure.domain.states import Reason, TaskState
 from tenure.runtime import metrics
@@ -21,7 +22,7 @@ from tenure.runtime import metrics
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from services.checkpoint.writing import Announcement
+    from services.checkpoint.announcement import Announcement
     from tenure.runtime.postgres import Connection, Pool
 
 ROWS_A_SWEEP: Final = 100

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.checkpoint.queries import ledger_connection
-from services.checkpoint.reads import entries_after, place_of
+from services.checkpoint.reads import Place, entries_after, place_of
 from tenure.domain.errors import OutOfRange
+from tenure.runtime import metrics
 from tenure.runtime.rpc_server import draining
 from tenure.v1 import checkpoint_service_pb2 as pb
 
@@ -23,6 +24,7 @@ class Watching:
     def __init__(self, pool: Pool, hub: Hub) -> None:
         self._pool = pool
         self._hub = hub
+        self._reads = metrics.cell("tenure_watch_reads_total")
 
     async def entries(self, tenant: str, task_id: str, after: int) -> AsyncIterator[pb.WatchEntriesResponse]:
         """Ends after the entry that closes the task. Raises NotFound, OutOfRange (CURSOR_EXPIRED), Unavailable.
@@ -30,9 +32,10 @@ class Watching:
         Holds a page while it is being sent, and nothing while it waits.
         """
         with self._hub.watch_task(task_id) as watch:
-            await self._check_cursor(tenant, task_id, after)
+            await self._place(tenant, task_id, after)
             while True:
                 watch.seen_sequence = after
+                self._reads.value += 1
                 place, entries = await entries_after(self._pool, tenant, task_id, after)
                 after = entries[-1].sequence if entries else after
                 closed = place.ended and after == place.sequence
@@ -45,6 +48,18 @@ class Watching:
                     await watch.wait()
                 self._refuse_when_draining()
 
+    async def closing(self, tenant: str, task_id: str, after: int) -> AsyncIterator[pb.WatchEntriesResponse]:
+        """The answer that says closed, once the task has ended. Raises what `entries` raises.
+
+        Asks the ledger at the beginning and when the task is said to have ended, whatever is committed in between.
+        """
+        with self._hub.watch_end(task_id) as ended:
+            while not (await self._place(tenant, task_id, after)).ended:
+                await ended.wait()
+                ended.clear()
+                self._refuse_when_draining()
+        yield pb.WatchEntriesResponse(closed=True)
+
     async def queue(self) -> AsyncIterator[pb.WatchQueueResponse]:
         """Hints until the server stops; the first comes at once."""
         with self._hub.watch_queue() as watch:
@@ -53,11 +68,14 @@ class Watching:
                 self._refuse_when_draining()
                 yield pb.WatchQueueResponse(claimable=claimable, cancel_task_ids=ending)
 
-    async def _check_cursor(self, tenant: str, task_id: str, after: int) -> None:
+    async def _place(self, tenant: str, task_id: str, after: int) -> Place:
+        """Raises NotFound, OutOfRange for a cursor beyond the end."""
+        self._reads.value += 1
         async with ledger_connection(self._pool) as connection:
             place = await place_of(connection, tenant, task_id)
         if after > place.sequence:
             raise OutOfRange(f"the ledger ends at {place.sequence}", reason="CURSOR_EXPIRED")
+        return place
 
     def _refuse_when_draining(self) -> None:
         if self._hub.closed:

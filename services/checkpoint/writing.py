@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,7 +9,7 @@ from services.checkpoint.arrays import Bools, Byteas, Column, Int8s, Texts
 from services.checkpoint.queries import QUERIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from services.checkpoint.draft import Draft
     from tenure.runtime.postgres import Connection
@@ -82,36 +81,6 @@ _USAGE_COLUMNS: Final[Columns] = {
     "cache_read_input_tokens": Int8s,
 }
 _BUDGET_COLUMNS: Final[Columns] = {"root_task_id": Texts, "used_tokens": Int8s, "reserved_tokens": Int8s}
-
-
-@dataclass(slots=True)
-class Announcement:
-    """What others want to hear once the transaction is durable."""
-
-    task_ids: set[str] = field(default_factory=set)
-    claimable: bool = False
-    ending_task_ids: set[str] = field(default_factory=set)
-
-    def __bool__(self) -> bool:
-        return bool(self.task_ids or self.claimable)
-
-    def add(self, other: Announcement) -> None:
-        """Take another one in."""
-        self.task_ids |= other.task_ids
-        self.ending_task_ids |= other.ending_task_ids
-        self.claimable = self.claimable or other.claimable
-
-
-def announcement_of(drafts: Iterable[Draft]) -> Announcement:
-    """What these drafts amount to for watchers and coordinators."""
-    told = Announcement()
-    for draft in drafts:
-        if draft.has_work:
-            told.task_ids.add(draft.row.task_id)
-            told.claimable = told.claimable or draft.claimable
-            if draft.moved and draft.row.ending_state and not draft.ended:
-                told.ending_task_ids.add(draft.row.task_id)
-    return told
 
 
 async def write(connection: Connection, drafts: Sequence[Draft]) -> None:

@@ -16,9 +16,9 @@ RECONNECT: Final = RetryPolicy(initial_seconds=0.1, factor=2.0, cap_seconds=2.0)
 
 
 async def follow_entries(
-    peers: Peers, task_id: str, after_sequence: int
+    peers: Peers, task_id: str, after_sequence: int, *, closing_only: bool = False
 ) -> AsyncGenerator[ledger.WatchEntriesResponse]:
-    """Pages without gap or repeat, ending after the one that closes the task.
+    """Pages without gap or repeat, ending after the one that closes the task; `closing_only`: just that one.
 
     Takes the next page only when asked, so that a slow reader costs nobody memory. A ledger that is away is waited for:
     the caller's stream goes on where it was. Raises NotFound and OutOfRange as they come.
@@ -26,7 +26,9 @@ async def follow_entries(
     failures = 0
     while True:
         try:
-            asked = ledger.WatchEntriesRequest(task_id=task_id, after_sequence=after_sequence)
+            asked = ledger.WatchEntriesRequest(
+                task_id=task_id, after_sequence=after_sequence, closing_only=closing_only
+            )
             async for page in peers.checkpoint.WatchEntries(asked):
                 failures = 0
                 if page.entries:

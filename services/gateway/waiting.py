@@ -1,4 +1,4 @@
-"""WaitTask: sleeps on the ledger's stream instead of asking again and again."""
+"""WaitTask: sleeps on the ledger's stream, which tells it of the end alone, instead of asking again and again."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def _until_closed(peers: Peers, task: task_pb2.Task, timeout_seconds: floa
 
 
 async def _closed(peers: Peers, task_id: str, after_sequence: int) -> None:
-    async with aclosing(follow_entries(peers, task_id, after_sequence)) as pages:
+    async with aclosing(follow_entries(peers, task_id, after_sequence, closing_only=True)) as pages:
         async for _page in pages:
             pass
 

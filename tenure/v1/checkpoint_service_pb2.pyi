@@ -691,19 +691,25 @@ class WatchEntriesRequest(message.Message):
 
     TASK_ID_FIELD_NUMBER: builtins.int
     AFTER_SEQUENCE_FIELD_NUMBER: builtins.int
+    CLOSING_ONLY_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     after_sequence: builtins.int
     """Only entries after this one. Beyond the newest: OUT_OF_RANGE."""
+    closing_only: builtins.bool
+    """Only the answer that says `closed`, without entries: nothing is sent until the task has ended. Costs the ledger
+    nothing per entry. A server of an older version sends the entries nevertheless.
+    """
     def __init__(
         self,
         *,
         task_id: builtins.str = ...,
         after_sequence: builtins.int = ...,
+        closing_only: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["after_sequence", b"after_sequence", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["after_sequence", b"after_sequence", "closing_only", b"closing_only", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -201,7 +201,7 @@ class CheckpointServiceServicer:
 
     def WatchEntries(self, request, context):
         """Streams a task's entries after a sequence, first the old ones, then each as it is committed, without gap or repeat.
-        Ends after the entry that closes the task. NOT_FOUND.
+        Ends after the entry that closes the task; who only waits for that asks for `closing_only`. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -63,7 +63,7 @@ class CheckpointServiceStub:
     """Lists a task's entries after a sequence, oldest first. NOT_FOUND."""
     WatchEntries: _grpc.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchEntriesRequest, _checkpoint_service_pb2.WatchEntriesResponse]
     """Streams a task's entries after a sequence, first the old ones, then each as it is committed, without gap or repeat.
-    Ends after the entry that closes the task. NOT_FOUND.
+    Ends after the entry that closes the task; who only waits for that asks for `closing_only`. NOT_FOUND.
     """
     ListClaimable: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListClaimableRequest, _checkpoint_service_pb2.ListClaimableResponse]
     """Offers queued tasks to a coordinator, disjoint among callers for `reserve_duration`. By priority, then age."""
@@ -131,7 +131,7 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     """Lists a task's entries after a sequence, oldest first. NOT_FOUND."""
     WatchEntries: _aio.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchEntriesRequest, _checkpoint_service_pb2.WatchEntriesResponse]  # type: ignore[assignment]
     """Streams a task's entries after a sequence, first the old ones, then each as it is committed, without gap or repeat.
-    Ends after the entry that closes the task. NOT_FOUND.
+    Ends after the entry that closes the task; who only waits for that asks for `closing_only`. NOT_FOUND.
     """
     ListClaimable: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListClaimableRequest, _checkpoint_service_pb2.ListClaimableResponse]  # type: ignore[assignment]
     """Offers queued tasks to a coordinator, disjoint among callers for `reserve_duration`. By priority, then age."""
@@ -244,7 +244,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_checkpoint_service_pb2.WatchEntriesResponse], _abc.AsyncIterator[_checkpoint_service_pb2.WatchEntriesResponse]]:
         """Streams a task's entries after a sequence, first the old ones, then each as it is committed, without gap or repeat.
-        Ends after the entry that closes the task. NOT_FOUND.
+        Ends after the entry that closes the task; who only waits for that asks for `closing_only`. NOT_FOUND.
         """
 
     @_abc_1.abstractmethod

@@ -10,6 +10,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from tenure.domain.errors import AlreadyExists, InvalidRequest, NotFound, OutOfRange, Unavailable, WrongState
+from tenure.runtime import metrics
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.fix_checkpoint import kinds, words
@@ -109,6 +110,23 @@ async def test_a_wait_returns_with_the_end_or_when_its_time_is_over(checkpoint, 
     assert (short.ended, short.task.state) == (False, task_pb2.TASK_STATE_QUEUED)
     waiting = asyncio.ensure_future(stub.WaitTask(api.WaitTaskRequest(task_id=task.task_id)))
     await replica.cancel(task.task_id)
+    ended = await waiting
+    assert (ended.ended, ended.task.state) == (True, task_pb2.TASK_STATE_CANCELLED)
+
+
+async def test_a_wait_outlives_a_ledger_that_is_away(checkpoint, gateway, tcp_proxy):
+    replica = await checkpoint()
+    task = await replica.create()
+    host, _, port = replica.address.rpartition(":")
+    proxy = await tcp_proxy(host, int(port))
+    stub, watchers = await gateway(proxy.address), metrics.read("tenure_watchers")
+    waiting = asyncio.ensure_future(stub.WaitTask(api.WaitTaskRequest(task_id=task.task_id)))
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while metrics.read("tenure_watchers") == watchers:
+            await asyncio.sleep(0.01)
+    await proxy.stop()
+    await replica.cancel(task.task_id)
+    await proxy.start()
     ended = await waiting
     assert (ended.ended, ended.task.state) == (True, task_pb2.TASK_STATE_CANCELLED)
 

@@ -192,8 +192,8 @@ select body from entries
 select sequence, state from tasks where task_id = %(task_id)b::text::uuid and tenant = %(tenant)b;
 
 -- name: places
--- Where several ledgers end: the backstop of all watchers in one statement.
-select task_id::text, sequence from tasks where task_id = any(%(task_ids)b::text[]::uuid[]);
+-- Where several ledgers end, and whether for good: the backstop of all watchers in one statement.
+select task_id::text, sequence, ended_at is not null from tasks where task_id = any(%(task_ids)b::text[]::uuid[]);
 
 -- name: offer_from_queues
 -- Disjoint offers: rows another coordinator is looking at are skipped, those offered lately are left alone.

@@ -1,0 +1,99 @@
+"""Who waits for a task's end hears of it, from whatever replica, and of nothing else; nothing is read meanwhile."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from tenure.domain.errors import NotFound, OutOfRange, Unavailable
+from tenure.runtime import metrics
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tests.fix_checkpoint import TIMEOUT_SECONDS, words
+
+NOBODYS = "00000000-0000-7000-8000-000000000000"
+CLOSED = [pb.WatchEntriesResponse(closed=True)]
+
+
+def closing(replica, task_id, after=0):
+    request = pb.WatchEntriesRequest(task_id=task_id, after_sequence=after, closing_only=True)
+    return replica.stub.WatchEntries(request, timeout=TIMEOUT_SECONDS)
+
+
+async def told(stream):
+    """All that a stream brings to its end."""
+    answers = []
+    while (answer := await stream.read()) is not grpc.aio.EOF:
+        answers.append(answer)
+    return answers
+
+
+async def listening(replica, task_id):
+    """What a stream will bring that has begun to listen."""
+    reads = metrics.read("tenure_watch_reads_total")
+    answer = asyncio.ensure_future(told(closing(replica, task_id)))
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while metrics.read("tenure_watch_reads_total") == reads:
+            await asyncio.sleep(0.01)
+    return answer
+
+
+async def test_it_hears_of_the_end_and_of_nothing_before_and_the_ledger_is_read_for_it_twice(checkpoint):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    reads = metrics.read("tenure_watch_reads_total")
+    answer = await listening(replica, owner.task.task_id)
+    for _ in range(20):
+        await owner.commit(words())
+    assert not answer.done()
+    await owner.end()
+    assert await answer == CLOSED
+    assert metrics.read("tenure_watch_reads_total") - reads == 2
+
+
+async def test_an_ended_task_is_closed_at_once_after_whatever_sequence(checkpoint):
+    replica = await checkpoint()
+    task = await replica.cancel((await replica.create()).task_id)
+    for after in (0, 1, task.sequence):
+        assert await told(closing(replica, task.task_id, after)) == CLOSED
+
+
+async def test_it_hears_of_an_end_at_another_replica(checkpoint):
+    replica = await checkpoint()
+    other = await checkpoint(dsn=replica.dsn)
+    owner = await replica.claim((await replica.create()).task_id)
+    answer = await listening(other, owner.task.task_id)
+    await owner.commit(words())
+    await owner.end()
+    assert await answer == CLOSED
+
+
+async def test_an_end_that_no_hint_told_of_is_found_by_the_poll(checkpoint):
+    """Written behind the service's back, as when a notification got lost."""
+    replica = await checkpoint()
+    task = await replica.create()
+    answer = await listening(replica, task.task_id)
+    await replica.query(
+        "update ledger.tasks set state = 'CANCELLED', ended_at = now() "
+        "from (select set_config('search_path', 'ledger', false)) as path(name) where name <> ''"
+    )
+    assert await answer == CLOSED
+
+
+async def test_a_draining_server_sends_it_elsewhere(checkpoint):
+    stopping = asyncio.Event()
+    replica = await checkpoint(stopping=stopping)
+    answer = await listening(replica, (await replica.create()).task_id)
+    stopping.set()
+    with pytest.raises(Unavailable) as refused:
+        await answer
+    assert refused.value.reason == "DRAINING"
+
+
+async def test_what_is_not_there_is_refused(checkpoint):
+    replica = await checkpoint()
+    task = await replica.create()
+    with pytest.raises(OutOfRange) as refused:
+        await closing(replica, task.task_id, after=3).read()
+    assert refused.value.reason == "CURSOR_EXPIRED"
+    with pytest.raises(NotFound):
+        await closing(replica, NOBODYS).read()
