@@ -25,6 +25,9 @@ class ExportedSpan(NamedTuple):
     service: str
     name: str
     attributes: dict[str, Any]
+    trace_id: bytes
+    span_id: bytes
+    parent_id: bytes
 
 
 @dataclass(slots=True)
@@ -41,12 +44,13 @@ class Collector:
         """Of a service that exports to it, soon after each span ended."""
         return {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{self.address}", "OTEL_BSP_SCHEDULE_DELAY": "100"}
 
-    async def span(self, name: str, **attributes: Any) -> ExportedSpan:
-        """The first span of this name with these attributes, waited for."""
+    async def span(self, name: str, *, service: str = "", **attributes: Any) -> ExportedSpan:
+        """The first span of this name (and service) with these attributes, waited for."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 for span in self.spans:
-                    if span.name == name and attributes.items() <= span.attributes.items():
+                    named = span.name == name and service in {"", span.service}
+                    if named and attributes.items() <= span.attributes.items():
                         return span
                 self.arrived.clear()
                 await self.arrived.wait()
@@ -61,7 +65,10 @@ class _Traces(trace_service_pb2_grpc.TraceServiceServicer):
             service = _plain(resource.resource.attributes)["service.name"]
             for scope in resource.scope_spans:
                 self._collector.spans += [
-                    ExportedSpan(service, one.name, _plain(one.attributes)) for one in scope.spans
+                    ExportedSpan(
+                        service, one.name, _plain(one.attributes), one.trace_id, one.span_id, one.parent_span_id
+                    )
+                    for one in scope.spans
                 ]
         self._collector.arrived.set()
         return trace_service_pb2.ExportTraceServiceResponse()

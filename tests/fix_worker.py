@@ -119,12 +119,18 @@ class WorkerBench:
         return worker
 
     async def submit(
-        self, model: str, *, limits: Limits | None = None, policy: TaskPolicy | None = None, max_output_tokens: int = 0
+        self,
+        model: str,
+        *,
+        limits: Limits | None = None,
+        policy: TaskPolicy | None = None,
+        max_output_tokens: int = 0,
+        tools: tuple[str, ...] | None = None,
     ) -> str:
         """A task whose goal is a word of its own."""
         spec = TaskSpec(
             goal=f"record-{uuid.uuid4().hex}",
-            agent=AgentSpec(model=model, max_output_tokens=max_output_tokens),
+            agent=AgentSpec(model=model, max_output_tokens=max_output_tokens, tools=tools),
             limits=limits or Limits(),
             policy=policy or TaskPolicy(),
             queue=self.queue,

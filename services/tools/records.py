@@ -29,7 +29,9 @@ class CallKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An Execute, checked. `clear`: its outcome when that is known without running anything."""
+    """An Execute, checked. `clear`: its outcome when that is known without running anything. `traceparent`: the span
+    of who asks, "" for none.
+    """
 
     key: CallKey
     claims: Claims
@@ -37,6 +39,7 @@ class Asked:
     effect_class: EffectClass
     arguments_json: bytes
     clear: Outcome | None = None
+    traceparent: str = ""
 
     @property
     def fence(self) -> Fence:

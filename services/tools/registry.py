@@ -44,6 +44,10 @@ class Registry:
         """What this token may call, by name."""
         return [tool.definition for tool in self._tools.values() if claims.allows_tool(tool.name)]
 
+    def unknown_names(self, claims: Claims) -> list[str]:
+        """What the token allows and there is no such tool, in order."""
+        return sorted(set(claims.tools or ()) - self._tools.keys())
+
     def judge(self, claims: Claims, name: str, arguments_json: str) -> Arguments | Outcome:
         """The arguments to run the tool with, or the outcome of a call that is not run: in words the model can use."""
         tool = self._tools.get(name)

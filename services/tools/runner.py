@@ -102,7 +102,8 @@ class Runner:
         }
         ending: Outcome | Exception | None = None
         try:
-            with log_context(**facts), span(f"{semconv.EXECUTE_TOOL} {tool.name}", attributes):
+            asking = run.asked.traceparent
+            with log_context(**facts), span(f"{semconv.EXECUTE_TOOL} {tool.name}", attributes, parent=asking):
                 ending = await self._perform(run, tool, arguments)
         except (Displaced, TenureError) as news:
             ending = news

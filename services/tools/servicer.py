@@ -23,6 +23,7 @@ from tenure.domain.tools import EffectClass, Outcome
 from tenure.runtime.postgres import Pool
 from tenure.runtime.signing import Verifier
 from tenure.runtime.tenancy import current_tenant
+from tenure.runtime.trace_context import traceparent
 from tenure.v1 import token_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceServicer
 from tenure.validators import validate
@@ -54,7 +55,7 @@ class ToolServicer(ToolServiceServicer):
         """The tools this token may call."""
         claims, _ = self._check(request.token)
         tools = [tool_to_wire(definition) for definition in self._registry.definitions(claims)]
-        return tool_service_pb2.ListToolsResponse(tools=tools)
+        return tool_service_pb2.ListToolsResponse(tools=tools, unknown_names=self._registry.unknown_names(claims))
 
     async def Execute(
         self, request: tool_service_pb2.ExecuteRequest, _context: Any
@@ -111,6 +112,7 @@ class ToolServicer(ToolServiceServicer):
             effect_class=EffectClass.PURE if clear or tool is None else tool.definition.effect_class,
             arguments_json=request.arguments_json.encode(),
             clear=clear,
+            traceparent=request.traceparent or traceparent(),
         )
         return Request(asked, {} if isinstance(judged, Outcome) else judged)
 

@@ -25,7 +25,6 @@ from tenure.domain.fold import Message, ResumePoint
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import Reason, ReleaseReason, TaskState
 from tenure.domain.task import TaskSpec
-from tenure.domain.tools import ToolDefinition
 from tenure.domain.turn import NUDGE, CallModel, CloseOut, ExecuteTools, Nudge, next_move
 from tenure.runtime.failpoint import failpoint
 from tenure.runtime.retrying import retrying
@@ -90,13 +89,16 @@ class TaskLoop:
         """The tools as they are at the first Open go into the ledger; a resumed task keeps them."""
         tools = self._point.tools
         if tools is None:
-            tools = await self._holding.interrupts.guard(self._list_tools())
-            self._pending.append((0, facts.ToolsDefined(tools)))
+            defined = await self._holding.interrupts.guard(self._list_tools())
+            if defined.unknown_names:
+                _log.warning("the task allows tools that there are not", extra={"tools": list(defined.unknown_names)})
+            self._pending.append((0, defined))
+            tools = defined.tools
         self._model.use_tools(tools)
         self._tools.use_tools(tools)
 
-    async def _list_tools(self) -> tuple[ToolDefinition, ...]:
-        async def ask() -> tuple[ToolDefinition, ...]:
+    async def _list_tools(self) -> facts.ToolsDefined:
+        async def ask() -> facts.ToolsDefined:
             await self._parts.trust.wait_open()
             return await self._parts.tools.list_tools(self._holding.token)
 

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from services.worker.frames import FrameClient, FrameShape, Tagged
-from tenure.domain.entries import ToolIntent
+from tenure.domain.entries import ToolIntent, ToolsDefined
 from tenure.domain.errors import Unavailable
-from tenure.domain.tools import CallStandings, Outcome, ToolDefinition
+from tenure.domain.tools import CallStandings, Outcome
 from tenure.runtime.rpc_channel import TenureChannel
 from tenure.runtime.status import OUTCOME_UNKNOWN
+from tenure.runtime.trace_context import traceparent
 from tenure.v1 import token_pb2
 from tenure.v1 import tool_service_pb2 as pb
 from tenure.v1 import tool_service_pb2_grpc as grpc_pb
@@ -32,10 +33,10 @@ class ToolsClient:
         """Keeps the call stream; a duty."""
         await self._frames.run()
 
-    async def list_tools(self, token: token_pb2.FencingToken) -> tuple[ToolDefinition, ...]:
-        """The tools this token may call, by name."""
+    async def list_tools(self, token: token_pb2.FencingToken) -> ToolsDefined:
+        """The tools this token may call, and the names it allows in vain; both by name."""
         answer = await self._stub.ListTools(pb.ListToolsRequest(token=token), timeout=UNARY_TIMEOUT_SECONDS)
-        return tuple(tool_to_domain(tool) for tool in answer.tools)
+        return ToolsDefined(tuple(tool_to_domain(tool) for tool in answer.tools), tuple(answer.unknown_names))
 
     async def fence(self, token: token_pb2.FencingToken, *, close: bool) -> CallStandings:
         """Raises the fence; with `close` nothing of this task starts or runs any more. Repeatable."""
@@ -63,7 +64,11 @@ class ToolsClient:
                 ending.set_result(event)
 
         request = pb.ExecuteRequest(
-            token=token, call_id=intent.call_id, tool=intent.tool, arguments_json=intent.arguments_json
+            token=token,
+            call_id=intent.call_id,
+            tool=intent.tool,
+            arguments_json=intent.arguments_json,
+            traceparent=traceparent(),
         )
         tag = self._frames.ask(request, hear)
         try:

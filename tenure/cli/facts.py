@@ -60,6 +60,16 @@ def _transition(fact: ledger_pb2.StateTransition) -> str:
     return f"{before}{state_name(fact.to_state)}{reason}{f': {fact.message}' if fact.message else ''}"
 
 
+def _tools(fact: ledger_pb2.ToolsDefined) -> str:
+    missing = f"; {unknown_tools(fact)}" if fact.unknown_names else ""
+    return f"{', '.join(tool.name for tool in fact.tools) or 'none'}{missing}"
+
+
+def unknown_tools(fact: ledger_pb2.ToolsDefined) -> str:
+    """That names of the submit's list are no tools here."""
+    return f"no such tool: {', '.join(fact.unknown_names)}"
+
+
 def _attempt(fact: ledger_pb2.ModelAttempt) -> str:
     return f"attempt {fact.attempt_number} at {fact.model}, {fact.reserved_tokens:,} tokens set aside"
 
@@ -84,7 +94,7 @@ def _outcome(fact: ledger_pb2.ToolOutcome) -> str:
 _OF_KIND: Final[dict[str, Callable[[Any], str]]] = {
     "submitted": lambda fact: fact.spec.goal,
     "transition": _transition,
-    "tools_defined": lambda fact: ", ".join(tool.name for tool in fact.tools) or "none",
+    "tools_defined": _tools,
     "model_attempt": _attempt,
     "model_failure": _failure,
     "attempt_lost": lambda fact: f"attempt {fact.attempt_number}, billed as {usage_text(fact.usage)}",

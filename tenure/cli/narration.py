@@ -14,7 +14,7 @@ from rich.markdown import Markdown
 from rich.padding import Padding
 from rich.text import Text
 
-from tenure.cli.facts import answer_text, outcome_name
+from tenure.cli.facts import answer_text, outcome_name, unknown_tools
 from tenure.cli.watched import WatchedTask
 from tenure.cli.words import (
     arguments_text,
@@ -78,6 +78,8 @@ class Narrator:
                 yield from self._attempt(entry)
             case "tool_intent" | "tool_outcome":
                 yield from self._call(entry.body)
+            case "tools_defined" if entry.body.tools_defined.unknown_names:
+                yield self._line("  ! ", unknown_tools(entry.body.tools_defined), "yellow")
             case "user_message":
                 yield self._line("  » ", f"message: {entry.body.user_message.text}", "cyan")
             case "cancel_request":

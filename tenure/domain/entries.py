@@ -36,9 +36,10 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class ToolsDefined:
-    """The tools as they were at the first Open; a resumed task keeps them."""
+    """The tools as they were at the first Open; a resumed task keeps them. `unknown_names`: allowed in vain."""
 
     tools: tuple[ToolDefinition, ...]
+    unknown_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

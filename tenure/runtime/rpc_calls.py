@@ -15,6 +15,7 @@ import grpc
 from tenure.domain.errors import Unavailable
 from tenure.runtime.status import OUTCOME_UNKNOWN, from_rpc_error
 from tenure.runtime.tenancy import TENANT_KEY, current_tenant
+from tenure.runtime.trace_context import trace_metadata
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterable
@@ -50,7 +51,7 @@ def wrapped(multicallable: Any, rules: CallRules, *, needs_timeout: bool) -> Cal
         **options: Any,
     ) -> TranslatedCall:
         seconds = rules.timeout(timeout, needed=needs_timeout)
-        told = (*(metadata or ()), (TENANT_KEY, rules.told_tenant()))
+        told = (*(metadata or ()), (TENANT_KEY, rules.told_tenant()), *trace_metadata())
         return TranslatedCall(multicallable(*request, timeout=seconds, metadata=told, **options))
 
     return call

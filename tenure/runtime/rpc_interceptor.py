@@ -1,7 +1,8 @@
 """What every RPC of a Tenure server goes through, in all four arities, exactly once.
 
-Domain errors become statuses; anything else is a bug: INTERNAL, no detail out, stack in the log. The tenant is put in
-its context variable, requests are validated, calls are counted under the names of go-grpc-middleware.
+Domain errors become statuses; anything else is a bug: INTERNAL, no detail out, stack in the log. The tenant and the
+trace are put in their context variables, requests are validated, calls are counted under the names of
+go-grpc-middleware.
 
 Messages of a stream are validated and counted inside the (de)serializers: no extra await for a frame. So a stream's
 handler meets an invalid message as InvalidRequest raised by its own read, and may answer it or let it end the stream.
@@ -23,6 +24,7 @@ from tenure.domain.errors import TenureError
 from tenure.runtime import metrics
 from tenure.runtime.status import code_of, to_status
 from tenure.runtime.tenancy import set_tenant, tenant_from
+from tenure.runtime.trace_context import continue_trace
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -174,12 +176,14 @@ class _Method:
 
     @asynccontextmanager
     async def _around(self, context: Context) -> AsyncIterator[None]:
-        """Tenant, counters, and the one place where an exception becomes a status."""
+        """Tenant, trace, counters, and the one place where an exception becomes a status."""
         self.meters.started.value += 1
         began, code = perf_counter(), grpc.StatusCode.OK
         try:
             if self.has_tenant:
-                set_tenant(tenant_from(context.invocation_metadata()))
+                metadata = context.invocation_metadata()
+                set_tenant(tenant_from(metadata))
+                continue_trace(metadata)
             yield
             code = _code_told(context)
         except (asyncio.CancelledError, GeneratorExit):

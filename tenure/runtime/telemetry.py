@@ -16,9 +16,9 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import trace
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from tenure.runtime.metrics_export import MetricsExport
+from tenure.runtime.trace_context import Exporting, context_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -36,40 +36,23 @@ INSTRUMENTATION: Final = "tenure"
 _EXPORT_TIMEOUT_SECONDS: Final = 3
 _FLUSH_TIMEOUT_SECONDS: Final = 5.0
 _METRICS_INTERVAL_SECONDS: Final = 15.0
-_PROPAGATOR: Final = TraceContextTextMapPropagator()
 _log: Final = logging.getLogger(__name__)
-
-
-class _Current:
-    """The process's tracer; None while nothing is exported."""
-
-    tracer: trace.Tracer | None = None
 
 
 def span(
     name: str,
     attributes: Mapping[str, Any] | None = None,
     *,
-    links: Sequence[trace.Link] = (),
+    parent: str = "",
     kind: trace.SpanKind = trace.SpanKind.INTERNAL,
 ) -> AbstractContextManager[trace.Span]:
-    """A span around the block, child of the one around it. Without an exporter it costs one comparison."""
-    if _Current.tracer is None:
+    """A span around the block, child of the one around it. Without an exporter it costs one comparison.
+
+    `parent`: the `traceparent` of the span whose child it is instead, for work that another task was asked for.
+    """
+    if Exporting.tracer is None:
         return nullcontext(trace.INVALID_SPAN)
-    return _Current.tracer.start_as_current_span(name, attributes=attributes, links=links, kind=kind)
-
-
-def traceparent() -> str:
-    """The current span as W3C text to be kept with a task, "" outside of one."""
-    carrier: dict[str, str] = {}
-    _PROPAGATOR.inject(carrier)
-    return carrier.get("traceparent", "")
-
-
-def link_to(kept_traceparent: str) -> list[trace.Link]:
-    """A link to the span kept by `traceparent`: a resumed task is a new trace that points at the one before."""
-    context = trace.get_current_span(_PROPAGATOR.extract({"traceparent": kept_traceparent})).get_span_context()
-    return [trace.Link(context)] if context.is_valid else []
+    return Exporting.tracer.start_as_current_span(name, context_of(parent), attributes=attributes, kind=kind)
 
 
 @asynccontextmanager
@@ -133,11 +116,11 @@ async def exporting(
         provider = TracerProvider(resource=resource)
         provider.add_span_processor(BatchSpanProcessor(spans))
         ends.append(provider.shutdown)
-        _Current.tracer = provider.get_tracer(INSTRUMENTATION)
+        Exporting.tracer = provider.get_tracer(INSTRUMENTATION)
     try:
         yield
     finally:
-        _Current.tracer = None
+        Exporting.tracer = None
         await _flush(ends)
 
 

@@ -97,18 +97,24 @@ class ToolsDefined(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     TOOLS_FIELD_NUMBER: builtins.int
+    UNKNOWN_NAMES_FIELD_NUMBER: builtins.int
     @builtins.property
     def tools(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.ToolDefinition]:
         """In the order the model sees them."""
+
+    @builtins.property
+    def unknown_names(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What was allowed in the submit and there was no such tool: the task goes on without."""
 
     def __init__(
         self,
         *,
         tools: abc.Iterable[tool_pb2.ToolDefinition] | None = ...,
+        unknown_names: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["tools", b"tools", "unknown_names", b"unknown_names"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -49,18 +49,24 @@ class ListToolsResponse(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     TOOLS_FIELD_NUMBER: builtins.int
+    UNKNOWN_NAMES_FIELD_NUMBER: builtins.int
     @builtins.property
     def tools(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.ToolDefinition]:
         """By name."""
+
+    @builtins.property
+    def unknown_names(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What the task may use and there is no such tool, by name."""
 
     def __init__(
         self,
         *,
         tools: abc.Iterable[tool_pb2.ToolDefinition] | None = ...,
+        unknown_names: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["tools", b"tools", "unknown_names", b"unknown_names"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -74,12 +80,17 @@ class ExecuteRequest(message.Message):
     CALL_ID_FIELD_NUMBER: builtins.int
     TOOL_FIELD_NUMBER: builtins.int
     ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
+    TRACEPARENT_FIELD_NUMBER: builtins.int
     call_id: builtins.str
     """"<step>.<index>" of the committed intent; 3 to 32 characters."""
     tool: builtins.str
     """Which tool."""
     arguments_json: builtins.str
     """A JSON object, at most 1 MiB."""
+    traceparent: builtins.str
+    """W3C traceparent of the caller's span, for calls in frames: metadata belongs to the stream, this to the call. At most
+    128 characters; may be empty, and what is none is ignored.
+    """
     @builtins.property
     def token(self) -> token_pb2.FencingToken:
         """The token of the claim."""
@@ -91,10 +102,11 @@ class ExecuteRequest(message.Message):
         call_id: builtins.str = ...,
         tool: builtins.str = ...,
         arguments_json: builtins.str = ...,
+        traceparent: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "token", b"token", "tool", b"tool"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "token", b"token", "tool", b"tool", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -16,6 +16,7 @@ def _execute(request: tools.ExecuteRequest, v: Violations) -> None:
     v.require(0 < len(request.tool) <= 128, "tool", "must have 1 to 128 characters")
     size = len(request.arguments_json.encode())
     v.require(size <= MAX_ARGUMENT_BYTES, "arguments_json", f"at most {MAX_ARGUMENT_BYTES} bytes")
+    v.length("traceparent", request.traceparent, 0, 128)
 
 
 CHECKS: Final[dict[type, Check]] = {

@@ -142,7 +142,9 @@ def _answer_to_wire(fact: facts.AssistantMessage) -> ledger_pb2.EntryBody:
 _TO_DOMAIN: dict[str, Callable[[Any], facts.Body]] = {
     "submitted": lambda m: facts.Submitted(spec_to_domain(m.spec), m.request_id),
     "transition": _transition_to_domain,
-    "tools_defined": lambda m: facts.ToolsDefined(tuple(tool_to_domain(tool) for tool in m.tools)),
+    "tools_defined": lambda m: facts.ToolsDefined(
+        tuple(tool_to_domain(tool) for tool in m.tools), tuple(m.unknown_names)
+    ),
     "model_attempt": _attempt_to_domain,
     "model_failure": _failure_to_domain,
     "attempt_lost": lambda m: facts.AttemptLost(m.attempt_number, usage_to_domain(m.usage)),
@@ -159,7 +161,9 @@ _TO_WIRE: dict[type, Callable[[Any], ledger_pb2.EntryBody]] = {
     ),
     facts.Transition: _transition_to_wire,
     facts.ToolsDefined: lambda f: ledger_pb2.EntryBody(
-        tools_defined=ledger_pb2.ToolsDefined(tools=[tool_to_wire(tool) for tool in f.tools])
+        tools_defined=ledger_pb2.ToolsDefined(
+            tools=[tool_to_wire(tool) for tool in f.tools], unknown_names=f.unknown_names
+        )
     ),
     facts.ModelAttempt: _attempt_to_wire,
     facts.ModelFailure: _failure_to_wire,

@@ -11,13 +11,17 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tenure.domain import errors
 from tenure.runtime import metrics
 from tenure.runtime.rpc_channel import TenureChannel, open_channel, target_of
 from tenure.runtime.rpc_server import RpcServer, draining
 from tenure.runtime.status import PeerFailed
+from tenure.runtime.telemetry import exporting, span
 from tenure.runtime.tenancy import as_tenant, current_tenant
+from tenure.runtime.trace_context import traceparent
 
 SERVICE = "tenure.test.Echo"
 ARITIES = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
@@ -127,6 +131,16 @@ async def test_the_tenant_goes_along(arity):
         assert (await talk(channel, arity, b"x"))[-1] == b"default:x"
         with as_tenant("acme-1"):
             assert (await talk(channel, arity, b"x"))[-1] == b"acme-1:x"
+
+
+@pytest.mark.parametrize("arity", ARITIES)
+async def test_the_trace_goes_along_while_spans_are_exported(arity):
+    async with echoing() as (echo, channel), exporting(Resource.get_empty(), InMemorySpanExporter(), None):
+        echo.answer = lambda _request: b"within " + traceparent().encode()
+        assert (await talk(channel, arity, b"x"))[-1] == b"within "
+        with span("asking"):
+            assert traceparent()
+            assert (await talk(channel, arity, b"x"))[-1] == b"within " + traceparent().encode()
 
 
 @pytest.mark.parametrize("named", [["Acme"], ["a" * 64], [""], ["a", "b"]])

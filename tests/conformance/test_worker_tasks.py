@@ -37,6 +37,15 @@ async def test_a_task_with_tools_goes_through(bench):
     assert len(await bench.bodies(task_id, facts.ToolsDefined)) == 1
 
 
+async def test_tools_that_are_allowed_and_there_are_not_are_named_in_the_ledger(bench):
+    await bench.start_worker()
+    task_id = await bench.submit("sim-one-tool", tools=("write_file", "wriet_file"))
+    assert state_name((await bench.ended(task_id)).state) == "SUCCEEDED"
+    [defined] = await bench.bodies(task_id, facts.ToolsDefined)
+    assert [tool.name for tool in defined.tools] == ["write_file"]
+    assert defined.unknown_names == ("wriet_file",)
+
+
 async def test_the_ledgers_usage_is_the_simulators_bill(bench):
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-effects")

@@ -28,6 +28,9 @@ async def test_claims_model_calls_tools_and_commits_are_spans(collector: Collect
 
         chats = [span for span in collector.spans if span.attributes.get("gen_ai.operation.name") == "chat"]
         assert len(chats) == len(installation.model_calls(task.task_id))
-        tools = [span for span in collector.spans if span.attributes.get("gen_ai.operation.name") == "execute_tool"]
-        assert {span.service for span in tools} == {"tenure-worker", "tenure-tools"}
+        call = {"gen_ai.tool.call.id": "1.0"}
+        asked = await collector.span("execute_tool write_file", service="tenure-worker", **call)
+        run = await collector.span("execute_tool write_file", service="tenure-tools", **call)
+        assert (run.trace_id, run.parent_id) == (asked.trace_id, asked.span_id)
+        assert asked.trace_id == agent.trace_id
     assert {"tenure_grants_total", "tenure_batched_items_total", "tenure_tool_calls_total"} <= collector.metrics

@@ -7,10 +7,11 @@ import io
 import pytest
 from rich.console import Console
 
+from tenure.cli.facts import describe
 from tenure.cli.narration import Narrator
 from tenure.cli.screen import Screen
 from tenure.cli.watched import WatchedTask
-from tenure.v1 import ledger_pb2, task_pb2
+from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.wire.times import duration
 from tests.unit.cli_entries import SECOND, Ledger, piece
 
@@ -183,3 +184,12 @@ def test_what_a_takeover_cost_is_told_after_the_takeover(teller, ledger):
     told = ["no longer holds the task", "the unfinished text is discarded", "was lost, billed as 900 tokens in, 12 out"]
     places = [teller.seen.index(words) for words in told]
     assert places == sorted(places)
+
+
+def test_tools_that_there_are_not_are_told_of(teller, ledger):
+    known = tool_pb2.ToolDefinition(name="read_file")
+    all_there = ledger.entry(tools_defined=ledger_pb2.ToolsDefined(tools=[known]))
+    two_missing = ledger.entry(tools_defined=ledger_pb2.ToolsDefined(tools=[known], unknown_names=["raed_file", "x"]))
+    assert teller.tell(all_there).seen == ""
+    assert teller.tell(two_missing).seen == "  ! no such tool: raed_file, x\n"
+    assert describe(two_missing) == "read_file; no such tool: raed_file, x"

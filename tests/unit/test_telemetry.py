@@ -18,8 +18,9 @@ from tenure.runtime.logs import configure_logs, log_context
 from tenure.runtime.metrics import Registry
 from tenure.runtime.metrics_export import MetricsExport
 from tenure.runtime.settings import Secret
-from tenure.runtime.telemetry import exporting, link_to, span, telemetry, traceparent
+from tenure.runtime.telemetry import exporting, span, telemetry
 from tenure.runtime.tenancy import as_tenant
+from tenure.runtime.trace_context import continue_trace, traceparent
 
 
 @pytest.fixture
@@ -143,26 +144,39 @@ async def test_without_a_collector_a_span_is_nothing():
             assert traceparent() == ""
 
 
-async def test_spans_are_exported_by_the_end_and_a_resumed_task_links_back():
+async def test_spans_are_exported_by_the_end_as_children_of_those_around_them():
     exporter = InMemorySpanExporter()
     async with exporting(Resource.get_empty(), exporter, InMemoryMetricReader()):
-        with span("invoke_agent messages", {semconv.TASK_ID: "t"}):
-            kept = traceparent()
-            with span("chat claude"):
-                pass
-        with span("invoke_agent messages", links=link_to(kept)):
+        with span("invoke_agent messages", {semconv.TASK_ID: "t"}), span("chat claude"):
             pass
-    chat, first, resumed = exporter.get_finished_spans()
-    assert chat.parent.span_id == first.context.span_id
-    assert first.attributes[semconv.TASK_ID] == "t"
-    assert resumed.context.trace_id != first.context.trace_id
-    assert resumed.links[0].context.span_id == first.context.span_id
+    chat, agent = exporter.get_finished_spans()
+    assert chat.parent.span_id == agent.context.span_id
+    assert agent.attributes[semconv.TASK_ID] == "t"
     assert not trace.get_current_span().is_recording()
 
 
-@pytest.mark.parametrize("kept", ["", "garbage", "00-00-00-00"])
-def test_a_kept_span_that_is_none_links_to_nothing(kept):
-    assert link_to(kept) == []
+async def test_a_span_is_the_child_of_one_that_another_service_told_of():
+    exporter = InMemorySpanExporter()
+    async with exporting(Resource.get_empty(), exporter, None):
+        with span("execute_tool asked"):
+            told = traceparent()
+        with span("elsewhere"), span("execute_tool run", parent=told):
+            pass
+    asked, run, elsewhere = exporter.get_finished_spans()
+    assert run.parent.span_id == asked.context.span_id
+    assert run.context.trace_id == asked.context.trace_id != elsewhere.context.trace_id
+
+
+@pytest.mark.parametrize("told", ["", "garbage", "00-00-00-00"])
+async def test_a_trace_that_is_none_changes_nothing(told):
+    exporter = InMemorySpanExporter()
+    async with exporting(Resource.get_empty(), exporter, None):
+        continue_trace([("traceparent", told)])
+        with span("around"), span("within", parent=told):
+            pass
+    within, around = exporter.get_finished_spans()
+    assert around.parent is None
+    assert within.parent.span_id == around.context.span_id
 
 
 async def test_a_collector_that_is_gone_does_not_hold_up_the_end(unused_tcp_port):

@@ -58,6 +58,13 @@ def test_a_tool_that_is_not_allowed_is_told_apart_from_one_that_is_not_there():
     assert REGISTRY.definitions(NONE) == []
 
 
+def test_names_that_are_allowed_in_vain_are_told():
+    some = Claims("tasks/t", "default", 1, "c", "w", tools=("z", "a", "aa"))
+    assert [definition.name for definition in REGISTRY.definitions(some)] == ["a"]
+    assert REGISTRY.unknown_names(some) == ["aa", "z"]
+    assert REGISTRY.unknown_names(ALL) == REGISTRY.unknown_names(NONE) == []
+
+
 def test_two_tools_of_one_name_are_a_mistake():
     with pytest.raises(ValueError, match="two tools named a"):
         Registry([tool("a"), tool("a")])

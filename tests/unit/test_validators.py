@@ -88,6 +88,13 @@ def test_a_call_id_is_step_dot_index(call_id: str) -> None:
     assert fields(tools.ExecuteRequest(token=TOKEN, call_id=call_id, tool="t")) == {"call_id"}
 
 
+def test_a_trace_is_bounded_and_otherwise_not_looked_at() -> None:
+    call = tools.ExecuteRequest(token=TOKEN, call_id="1.0", tool="t", traceparent="no trace")
+    validate(call)
+    call.traceparent = "x" * 129
+    assert fields(call) == {"traceparent"}
+
+
 def test_a_choice_that_is_not_known_is_not_taken_for_the_default() -> None:
     request = tasks.SubmitTaskRequest(goal="go")
     request.priority = request.policy.on_lease_lost = request.policy.on_in_doubt = request.source.kind = 99  # type: ignore[assignment]  # as a newer client may send

@@ -31,7 +31,7 @@ USAGE = TokenUsage(1, 2, 3, 4)
 BODIES = [
     facts.Submitted(SPEC, "r1"),
     facts.Transition(TaskState.FAILED, "MODEL_REFUSED", "no", "partial", None, TaskState.RUNNING),
-    facts.ToolsDefined((ToolDefinition("t", "does", '{"type":"object"}', EffectClass.KEYED, 1.5, 99),)),
+    facts.ToolsDefined((ToolDefinition("t", "does", '{"type":"object"}', EffectClass.KEYED, 1.5, 99),), ("raed_file",)),
     facts.ModelAttempt(2, "m", 10, 20, 30),
     facts.ModelFailure(2, "RATE_LIMITED", "slow down", True, 429, 1.25, USAGE, "req_1"),
     facts.AttemptLost(1, USAGE),
