@@ -16,10 +16,12 @@ import psycopg
 from services.checkpoint.committing import commit_batch
 from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS, prepare_connection
 from tenure.domain.errors import InvalidRequest, StaleEpoch, TenureError, Unavailable
+from tenure.runtime import semconv
 from tenure.runtime.batching import Batcher, BatchLimits
 from tenure.runtime.failpoint import failpoint
 from tenure.runtime.postgres import BinaryCursor, PoolOptions, configure_session, connection_arguments, revealed
 from tenure.runtime.postgres_errors import domain_errors
+from tenure.runtime.telemetry import span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -75,7 +77,8 @@ class LedgerCommitter:
     async def write(self, commits: Sequence[PreparedCommit]) -> list[pb.CommitResponse | TenureError]:
         """The results in order. Raises TryLater when the batch may be run again, InvalidRequest for a text."""
         try:
-            results = await self._once(commits)
+            with span("commit batch", {semconv.COMMITS: len(commits)}):
+                results = await self._once(commits)
         except Unavailable as error:
             if error.reason not in HOPELESS:
                 raise

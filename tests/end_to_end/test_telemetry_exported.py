@@ -23,6 +23,8 @@ async def test_claims_model_calls_tools_and_commits_are_spans(collector: Collect
         opened = await collector.span("open", **of_task)
         closing = await collector.span("commit", **of_task, **{"tenure.sequence": task.sequence})
         assert {opened.service, closing.service} == {"tenure-worker"}
+        batch = await collector.span("commit batch", service="tenure-checkpoint")
+        assert batch.attributes["tenure.commits"] >= 1
         agent = await collector.span("invoke_agent messages", **of_task)
         assert agent.service == "tenure-worker"
 
