@@ -6,12 +6,17 @@ import asyncio
 import shutil
 
 import grpc
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tenure.dev.etcd_process import EtcdProcess
 from tenure.domain.epochs import split_epoch
+from tenure.domain.errors import Unavailable
 from tenure.runtime.etcd.client import EtcdClient
+from tenure.runtime.rpc_channel import open_channel
+from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.v1 import task_pb2
+from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from tests.fix_coordinator import Fleet, epoch_of
 from tests.fix_etcd import paused
 from tests.service_process import ServiceProcess
@@ -102,6 +107,19 @@ async def test_without_etcd_a_replica_says_so_grants_nothing_and_ends_nothing(ow
     assert (await worker.next_grant()).task_id == waiting
     [claim] = await own_fleet.claims(replica, task_id)
     assert claim.claim_id == grant.claim_id
+
+
+async def test_a_worker_that_comes_while_etcd_is_away_is_told_so(own_fleet: Fleet, own_etcd: EtcdProcess):
+    replica = await own_fleet.coordinator()
+    await _health_becomes(replica, serving=True)
+    async with paused(own_etcd):
+        await _health_becomes(replica, serving=False)
+        hello = coordinator_pb.SessionRequest(hello=coordinator_pb.Hello(worker_id="w"))
+        async with open_channel(replica.address) as channel:
+            session = CoordinatorServiceStub(channel).Session(iter([hello]), timeout=20.0)
+            with pytest.raises(Unavailable) as refused:
+                await session.read()
+        assert refused.value.reason == "ETCD_UNAVAILABLE"
 
 
 async def _wipe(etcd: EtcdProcess) -> None:

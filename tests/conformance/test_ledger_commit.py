@@ -1,14 +1,18 @@
 """The ledger's door: what a commit may do, and what it is answered."""
 
 import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime
 from uuid import uuid4
 
 import psycopg
 import pytest
 
-from tenure.domain.errors import InvalidRequest, NotFound, SequenceConflict, StaleEpoch, WrongState
+from tenure.domain.errors import InvalidRequest, NotFound, PermissionDenied, SequenceConflict, StaleEpoch, WrongState
+from tenure.runtime.signing import Signer
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
+from tenure.wire.token import sign_claims
 from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, entry, kinds, reserve, words
 
 
@@ -165,14 +169,26 @@ async def test_no_task_ends_while_a_call_has_no_outcome(checkpoint):
     replica, owner = await started(checkpoint)
     await owner.commit(intent("1.0"), intent("1.1"))
     for state in (task_pb2.TASK_STATE_SUCCEEDED, task_pb2.TASK_STATE_FAILED):
-        with pytest.raises(WrongState):
+        with pytest.raises(WrongState) as refused:
             await owner.end(state)
+        assert refused.value.reason == "OPEN_INTENTS"
     await owner.commit(
         outcome("1.0"),
         outcome("1.1"),
         transition=pb.Transition(to_state=task_pb2.TASK_STATE_FAILED, reason="MODEL_REJECTED"),
     )
     assert (await replica.get(owner.task.task_id)).state == task_pb2.TASK_STATE_FAILED
+
+
+async def test_a_token_of_another_resource_than_a_task_opens_and_writes_nothing(checkpoint):
+    replica, owner = await started(checkpoint)
+    claims = replace(owner.claims, resource="leases/backup")
+    token = sign_claims(Signer.load(replica.keys / "signing.json"), claims, datetime.now(UTC))
+    for asked in (replica.open(token, claims), owner.commit(words(), token=token)):
+        with pytest.raises(PermissionDenied) as refused:
+            await asked
+        assert refused.value.reason == "WRONG_RESOURCE"
+    await owner.commit(words())
 
 
 async def test_an_outcome_needs_an_open_call_and_a_call_is_opened_once(checkpoint):

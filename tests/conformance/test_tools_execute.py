@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
+from datetime import UTC, datetime
 
 import pytest
 
-from tenure.domain.errors import AlreadyExists, InvalidRequest, PermissionDenied, Unauthenticated
+from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, PermissionDenied, Unauthenticated
+from tenure.domain.token import Claims
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_service_pb2
-from tests.fix_tools import execute_request
+from tenure.wire.token import sign_claims
+from tests.fix_tools import Owner, execute_request
 
 ALL_TOOLS = [
     "append_record",
@@ -129,11 +133,41 @@ async def test_a_token_that_is_not_ours_opens_nothing(tool_service, grants, outs
     owner.token.claims = grants.claim().token.claims
     with pytest.raises(Unauthenticated):
         await tools.outcome(owner, "1.0", "append_record", file="a", line="x")
-    with pytest.raises(PermissionDenied):
+    with pytest.raises(PermissionDenied) as refused:
         await tools.outcome(grants.claim("not-a-uuid"), "1.0", "append_record", file="a", line="x")
+    assert refused.value.reason == "WRONG_RESOURCE"
     with pytest.raises(InvalidRequest):
         await tools.outcome(grants.claim(), "1", "append_record", file="a", line="x")
     assert outside.lines("a") == []
+
+
+async def test_a_token_of_another_resource_than_a_task_calls_nothing(tool_service, grants, outside):
+    tools = await tool_service()
+    claims = Claims("leases/backup", "default", 10, str(uuid.uuid4()), "worker-1")
+    owner = Owner("backup", 10, sign_claims(grants.signer, claims, datetime.now(UTC)))
+    for asked in (
+        tools.outcome(owner, "1.0", "append_record", file="a", line="x"),
+        tools.fence(owner),
+    ):
+        with pytest.raises(PermissionDenied) as refused:
+            await asked
+        assert refused.value.reason == "WRONG_RESOURCE"
+    assert outside.lines("a") == []
+
+
+async def test_calls_beyond_all_places_are_told_to_come_again_and_were_not_run(tool_service, grants, outside):
+    tools = await tool_service(max_accepted=1)
+    owner = grants.claim()
+    running = tools.begin(owner, "1.0", "append_record_unsafe", file="a", line="first", delay_ms=1500)
+    await tools.started(owner)
+    with pytest.raises(LimitReached) as refused:
+        await tools.outcome(owner, "1.1", "append_record", file="b", line="second")
+    assert refused.value.reason == "TOO_MANY_CALLS"
+    assert refused.value.retry_after_seconds
+    assert (await running).status is OutcomeStatus.SUCCEEDED
+    assert outside.lines("b") == []
+    assert set(await tools.fence(owner)) == {"1.0"}
+    assert (await tools.outcome(owner, "1.1", "append_record", file="b", line="second")).status == "SUCCEEDED"
 
 
 async def test_output_beyond_the_limit_is_cut_and_marked(tool_service, grants, outside):
