@@ -145,7 +145,7 @@ class CheckpointServiceServicer:
     """
 
     def CreateTask(self, request, context):
-        """Creates a task QUEUED. The same request_id and payload give the same task again; another payload is
+        """Creates a task QUEUED. The same request_id and payload as sent give the same task again; another payload is
         ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -39,7 +39,7 @@ class CheckpointServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> CheckpointServiceAsyncStub: ...
     CreateTask: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CreateTaskRequest, _checkpoint_service_pb2.CreateTaskResponse]
-    """Creates a task QUEUED. The same request_id and payload give the same task again; another payload is
+    """Creates a task QUEUED. The same request_id and payload as sent give the same task again; another payload is
     ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}.
     """
     Open: _grpc.UnaryStreamMultiCallable[_checkpoint_service_pb2.OpenRequest, _checkpoint_service_pb2.OpenResponse]
@@ -107,7 +107,7 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateTask: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CreateTaskRequest, _checkpoint_service_pb2.CreateTaskResponse]  # type: ignore[assignment]
-    """Creates a task QUEUED. The same request_id and payload give the same task again; another payload is
+    """Creates a task QUEUED. The same request_id and payload as sent give the same task again; another payload is
     ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}.
     """
     Open: _aio.UnaryStreamMultiCallable[_checkpoint_service_pb2.OpenRequest, _checkpoint_service_pb2.OpenResponse]  # type: ignore[assignment]
@@ -178,7 +178,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.CreateTaskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.CreateTaskResponse, _abc.Awaitable[_checkpoint_service_pb2.CreateTaskResponse]]:
-        """Creates a task QUEUED. The same request_id and payload give the same task again; another payload is
+        """Creates a task QUEUED. The same request_id and payload as sent give the same task again; another payload is
         ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}.
         """
 

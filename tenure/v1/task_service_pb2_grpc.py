@@ -81,7 +81,7 @@ class TaskServiceServicer:
     """
 
     def SubmitTask(self, request, context):
-        """Accepts a task and queues it. The same request_id and payload give the same task again; another payload is
+        """Accepts a task and queues it. The same request_id and payload as sent give the same task again; another payload is
         ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -37,7 +37,7 @@ class TaskServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TaskServiceAsyncStub: ...
     SubmitTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.SubmitTaskRequest, _task_service_pb2.SubmitTaskResponse]
-    """Accepts a task and queues it. The same request_id and payload give the same task again; another payload is
+    """Accepts a task and queues it. The same request_id and payload as sent give the same task again; another payload is
     ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}.
     """
     GetTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.GetTaskRequest, _task_service_pb2.GetTaskResponse]
@@ -68,7 +68,7 @@ class TaskServiceAsyncStub(TaskServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     SubmitTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.SubmitTaskRequest, _task_service_pb2.SubmitTaskResponse]  # type: ignore[assignment]
-    """Accepts a task and queues it. The same request_id and payload give the same task again; another payload is
+    """Accepts a task and queues it. The same request_id and payload as sent give the same task again; another payload is
     ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}.
     """
     GetTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.GetTaskRequest, _task_service_pb2.GetTaskResponse]  # type: ignore[assignment]
@@ -102,7 +102,7 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.SubmitTaskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.SubmitTaskResponse, _abc.Awaitable[_task_service_pb2.SubmitTaskResponse]]:
-        """Accepts a task and queues it. The same request_id and payload give the same task again; another payload is
+        """Accepts a task and queues it. The same request_id and payload as sent give the same task again; another payload is
         ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}.
         """
 
