@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from services.checkpoint.draft import time_of
+from services.checkpoint.growth import Growth
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from services.checkpoint.draft import Draft
 
 
 @dataclass(slots=True)
 class Announcement:
-    """What others want to hear once the transaction is durable. `task_ids`: their ledgers grew."""
+    """What others want to hear once the transaction is durable. `task_ids`: what grew, by `growths` where known."""
 
     task_ids: set[str] = field(default_factory=set)
     claimable: bool = False
     ending_task_ids: set[str] = field(default_factory=set)
     ended_task_ids: set[str] = field(default_factory=set)
+    growths: dict[str, Growth] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.task_ids or self.claimable or self.ending_task_ids or self.ended_task_ids)
@@ -29,17 +33,24 @@ class Announcement:
         self.ending_task_ids |= other.ending_task_ids
         self.ended_task_ids |= other.ended_task_ids
         self.claimable = self.claimable or other.claimable
+        self.growths |= other.growths
+
+    def without_growths(self) -> Announcement:
+        """For those who are told later, and by names alone."""
+        return replace(self, growths={})
 
 
-def announcement_of(drafts: Iterable[Draft]) -> Announcement:
-    """What these drafts amount to for watchers and coordinators."""
+def announcement_of(drafts: Sequence[Draft]) -> Announcement:
+    """What the drafts of one transaction, as written, amount to for watchers and coordinators."""
     told = Announcement()
-    for draft in drafts:
-        if draft.has_work:
+    touched = [draft for draft in drafts if draft.has_work]
+    for draft in touched:
+        if draft.entries:
             told.task_ids.add(draft.row.task_id)
-            told.claimable = told.claimable or draft.claimable
-            if draft.ended:
-                told.ended_task_ids.add(draft.row.task_id)
-            elif draft.moved and draft.row.ending_state:
-                told.ending_task_ids.add(draft.row.task_id)
+            told.growths[draft.row.task_id] = Growth(draft.entries, time_of(touched), draft.ended)
+        told.claimable = told.claimable or draft.claimable
+        if draft.ended:
+            told.ended_task_ids.add(draft.row.task_id)
+        elif draft.moved and draft.row.ending_state:
+            told.ending_task_ids.add(draft.row.task_id)
     return told

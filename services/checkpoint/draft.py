@@ -19,6 +19,7 @@ from tenure.wire.task import usage_to_wire
 from tenure.wire.times import timestamp
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import datetime
 
     from services.checkpoint.rows import BudgetRow, TaskRow
@@ -201,6 +202,11 @@ class Draft:
         if to_state is not TaskState.RETRY_SCHEDULED:
             return None
         return self.row.locked_at + timedelta(seconds=delay_seconds)
+
+
+def time_of(touched: Sequence[Draft]) -> datetime:
+    """When what one transaction writes is recorded: for all its tasks, at the newest of their locks."""
+    return max(draft.row.locked_at for draft in touched)
 
 
 def clean(text: str) -> str:

@@ -1,7 +1,7 @@
 """Fan-out inside the process: who waits for a task's ledger to grow, and who waits for hints about the queue.
 
-Only the news that something moved is passed on. Watchers read the ledger itself, so a slow one neither loses an entry
-nor holds memory.
+What this process committed is handed on as it is. Of everything else only the news that something moved is passed on:
+then watchers read the ledger itself, so a slow one neither loses an entry nor holds much memory.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from services.checkpoint.task_watch import TaskWatch
 from tenure.runtime import metrics
 
 if TYPE_CHECKING:
@@ -18,22 +19,6 @@ if TYPE_CHECKING:
 
 _MOST_ENDING_IDS: Final = 4096
 _Watch = TypeVar("_Watch")
-
-
-class TaskWatch:
-    """One watcher of one task."""
-
-    def __init__(self) -> None:
-        self._moved = asyncio.Event()
-        self.seen_sequence = 0
-
-    def wake(self) -> None:
-        self._moved.set()
-
-    async def wait(self) -> None:
-        """Until something moved since the last `wait`."""
-        await self._moved.wait()
-        self._moved.clear()
 
 
 class QueueWatch:
@@ -74,7 +59,7 @@ class Hub:
         """Something moved, here or at another replica."""
         for task_id in news.task_ids & self._tasks.keys():
             for watch in self._tasks[task_id]:
-                watch.wake()
+                watch.tell(news.growths.get(task_id))
         for task_id in news.ended_task_ids & self._ends.keys():
             for ended in self._ends[task_id]:
                 ended.set()
@@ -85,7 +70,7 @@ class Hub:
         """News may have been missed: everybody looks for himself."""
         for watches in self._tasks.values():
             for watch in watches:
-                watch.wake()
+                watch.tell(None)
         for some in self._ends.values():
             for ended in some:
                 ended.set()
@@ -103,8 +88,8 @@ class Hub:
         return self._tasks.keys() | self._ends.keys()
 
     def watched(self) -> dict[str, int]:
-        """The tasks whose entries are watched, with the lowest sequence that a watcher of it has seen."""
-        return {task_id: min(watch.seen_sequence for watch in them) for task_id, them in self._tasks.items()}
+        """The tasks whose entries are watched, with the lowest sequence that a watcher of it has reached."""
+        return {task_id: min(watch.reached_sequence for watch in them) for task_id, them in self._tasks.items()}
 
     @contextmanager
     def watch_task(self, task_id: str) -> Iterator[TaskWatch]:

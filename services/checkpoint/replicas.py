@@ -58,7 +58,7 @@ class Replicas:
         if not news:
             return
         self._hub.tell(news)
-        self._pending.add(news)
+        self._pending.add(news.without_growths())
         self._there_is_news.set()
 
     async def run_notify(self) -> None:

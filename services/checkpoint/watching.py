@@ -14,8 +14,10 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from services.checkpoint.growth import Growth
     from services.checkpoint.hub import Hub
     from tenure.runtime.postgres import Pool
+    from tenure.v1 import ledger_pb2
 
 
 class Watching:
@@ -29,23 +31,23 @@ class Watching:
     async def entries(self, tenant: str, task_id: str, after: int) -> AsyncIterator[pb.WatchEntriesResponse]:
         """Ends after the entry that closes the task. Raises NotFound, OutOfRange (CURSOR_EXPIRED), Unavailable.
 
-        Holds a page while it is being sent, and nothing while it waits.
+        Holds a page while it is being sent, and within bounds what was committed here meanwhile. Whoever has all so far
+        is handed what this process commits; the ledger is read for those who are behind, or when others committed.
         """
         with self._hub.watch_task(task_id) as watch:
             await self._place(tenant, task_id, after)
+            watch.seen_sequence = after
+            growths: list[Growth] | None = None
             while True:
-                watch.seen_sequence = after
-                self._reads.value += 1
-                place, entries = await entries_after(self._pool, tenant, task_id, after)
-                after = entries[-1].sequence if entries else after
-                closed = place.ended and after == place.sequence
+                place, entries = await self._next(tenant, task_id, watch.seen_sequence, growths)
+                watch.seen_sequence = entries[-1].sequence if entries else watch.seen_sequence
+                complete = watch.seen_sequence == place.sequence
+                closed = complete and place.ended
                 if entries or closed:
                     yield pb.WatchEntriesResponse(entries=entries, closed=closed)
                 if closed:
                     return
-                if after == place.sequence:
-                    watch.seen_sequence = after
-                    await watch.wait()
+                growths = await watch.take() if complete else None
                 self._refuse_when_draining()
 
     async def closing(self, tenant: str, task_id: str, after: int) -> AsyncIterator[pb.WatchEntriesResponse]:
@@ -67,6 +69,16 @@ class Watching:
                 claimable, ending = await watch.take()
                 self._refuse_when_draining()
                 yield pb.WatchQueueResponse(claimable=claimable, cancel_task_ids=ending)
+
+    async def _next(
+        self, tenant: str, task_id: str, after: int, growths: list[Growth] | None
+    ) -> tuple[Place, list[ledger_pb2.Entry]]:
+        """Where the ledger ends, and what comes after a sequence: what we were handed, else a page."""
+        if growths is None:
+            self._reads.value += 1
+            return await entries_after(self._pool, tenant, task_id, after)
+        place = Place(growths[-1].last, growths[-1].closes)
+        return place, [entry for growth in growths for entry in growth.entries]
 
     async def _place(self, tenant: str, task_id: str, after: int) -> Place:
         """Raises NotFound, OutOfRange for a cursor beyond the end."""

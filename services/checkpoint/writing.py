@@ -6,6 +6,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from services.checkpoint.arrays import Bools, Byteas, Column, Int8s, Texts
+from services.checkpoint.draft import time_of
 from services.checkpoint.queries import QUERIES
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ async def write(connection: Connection, drafts: Sequence[Draft]) -> None:
     touched = [draft for draft in drafts if draft.has_work]
     if not touched:
         return
-    locked_at = max(draft.row.locked_at for draft in touched)
+    locked_at = time_of(touched)
     await connection.execute(QUERIES.write, {"locked_at": locked_at, **_step_arrays(touched)})
     moved = [draft for draft in touched if draft.moved]
     if moved:

@@ -1,0 +1,87 @@
+"""What one watcher is handed, and when it has to read the ledger instead."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+
+from services.checkpoint.draft import NewRow
+from services.checkpoint.growth import Growth
+from services.checkpoint.task_watch import MOST_BYTES, MOST_ENTRIES, TaskWatch
+
+
+def growth(first: int, count: int = 1, size_bytes: int = 1) -> Growth:
+    rows = [
+        NewRow("t", first + number, "default", 7, "c", 1, 1, 3, "worker-1", b"x" * size_bytes)
+        for number in range(count)
+    ]
+    return Growth(rows, datetime(2026, 1, 1, tzinfo=UTC), closes=False)
+
+
+def watch_at(sequence: int) -> TaskWatch:
+    watch = TaskWatch()
+    watch.seen_sequence = sequence
+    return watch
+
+
+async def taken(watch: TaskWatch) -> list[int] | None:
+    """The first sequence of each growth that was handed over; None: to read."""
+    async with asyncio.timeout(5):
+        growths = await watch.take()
+    return None if growths is None else [one.first for one in growths]
+
+
+async def test_growths_that_follow_one_another_are_handed_over_in_order_and_once():
+    watch = watch_at(4)
+    watch.tell(growth(5, count=2))
+    watch.tell(growth(7))
+    assert watch.reached_sequence == 7
+    assert await taken(watch) == [5, 7]
+    watch.seen_sequence = 7
+    watch.tell(growth(8))
+    assert await taken(watch) == [8]
+
+
+@pytest.mark.parametrize("told", [[6], [5, 7], [6, 5], [None], [5, None], [None, 5]])
+async def test_whoever_missed_something_reads(told: list[int | None]):
+    watch = watch_at(4)
+    for first in told:
+        watch.tell(None if first is None else growth(first))
+    assert await taken(watch) is None
+
+
+async def test_once_it_has_read_it_is_handed_what_follows():
+    watch = watch_at(4)
+    watch.tell(growth(6))
+    assert await taken(watch) is None
+    watch.seen_sequence = 6
+    watch.tell(growth(7))
+    assert await taken(watch) == [7]
+
+
+async def test_what_came_while_it_read_and_was_read_is_not_handed_over_again():
+    watch = watch_at(4)
+    watch.tell(growth(5))
+    watch.tell(growth(6))
+    watch.seen_sequence = 5
+    assert await taken(watch) == [6]
+    watch.tell(growth(5))
+    watch.seen_sequence = 6
+    waiting = asyncio.ensure_future(taken(watch))
+    await asyncio.sleep(0)
+    watch.tell(growth(7))
+    assert await waiting == [7]
+
+
+@pytest.mark.parametrize(("most", "size_bytes"), [(MOST_ENTRIES, 1), (4, MOST_BYTES // 4)])
+async def test_more_than_a_bound_is_not_kept_for_a_slow_one(most: int, size_bytes: int):
+    watch = watch_at(0)
+    for sequence in range(1, most + 1):
+        watch.tell(growth(sequence, size_bytes=size_bytes))
+    assert watch.reached_sequence == most
+    watch.tell(growth(most + 1, size_bytes=size_bytes))
+    watch.tell(growth(most + 2, size_bytes=size_bytes))
+    assert watch.reached_sequence == 0
+    assert await taken(watch) is None
