@@ -200,9 +200,9 @@ def _share_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _no_filter(monkeypatch: pytest.MonkeyPatch) -> None:
     allow_everything = bytes.fromhex("060000000000ff7f")  # BPF: return SECCOMP_RET_ALLOW
-    real = Sandbox._job
+    real = Sandbox._program
     monkeypatch.setattr(
-        Sandbox, "_job", lambda *given: dataclasses.replace(real(*given), filter_program=allow_everything)
+        Sandbox, "_program", lambda *given: dataclasses.replace(real(*given), filter_program=allow_everything)
     )
 
 
