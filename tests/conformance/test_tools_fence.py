@@ -177,7 +177,7 @@ async def test_a_close_on_one_replica_stops_what_runs_on_another(tool_service, g
 
 
 async def test_what_is_past_its_point_of_no_return_is_told_as_done(tool_service, grants, outside, tmp_path):
-    tools = await tool_service(failpoints=f"tools.after_effect=touch({tmp_path}/done)->wait({tmp_path}/go)")
+    tools = await tool_service(failpoints=f"tools.after_effect=1#touch({tmp_path}/done)->1#wait({tmp_path}/go)")
     owner = grants.claim()
     call = tools.begin(owner, "1.0", "append_record_unsafe", file="a", line="x")
     await appear(tmp_path / "done")
