@@ -5,6 +5,7 @@ The files' names differ between v1 and v2, their meaning does not; both are tabl
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -97,7 +98,7 @@ class Cgroup:
         """SIGKILL every process of the group: at once where v2 can, else one by one as they are listed."""
         for hierarchy, directory in self._places:
             if hierarchy.version == 2 and (directory / "cgroup.kill").exists():
-                (directory / "cgroup.kill").write_text("1")
+                _kill_group(directory)
                 return
         for _, directory in self._places:
             for pid in _members(directory):
@@ -171,6 +172,15 @@ def _number(path: Path) -> int | None:
         return int(path.read_text())
     except OSError:
         return None
+
+
+def _kill_group(directory: Path) -> None:
+    """A group that vanishes meanwhile is dead: services that start together sweep the same leftovers."""
+    try:
+        (directory / "cgroup.kill").write_text("1")
+    except OSError as error:
+        if error.errno not in {errno.ENOENT, errno.ENODEV}:
+            raise
 
 
 def _members(directory: Path) -> list[int]:

@@ -60,12 +60,19 @@ def remove_orphaned_stages() -> int:
     removed = 0
     for place in dict.fromkeys(Stage.places()):
         for entry in place.iterdir():
-            if is_orphan(entry.name):
-                status = entry.lstat()
-                if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
-                    shutil.rmtree(entry)
-                    removed += 1
+            if is_orphan(entry.name) and _is_own_directory(entry):
+                # Services that start together are at the same leftovers: what is gone meanwhile was removed by another.
+                shutil.rmtree(entry, ignore_errors=True)
+                removed += not entry.exists()
     return removed
+
+
+def _is_own_directory(entry: Path) -> bool:
+    try:
+        status = entry.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def place(bubblewrap: Program, interpreter: Program, workspace: Path | None, stage: Stage | None) -> Placement:
