@@ -16,6 +16,7 @@ from rich.status import Status
 
 from tenure.cli.context import Context, pass_context
 from tenure.cli.exits import Exit
+from tenure.cli.parameters import REPLICAS
 
 if TYPE_CHECKING:  # what starts processes is loaded when something is to be started, not for `tenure list`
     from tenure.dev.stack import Stack, StackOptions
@@ -32,6 +33,13 @@ NOT_PROXIED: Final = "127.0.0.1,localhost"
 
 @click.command(short_help="Run a whole stack here, until Ctrl-C.")
 @click.option("--workers", type=click.IntRange(0, 64), default=2, show_default=True, help="How many workers.")
+@click.option(
+    "--replicas",
+    type=REPLICAS,
+    default=dict,
+    metavar="N|SERVICE=N,…",
+    help="How many of each service: 2 of all, or for example coordinator=2,tools=2. Default: one.",
+)
 @click.option("--slots", type=click.IntRange(1, 1024), default=16, show_default=True, help="Tasks a worker holds.")
 @click.option(
     "--data", type=click.Path(path_type=Path), help="Where everything is kept. Default: that of `tenure --data`."

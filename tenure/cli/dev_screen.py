@@ -64,11 +64,11 @@ def command_name(started_as: str) -> str:
 
 def _running(stack: Stack) -> Table:
     table = _grid()
-    services = {name: stack.services[name] for name in ROLES} | stack.services
-    for name, service in services.items():
-        table.add_row(
-            name, service.address, ROLES.get(name) or f"carries out up to {stack.options.slots} tasks at once"
-        )
+    for kind, role in ROLES.items():
+        for replica in stack.replicas(kind):
+            table.add_row(replica.name, replica.address, role if replica.name == kind else "another of them")
+    for worker in stack.workers:
+        table.add_row(worker.name, worker.address, f"carries out up to {stack.options.slots} tasks at once")
     table.add_row("model", stack.model_url, _model_words(stack))
     for name, store in stack.stores.items():
         table.add_row(name, _store_address(store), _store_words(store))

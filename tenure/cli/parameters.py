@@ -16,6 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+MOST_REPLICAS: Final = 9
 SEARCHED_TASKS: Final = 10_000
 NAMED_AT_MOST: Final = 5
 
@@ -65,9 +66,31 @@ class NamesType(click.ParamType[tuple[str, ...]]):
         return names
 
 
+class ReplicasType(click.ParamType[dict[str, int]]):
+    """`coordinator=2,tools=3`, or `2` for two of every service."""
+
+    name = "replicas"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, int]:
+        from tenure.dev.stack.options import REPLICATED  # loaded by the one command that starts processes
+
+        if isinstance(value, dict):
+            return value
+        text = str(value).strip()
+        told = ",".join(f"{kind}={text}" for kind in REPLICATED) if text.isdecimal() else text
+        replicas: dict[str, int] = {}
+        for part in told.split(","):
+            kind, _, count = part.partition("=")
+            if kind.strip() not in REPLICATED or not count.strip().isdecimal() or not 1 <= int(count) <= MOST_REPLICAS:
+                self.fail(f"{part!r}: write a number, or for example coordinator=2,tools=3", param, ctx)
+            replicas[kind.strip()] = int(count)
+        return replicas
+
+
 DURATION: Final = DurationType()
 LABEL: Final = LabelType()
 NAMES: Final = NamesType()
+REPLICAS: Final = ReplicasType()
 
 task_argument = click.argument("task", metavar="TASK")
 

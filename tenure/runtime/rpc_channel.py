@@ -85,11 +85,13 @@ def open_channel(
 ) -> TenureChannel:
     """A channel to `host:port` (every address its name resolves to) or to several `ip:port`, taken in turn.
 
+    Several are a sequence, or one text with commas.
+
     `tenant` fixes whose calls these are; without it each call belongs to the tenant of the request being answered.
 
     Must be called with an event loop running. Raises ValueError for several addresses that are not all IPs.
     """
-    target = target_of([addresses] if isinstance(addresses, str) else addresses)
+    target = target_of(addresses.split(",") if isinstance(addresses, str) else addresses)
     options = channel_options(keepalive or Keepalive(), max_message_bytes)
     if credentials is None:
         channel = grpc.aio.insecure_channel(target, options=options)
@@ -107,7 +109,7 @@ def target_of(addresses: Sequence[str]) -> str:
     families = set()
     numeric = []
     for address in addresses:
-        host, _, port = address.rpartition(":")
+        host, _, port = address.strip().rpartition(":")
         host = _LOCALHOST.get(host, host)
         try:
             families.add(ip_address(host.strip("[]")).version)

@@ -6,18 +6,24 @@ import json
 import socket
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
+import click
 import pytest
 
 from tenure.cli.dev import passed_on
 from tenure.cli.dev_screen import UNSAFE_ETCD, command_name
+from tenure.cli.parameters import REPLICAS
 from tenure.dev.dev_file import forget_addresses, read_addresses, write_addresses
-from tenure.dev.stack import FolderBusy, StackError
+from tenure.dev.stack import FolderBusy, StackError, StackOptions
 from tenure.dev.stack.addresses import FREE_PORTS, USUAL_PORTS, choose_address
+from tenure.dev.stack.environments import UIDS_APART, Places, environment_of
 from tenure.dev.stack.etcd_endpoint import endpoint_version
 from tenure.dev.stack.last_words import last_words, warnings_of
+from tenure.dev.stack.layout import Layout
 from tenure.dev.stack.lock import hold_folder
+from tenure.dev.stack.options import REPLICATED
 from tenure.dev.stack.supervisor import death_of
 
 
@@ -150,3 +156,33 @@ def test_the_advice_names_the_command_as_it_can_be_typed(tmp_path: Path, monkeyp
     monkeypatch.setenv("PATH", str(own.parent))
     assert command_name(str(own)) == "tenure"
     assert command_name("/usr/lib/python3/tenure/cli/__main__.py") == "tenure"
+
+
+def test_replicas_are_named_after_their_service(tmp_path):
+    options = StackOptions(data_dir=tmp_path, workers=2, replicas={"tools": 3})
+    assert options.names_of("tools") == ["tools", "tools-2", "tools-3"]
+    assert options.names_of("gateway") == ["gateway"]
+    assert options.names_of("worker") == ["worker-1", "worker-2"]
+
+
+@pytest.mark.parametrize("unfit", [{"tools": 0}, {"worker": 2}, {"etcd": 3}])
+def test_only_services_have_replicas_and_at_least_one(tmp_path, unfit):
+    with pytest.raises(ValueError, match="replicas"):
+        StackOptions(data_dir=tmp_path, replicas=unfit)
+
+
+def test_tool_replicas_on_one_host_have_sandbox_uids_of_their_own(tmp_path):
+    options = StackOptions(data_dir=tmp_path, replicas={"tools": 3})
+    uids = [
+        int(environment_of("tools", name, "", options, Layout(tmp_path), Places())["TENURE_TOOLS_SANDBOX_FIRST_UID"])
+        for name in options.names_of("tools")
+    ]
+    assert all(later - earlier >= UIDS_APART for earlier, later in pairwise(uids))
+
+
+def test_the_number_of_replicas_is_typed_for_all_or_by_service():
+    assert REPLICAS.convert("2", None, None) == dict.fromkeys(REPLICATED, 2)
+    assert REPLICAS.convert("coordinator=2, tools=3", None, None) == {"coordinator": 2, "tools": 3}
+    for text in ("0", "tools", "tools=x", "worker=2", ""):
+        with pytest.raises(click.BadParameter, match="coordinator=2"):
+            REPLICAS.convert(text, None, None)

@@ -9,6 +9,10 @@ from typing import Final
 from tenure.dev.stack.layout import Layout
 from tenure.dev.stack.options import StackOptions
 
+FIRST_UID: Final = 61_000
+UIDS_APART: Final = 1024
+"""Replicas on one host must not share their sandboxes' uids; this is the most slots that one can have."""
+
 
 @dataclass(slots=True)
 class Places:
@@ -42,7 +46,7 @@ def _checkpoint(_name: str, _options: StackOptions, layout: Layout, places: Plac
     }
 
 
-def _tools(_name: str, _options: StackOptions, layout: Layout, places: Places) -> dict[str, str]:
+def _tools(name: str, options: StackOptions, layout: Layout, places: Places) -> dict[str, str]:
     return {
         "TENURE_TOOLS_POSTGRES_DSN": places.postgres_dsn,
         "TENURE_TOOLS_VERIFYING_KEYS_FILE": str(layout.verifying_keys),
@@ -50,6 +54,7 @@ def _tools(_name: str, _options: StackOptions, layout: Layout, places: Places) -
         "TENURE_TOOLS_WORKSPACE_ROOT": str(layout.workspaces),
         "TENURE_TOOLS_RECORDS_DIR": str(layout.records),
         "TENURE_TOOLS_SEARCH_URL": places.search_url,
+        "TENURE_TOOLS_SANDBOX_FIRST_UID": str(FIRST_UID + UIDS_APART * options.names_of("tools").index(name)),
     }
 
 

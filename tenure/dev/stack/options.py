@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
+
+REPLICATED: Final = ("gateway", "coordinator", "checkpoint", "tools")
+"""The services of which there may be several; workers have an option of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackOptions:
     """`environment` adds variables by service ("worker", "worker-2", "tools", "*" …); nothing else is inherited.
+
+    `replicas` is how many there are of a service, one of each where it says nothing: `{"checkpoint": 2}` starts
+    `checkpoint` and `checkpoint-2`, and everybody who dials checkpoints is told both.
 
     `scenarios` is a folder of scenarios for the simulator, beside its own.
 
@@ -18,6 +25,7 @@ class StackOptions:
 
     data_dir: Path
     workers: int = 2
+    replicas: Mapping[str, int] = field(default_factory=dict)
     slots: int = 16
     usual_ports: bool = False
     postgres_dsn: str = ""
@@ -31,6 +39,17 @@ class StackOptions:
     scenarios: Path | None = None
     log_format: str = "json"
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for kind, count in self.replicas.items():
+            if kind not in REPLICATED or count < 1:
+                raise ValueError(f"replicas: {kind}={count}; at least one of {', '.join(REPLICATED)}")
+
+    def names_of(self, kind: str) -> list[str]:
+        """What the replicas of a service are called, `tools`, `tools-2`, …; and the workers, `worker-1` and on."""
+        if kind == "worker":
+            return [f"worker-{number}" for number in range(1, self.workers + 1)]
+        return [kind, *(f"{kind}-{number}" for number in range(2, self.replicas.get(kind, 1) + 1))]
 
     @property
     def model_is_simulated(self) -> bool:

@@ -16,7 +16,7 @@ from tenure.dev.stack.environments import Places, environment_of
 from tenure.dev.stack.errors import ServiceDied, StackError
 from tenure.dev.stack.layout import Layout
 from tenure.dev.stack.lock import hold_folder
-from tenure.dev.stack.options import StackOptions
+from tenure.dev.stack.options import REPLICATED, StackOptions
 from tenure.dev.stack.service import ServiceProcess
 from tenure.dev.stack.simulator import SimulatorProcess
 from tenure.dev.stack.stores import Store, open_etcd, open_postgres
@@ -52,7 +52,8 @@ class Stack:
 
     @property
     def gateway_address(self) -> str:
-        return self.services["gateway"].address
+        """What a client dials: every gateway, separated by commas."""
+        return self._dialled("gateway")
 
     @property
     def model_url(self) -> str:
@@ -76,6 +77,10 @@ class Stack:
         """In the order of their names."""
         return [service for name, service in self.services.items() if name.startswith("worker-")]
 
+    def replicas(self, kind: str) -> list[ServiceProcess]:
+        """The processes of one of the services behind one client address."""
+        return [self.services[name] for name in self.options.names_of(kind)]
+
     async def __aenter__(self) -> Self:
         try:
             self._take_folder()
@@ -93,9 +98,13 @@ class Stack:
         await self._opened.aclose()
 
     def addresses(self) -> dict[str, str]:
-        """Everything that can be dialled."""
-        served = {name: service.address for name, service in self.services.items()}
-        return {**served, "etcd": self.etcd_endpoints, "model": self.model_url}
+        """Everything that can be dialled; the replicas of a service as one address, separated by commas."""
+        served = {kind: self._dialled(kind) for kind in REPLICATED}
+        workers = {worker.name: worker.address for worker in self.workers}
+        return {**served, **workers, "etcd": self.etcd_endpoints, "model": self.model_url}
+
+    def _dialled(self, kind: str) -> str:
+        return ",".join(replica.address for replica in self.replicas(kind))
 
     def add_worker(self, extra: Mapping[str, str] | None = None) -> ServiceProcess:
         """Starts one more worker, without waiting for it."""
@@ -137,19 +146,17 @@ class Stack:
     async def _start_services(self) -> None:
         self._opened.push_async_callback(self._end_services)
         self._tell("starting checkpoint and tools")
-        await self._start_together(checkpoint="checkpoint", tools="tools")
-        self._places.checkpoint = self.services["checkpoint"].address
-        self._places.tools = self.services["tools"].address
+        await self._start_together("checkpoint", "tools")
+        self._places.checkpoint, self._places.tools = self._dialled("checkpoint"), self._dialled("tools")
         self._tell("starting the coordinator")
-        await self._start_together(coordinator="coordinator")
-        self._places.coordinator = self.services["coordinator"].address
+        await self._start_together("coordinator")
+        self._places.coordinator = self._dialled("coordinator")
         self._tell("starting the gateway and the workers")
-        workers = {f"worker-{number}": "worker" for number in range(1, self.options.workers + 1)}
-        await self._start_together(gateway="gateway", **workers)
+        await self._start_together("gateway", "worker")
 
-    async def _start_together(self, **kinds: str) -> None:
-        """Services by name; the first failure is raised when all have come to something."""
-        starts = (self._start_service(name, kind) for name, kind in kinds.items())
+    async def _start_together(self, *kinds: str) -> None:
+        """All replicas of them; the first failure is raised when all have come to something."""
+        starts = (self._start_service(name, kind) for kind in kinds for name in self.options.names_of(kind))
         for result in await asyncio.gather(*starts, return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result
