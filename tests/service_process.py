@@ -14,10 +14,11 @@ PATIENCE_SECONDS = 20.0
 
 
 class ServiceProcess:
-    """`python -m services.<name>`, from its start to its end."""
+    """`python -m services.<name>`, from its start to its end. `mutation`: one of its guards is missing."""
 
-    def __init__(self, name: str, settings: dict[str, str], *, failpoints: str = "") -> None:
+    def __init__(self, name: str, settings: dict[str, str], *, failpoints: str = "", mutation: str = "") -> None:
         self._name = name
+        self._program = ["tests.fault.mutants", name, "--mutation", mutation] if mutation else [f"services.{name}"]
         given = {f"TENURE_{name.upper()}_{key}": value for key, value in settings.items()}
         own = {key: value for key, value in os.environ.items() if not key.startswith("TENURE_")}
         self._environment = {**own, **given, "TENURE_FAILPOINTS": failpoints}
@@ -30,7 +31,7 @@ class ServiceProcess:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            f"services.{self._name}",
+            *self._program,
             env=self._environment,
             cwd=REPOSITORY,
             stderr=asyncio.subprocess.PIPE,

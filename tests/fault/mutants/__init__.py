@@ -1,0 +1,1 @@
+"""Services without one of their guards: the tests of the tests. See catalogue.py."""

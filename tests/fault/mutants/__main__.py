@@ -1,0 +1,34 @@
+"""`python -m tests.fault.mutants SERVICE --mutation NAME`: the service without that guard. `--list` prints all of them."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+from tests.fault.mutants.catalogue import MUTATIONS, table
+from tests.fault.mutants.loading import load_mutated
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fault.mutants", description=__doc__)
+    parser.add_argument("service", nargs="?")
+    parser.add_argument("--mutation", choices=sorted(MUTATIONS))
+    parser.add_argument("--list", action="store_true", help="print what each mutation takes away, and who notices")
+    given = parser.parse_args(arguments)
+    if given.list:
+        sys.stdout.write(table())
+        return 0
+    if given.service is None or given.mutation is None:
+        parser.error("a service and a mutation are needed")
+    mutation = MUTATIONS[given.mutation]
+    if mutation.service != given.service:
+        parser.error(f"{mutation.name} is a mutation of {mutation.service}")
+    load_mutated(mutation.edits)
+    sys.argv[1:] = []  # the rest is the service's own command line
+    code: int = importlib.import_module(f"services.{given.service}.main").main()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
