@@ -1,0 +1,313 @@
+"""What was seen of an installation: the sources that the checks compare with each other.
+
+Every source may be None: it was not collected, and the checks that need it are reported as not run. An empty tuple is
+something else: collected, and nothing was there. Records are of many tasks, in any order, unless said otherwise.
+
+`*_at` are Unix seconds by the clock of the store that wrote them (both stores' tables are stamped by their database);
+`*_monotonic` are seconds of the one monotonic clock that all clients of a run share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tenure.domain.budget import Budget, TokenUsage
+from tenure.domain.entries import Body
+from tenure.domain.epochs import Fence, compose_epoch
+from tenure.domain.states import TaskState
+from tenure.domain.tools import CallState, EffectClass, Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRow:
+    """A task's snapshot. The entries collected with it are those up to its `sequence`: read the row, then the entries.
+
+    `granted`: its newest registered grant, where that is known.
+    """
+
+    task_id: str
+    tenant: str
+    state: TaskState
+    sequence: int
+    step: int = 0
+    attempt: int = 1
+    epoch: int = 0
+    owner: str = ""
+    claim_count: int = 0
+    usage: TokenUsage = field(default_factory=TokenUsage)
+    result: str = ""
+    root_task_id: str = ""
+    granted: Fence | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerEntry:
+    """An entry. `body` None: of a kind that this version does not know; `kind` is the contract's name of it.
+
+    `body_hash` is `collect.body_hash`: equal for what is equal on the wire.
+    """
+
+    task_id: str
+    sequence: int
+    body: Body | None
+    step: int = 0
+    epoch: int = 0
+    claim_id: str = ""
+    attempt: int = 1
+    actor: str = ""
+    recorded_at: float = 0.0
+    body_hash: bytes = b""
+
+    @property
+    def fence(self) -> Fence:
+        """The claim it was written under; epoch 0: none was needed."""
+        return Fence(self.epoch, self.claim_id)
+
+    @property
+    def kind(self) -> str:
+        """The class of its body, for messages."""
+        return type(self.body).__name__ if self.body is not None else "unknown kind"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """One life of a claim's key in etcd. `life` counts etcd's own lives: revisions are comparable inside one only.
+
+    `generation` is what the claim's value says. `last_revision`: of the last put of the key; a claim is put once.
+    `deleted_revision` None: it was there at the end.
+    """
+
+    task_id: str
+    claim_id: str
+    generation: int
+    created_revision: int
+    last_revision: int = 0
+    deleted_revision: int | None = None
+    session_id: str = ""
+    holder: str = ""
+    life: int = 0
+
+    @property
+    def epoch(self) -> int:
+        """The number its token has."""
+        return compose_epoch(self.generation, self.created_revision)
+
+    @property
+    def fence(self) -> Fence:
+        """What guards compare."""
+        return Fence(self.epoch, self.claim_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationChange:
+    """A put of /tenure/generation."""
+
+    revision: int
+    generation: int
+    life: int = 0
+
+
+class Guard(StrEnum):
+    """Who refuses stale callers."""
+
+    LEDGER = "ledger"
+    TOOLS = "tools"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A stale call that a guard refused. Guards keep the newest 500 of a task."""
+
+    guard: Guard
+    task_id: str
+    method: str
+    presented_epoch: int
+    current_epoch: int
+    holder: str = ""
+    refused_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFence:
+    """The tool service's fence of a task: its newest raise or closing."""
+
+    task_id: str
+    epoch: int
+    claim_id: str
+    closed: bool = False
+    changed_at: float = 0.0
+
+    @property
+    def fence(self) -> Fence:
+        """What it compares."""
+        return Fence(self.epoch, self.claim_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """The tool service's record of a call. `epoch`, `claim_id`: what last authorised it; `runner_id` "": nothing ran.
+
+    `outcome.content` may be left out of large collections: `outcome_hash` is `collect.outcome_hash` of the whole.
+    """
+
+    task_id: str
+    call_id: str
+    tool: str
+    effect_class: EffectClass
+    state: CallState
+    epoch: int
+    claim_id: str = ""
+    call_attempt: int = 1
+    runner_id: str = ""
+    arguments_hash: bytes = b""
+    outcome: Outcome | None = None
+    outcome_hash: bytes = b""
+    accepted_at: float = 0.0
+    started_at: float | None = None
+    finished_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """Something that happened outside, as the outside tells it: a line of append_record's file.
+
+    Its key is `<task_id>/<call_id>`; `place` is "<file>:<line number>". `epoch` is what came along.
+    """
+
+    task_id: str
+    call_id: str
+    epoch: int
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCall:
+    """A request as the provider saw and billed it. `answered`: the client could read the answer to its end.
+
+    `task_id`, `step`, `attempt_number` are what the worker called it; "" and 0: it did not say.
+    """
+
+    task_id: str
+    step: int
+    attempt_number: int
+    request_id: str
+    usage: TokenUsage = field(default_factory=TokenUsage)
+    answered: bool = True
+    status: int = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetRow:
+    """The budget of a root task."""
+
+    root_task_id: str
+    budget: Budget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bill:
+    """A row of the ledger's bill: one settled model attempt. `lost`: estimated, because its worker was gone."""
+
+    task_id: str
+    step: int
+    attempt_number: int
+    usage: TokenUsage
+    root_task_id: str = ""
+    epoch: int = 0
+    model: str = ""
+    provider_request_id: str = ""
+    lost: bool = False
+
+
+class Method(StrEnum):
+    """What a client asked for."""
+
+    SUBMIT = "submit"
+    GET = "get"
+    CANCEL = "cancel"
+    COMMIT = "commit"
+
+
+class Answer(StrEnum):
+    """How a client's call ended. FAILED says that nothing was done; anything less clear is UNKNOWN."""
+
+    OK = "ok"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One call of a client. The log of operations holds all calls of all clients that wrote.
+
+    `request_hash`: equal for equal payloads. `task_id` "": not known. `reason`: of a refusal, UPPER_SNAKE.
+    `sequence`, `state`, `result`, `seen_tenant`: of the task in the answer. COMMIT (own loops only): `fence`,
+    `request_id` is the commit_id, `body_hashes` are those of its entries in order, `sequence` is that of the answer.
+    """
+
+    client: str
+    method: Method
+    answer: Answer
+    request_id: str = ""
+    request_hash: bytes = b""
+    tenant: str = "default"
+    task_id: str = ""
+    reason: str = ""
+    sequence: int | None = None
+    state: TaskState | None = None
+    result: str | None = None
+    seen_tenant: str = ""
+    fence: Fence | None = None
+    body_hashes: tuple[bytes, ...] = ()
+    invoked_monotonic: float = 0.0
+    returned_monotonic: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """One entry as a watcher got it. `resync`: the server said that what is before this sequence was left out."""
+
+    sequence: int
+    body_hash: bytes = b""
+    received_monotonic: float = 0.0
+    resync: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscription:
+    """One WatchTask stream: where it began, what it delivered in order, and whether the server ended it by itself."""
+
+    client: str
+    task_id: str
+    after_sequence: int = 0
+    delivered: tuple[Delivered, ...] = ()
+    ended: bool = False
+    tenant: str = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Everything that is known. `grants` are in the order in which etcd made them, over all its lives.
+
+    `settled`: faults have stopped, and the run has waited as long as it may take until every task stands still.
+    `healthy`: no fault was injected while `subscriptions` were open; times of delivery may be judged.
+    `unix_minus_monotonic_seconds`: brings the clients' clock and the database's together.
+    """
+
+    tasks: tuple[TaskRow, ...] | None = None
+    entries: tuple[LedgerEntry, ...] | None = None
+    budgets: tuple[BudgetRow, ...] | None = None
+    bills: tuple[Bill, ...] | None = None
+    grants: tuple[Grant, ...] | None = None
+    generations: tuple[GenerationChange, ...] | None = None
+    refusals: tuple[Refusal, ...] | None = None
+    fences: tuple[ToolFence, ...] | None = None
+    calls: tuple[Call, ...] | None = None
+    effects: tuple[Effect, ...] | None = None
+    model_calls: tuple[ModelCall, ...] | None = None
+    operations: tuple[Operation, ...] | None = None
+    subscriptions: tuple[Subscription, ...] | None = None
+    settled: bool = False
+    healthy: bool = False
+    unix_minus_monotonic_seconds: float | None = None
