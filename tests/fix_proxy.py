@@ -1,4 +1,4 @@
-"""A TCP proxy between two parts, which a test can stop, make deaf, or let break its connections.
+"""A TCP proxy between two parts, which a test can stop, make deaf (also one way), or let break its connections.
 
 proxy = await tcp_proxy("127.0.0.1", port)
 connect(proxy.address); proxy.deaf(); …; proxy.hear()
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
@@ -17,7 +18,16 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 CHUNK_BYTES = 64 * 1024
+HOST = "127.0.0.1"
 _ABORT = struct.pack("ii", 1, 0)  # linger for 0 s: closing sends RST instead of FIN
+
+
+class Lost(Enum):
+    """What of a conversation does not arrive, seen from the side that connects."""
+
+    EVERYTHING = "everything"
+    REQUESTS = "requests"
+    ANSWERS = "answers"
 
 
 class TcpProxy:
@@ -27,14 +37,14 @@ class TcpProxy:
         self._target = (host, port)
         self._port = 0
         self._server: asyncio.Server | None = None
-        self._hearing = asyncio.Event()
-        self._hearing.set()
+        self._requests_pass, self._answers_pass = asyncio.Event(), asyncio.Event()
+        self.hear()
         self._connections: dict[asyncio.Task[None], list[asyncio.StreamWriter]] = {}
 
     @property
     def address(self) -> str:
         """The `host:port` to connect to."""
-        return f"127.0.0.1:{self._port}"
+        return f"{HOST}:{self._port}"
 
     @property
     def port(self) -> int:
@@ -48,7 +58,7 @@ class TcpProxy:
     async def start(self) -> None:
         """Accept connections (again)."""
         if self._server is None:
-            self._server = await asyncio.start_server(self._accepted, "127.0.0.1", self._port)
+            self._server = await asyncio.start_server(self._accepted, sock=await self._listen(self._port))
             self._port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
@@ -56,13 +66,17 @@ class TcpProxy:
         await self._close_listener()
         await self._end_connections()
 
-    def deaf(self) -> None:
-        """As when a cable is cut or a process frozen: connections stay, and nothing gets through either way."""
-        self._hearing.clear()
+    def deaf(self, lost: Lost = Lost.EVERYTHING) -> None:
+        """As when a cable is cut or a process frozen: connections stay, and nothing gets through, or only one way."""
+        if lost is not Lost.ANSWERS:
+            self._requests_pass.clear()
+        if lost is not Lost.REQUESTS:
+            self._answers_pass.clear()
 
     def hear(self) -> None:
         """The end of `deaf`: what was said meanwhile arrives now."""
-        self._hearing.set()
+        self._requests_pass.set()
+        self._answers_pass.set()
 
     async def reset(self) -> None:
         """Break the open connections by RST; new ones are accepted."""
@@ -70,6 +84,13 @@ class TcpProxy:
             for writer in writers:
                 writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
         await self._end_connections()
+
+    async def _listen(self, port: int) -> socket.socket:
+        """A socket that is bound; port 0: any."""
+        return socket.create_server((HOST, port))
+
+    async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection(*self._target)
 
     async def _close_listener(self) -> None:
         if self._server is not None:
@@ -87,12 +108,12 @@ class TcpProxy:
         assert task is not None
         writers = self._connections[task] = [writer]
         try:
-            await self._hearing.wait()
-            onward_reader, onward_writer = await asyncio.open_connection(*self._target)
+            await self._requests_pass.wait()
+            onward_reader, onward_writer = await self._dial()
             writers.append(onward_writer)
             async with asyncio.TaskGroup() as both:
-                both.create_task(self._pump(reader, onward_writer))
-                both.create_task(self._pump(onward_reader, writer))
+                both.create_task(self._pump(reader, onward_writer, self._requests_pass))
+                both.create_task(self._pump(onward_reader, writer, self._answers_pass))
         except* (OSError, asyncio.CancelledError):
             pass  # either end went away, or the test ended it: the other end is told by closing
         finally:
@@ -100,12 +121,12 @@ class TcpProxy:
                 open_writer.transport.abort() if self._lingers(open_writer) else open_writer.close()
             del self._connections[task]
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, passing: asyncio.Event) -> None:
         while chunk := await source.read(CHUNK_BYTES):
-            await self._hearing.wait()
+            await passing.wait()
             sink.write(chunk)
             await sink.drain()
-        await self._hearing.wait()
+        await passing.wait()
         if sink.can_write_eof():
             sink.write_eof()
 
