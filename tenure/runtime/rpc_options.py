@@ -1,7 +1,7 @@
 """How connections behave on both ends: how soon a dead peer is noticed, how large a message may be.
 
 `grpc.http2.ping_timeout_ms` goes along with every keepalive timeout: since grpc#34647 its default of a minute
-overrides `grpc.keepalive_timeout_ms`, and a frozen peer would be noticed after 60 s instead of 13.
+overrides `grpc.keepalive_timeout_ms`, and a frozen peer would be noticed after 60 s instead of 8.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ _ROUND_ROBIN: Final = json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})
 class Keepalive:
     """Ping after this much silence, and give the peer up when the answer takes longer than the timeout.
 
-    Servers here accept pings every 5 s and end a connection that pings faster ("too many pings").
+    Together they are shorter than any deadline that matters: a call to a frozen replica breaks, and is made again to
+    another one, before its caller gives up. Servers here accept pings every 2 s and end a connection that pings faster
+    ("too many pings").
     """
 
-    interval_seconds: float = 10.0
+    interval_seconds: float = 5.0
     timeout_seconds: float = 3.0
     without_calls: bool = True
 
@@ -48,7 +50,7 @@ class ServerLimits:
     max_concurrent_streams: int = 10_000
     max_connection_age_seconds: float = 1800.0
     max_connection_age_grace_seconds: float = 60.0
-    min_ping_interval_seconds: float = 5.0
+    min_ping_interval_seconds: float = 2.0
 
     def options(self) -> Options:
         """As gRPC names it."""

@@ -1,0 +1,160 @@
+"""Laws of several replicas behind one address: a call goes to one that lives, and a stream that is lost begins again.
+
+Replicas are servers behind a proxy each, which makes them fall silent (a frozen process) or vanish (a killed one).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from tenure.domain.errors import Unavailable
+from tenure.domain.retry import RetryPolicy
+from tenure.runtime.retrying import retrying
+from tenure.runtime.rpc_channel import TenureChannel, open_channel
+from tenure.runtime.rpc_options import Keepalive, ServerLimits
+from tenure.runtime.rpc_server import RpcServer
+from tests.fix_proxy import MakeProxy, TcpProxy
+
+QUICK = Keepalive(interval_seconds=1.0, timeout_seconds=0.5)
+AGAIN = RetryPolicy(max_attempts=5, initial_seconds=0.05, factor=2.0, cap_seconds=1.0)
+
+
+class Replica:
+    """Answers with its own name; its stream says the name and stays open."""
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+        limits = ServerLimits(min_ping_interval_seconds=0.1)
+        self.server = RpcServer("127.0.0.1:0", limits=limits, grace_seconds=0.1)
+        methods = {
+            "Ask": grpc.unary_unary_rpc_method_handler(self.ask),
+            "Hold": grpc.unary_stream_rpc_method_handler(self.hold),
+        }
+        handler = grpc.method_handlers_generic_handler("t.Who", methods)
+        self.server.add("t.Who", lambda one, to: to.add_generic_rpc_handlers((one,)), handler)
+        self.proxy: TcpProxy
+
+    async def ask(self, _request: bytes, _context: Any) -> bytes:
+        return self.name
+
+    async def hold(self, _request: bytes, _context: Any) -> AsyncIterator[bytes]:
+        yield self.name
+        await self.server.stopping.wait()
+
+
+class Replicas:
+    """Two of them and a client of both."""
+
+    def __init__(self, replicas: list[Replica], channel: TenureChannel) -> None:
+        self.both, self._channel = replicas, channel
+
+    async def ask(self, timeout: float = 5.0) -> bytes:
+        return bytes(await self._channel.unary_unary("/t.Who/Ask")(b"", timeout=timeout))
+
+    async def ask_patiently(self) -> bytes:
+        """As our services do: repeatable calls are repeated."""
+        return await retrying(self.ask, AGAIN, on=(Unavailable,))
+
+    async def hold(self) -> tuple[bytes, Any]:
+        """A stream that has begun, and by whom."""
+        call = self._channel.unary_stream("/t.Who/Hold")(b"")
+        return bytes(await call.read()), call
+
+    async def until_all_answer(self) -> None:
+        heard: set[bytes] = set()
+        async with asyncio.timeout(20):
+            while heard != {replica.name for replica in self.both}:
+                heard.add(await self.ask_patiently())
+
+    def named(self, name: bytes) -> Replica:
+        return next(replica for replica in self.both if replica.name == name)
+
+
+@asynccontextmanager
+async def two_replicas(tcp_proxy: MakeProxy) -> AsyncIterator[Replicas]:
+    async with AsyncExitStack() as opened:
+        both = [Replica(b"first"), Replica(b"second")]
+        for replica in both:
+            await opened.enter_async_context(replica.server)
+            replica.proxy = await tcp_proxy("127.0.0.1", replica.server.port)
+        told = ",".join(replica.proxy.address for replica in both)
+        channel = await opened.enter_async_context(open_channel(told, keepalive=QUICK))
+        replicas = Replicas(both, channel)
+        await replicas.until_all_answer()
+        yield replicas
+
+
+async def test_calls_are_shared_and_a_killed_replica_costs_no_repeatable_call(tcp_proxy: MakeProxy) -> None:
+    async with two_replicas(tcp_proxy) as replicas:
+        assert {await replicas.ask() for _ in range(4)} == {b"first", b"second"}
+        await replicas.both[0].proxy.stop()
+        assert {await replicas.ask_patiently() for _ in range(20)} == {b"second"}
+
+
+async def test_a_replica_that_is_back_is_used_again(tcp_proxy: MakeProxy) -> None:
+    async with two_replicas(tcp_proxy) as replicas:
+        await replicas.both[0].proxy.stop()
+        assert await replicas.ask_patiently() == b"second"
+        await replicas.both[0].proxy.start()
+        await replicas.until_all_answer()
+
+
+async def test_a_call_to_a_frozen_replica_breaks_before_its_deadline_and_then_nobody_asks_it(
+    tcp_proxy: MakeProxy,
+) -> None:
+    async with two_replicas(tcp_proxy) as replicas:
+        replicas.both[0].proxy.deaf()
+        async with asyncio.timeout(20):
+            answers = await asyncio.gather(
+                *(replicas.ask(timeout=60.0) for _ in range(4)),
+                return_exceptions=True,
+            )
+        broken = [answer for answer in answers if isinstance(answer, BaseException)]
+        assert broken
+        assert all(isinstance(error, Unavailable) for error in broken)
+        assert {answer for answer in answers if not isinstance(answer, BaseException)} == {b"second"}
+        assert {await replicas.ask(timeout=5.0) for _ in range(10)} == {b"second"}
+
+
+async def test_streams_are_shared_out_and_a_lost_one_begins_again_elsewhere(tcp_proxy: MakeProxy) -> None:
+    async with two_replicas(tcp_proxy) as replicas:
+        streams = dict([await replicas.hold(), await replicas.hold()])
+        assert set(streams) == {b"first", b"second"}
+        replicas.named(b"first").proxy.deaf()
+        async with asyncio.timeout(20):
+            with pytest.raises(Unavailable):
+                await streams[b"first"].read()
+        again, call = await replicas.hold()
+        assert again == b"second"
+        for stream in (call, *streams.values()):
+            stream.cancel()
+
+
+async def test_a_client_that_begins_while_a_replica_is_frozen_or_gone_is_served_by_the_other(
+    tcp_proxy: MakeProxy,
+) -> None:
+    async with two_replicas(tcp_proxy) as replicas:
+        frozen, alive = replicas.both
+        for make_silent in (frozen.proxy.deaf, frozen.proxy.stop):
+            if (going := make_silent()) is not None:
+                await going
+            addresses = [frozen.proxy.address, alive.proxy.address]
+            async with open_channel(addresses, keepalive=QUICK, default_timeout_seconds=5.0) as channel:
+                ask = channel.unary_unary("/t.Who/Ask")
+                assert {await ask(b"") for _ in range(4)} == {b"second"}
+
+
+def test_by_default_a_frozen_peer_is_noticed_before_the_deadlines_of_our_calls() -> None:
+    from services.gateway.peers import CALL_TIMEOUT_SECONDS as GATEWAY_SECONDS
+    from services.worker.ledger_client import COMMIT_TIMEOUT_SECONDS
+    from tenure.client.client import CALL_TIMEOUT_SECONDS as CLIENT_SECONDS
+
+    noticed_seconds = Keepalive().interval_seconds + Keepalive().timeout_seconds
+    assert noticed_seconds < min(GATEWAY_SECONDS, COMMIT_TIMEOUT_SECONDS, CLIENT_SECONDS)
+    assert ServerLimits().min_ping_interval_seconds * 2 <= Keepalive().interval_seconds  # room for an early ping
