@@ -1,0 +1,82 @@
+"""All that ever happened to the claims in etcd, recorded from its first revision on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from services.coordinator.lease_store.generation_key import read_generation
+from services.coordinator.lease_store.records import CLAIMS, GENERATION_KEY, PREFIX, read_claim
+from tenure.audit.history import GenerationChange, Grant
+from tenure.domain.errors import TenureError
+from tenure.runtime.etcd.client import EtcdClient
+from tenure.runtime.etcd.errors import EtcdError
+from tenure.runtime.etcd.watch import Change, Changes, Reconnected
+
+PATIENCE_SECONDS: Final = 30.0
+
+
+@dataclass(slots=True)
+class EtcdLog:
+    """`run` is its duty. Grants are kept in the order in which they were made."""
+
+    endpoints: Sequence[str]
+    generations: list[GenerationChange] = field(default_factory=list)
+    resyncs: list[str] = field(default_factory=list)
+    _lives: dict[tuple[bytes, int], Grant] = field(default_factory=dict)
+    _alive: dict[bytes, int] = field(default_factory=dict)
+    _revision: int = 0
+
+    def grants(self, task_ids: set[str]) -> tuple[Grant, ...]:
+        return tuple(grant for grant in self._lives.values() if grant.task_id in task_ids)
+
+    async def run(self) -> None:
+        async with EtcdClient(self.endpoints) as client, aclosing(client.watch(PREFIX, 1)) as items:
+            async for item in items:
+                if isinstance(item, Changes):
+                    for change in item.changes:
+                        self._note(change)
+                    self._revision = item.revision
+                elif not isinstance(item, Reconnected):
+                    self.resyncs.append(str(item))
+
+    async def caught_up(self) -> None:
+        """Returns once all that etcd has now is noted: seen by a key of our own."""
+        async with EtcdClient(self.endpoints) as client, asyncio.timeout(PATIENCE_SECONDS):
+            while True:
+                try:
+                    marked = (await client.put(PREFIX + b"watched-so-far", b"")).revision
+                    break
+                except (EtcdError, TenureError):
+                    await asyncio.sleep(0.2)
+            while self._revision < marked:
+                await asyncio.sleep(0.02)
+
+    def _note(self, change: Change) -> None:
+        key, value = change.key_value.key, change.key_value
+        if key == GENERATION_KEY and not change.deleted:
+            self.generations.append(
+                GenerationChange(revision=value.mod_revision, generation=read_generation(value.value))
+            )
+        elif key.startswith(CLAIMS) and change.deleted:
+            born = self._alive.pop(key)
+            self._lives[key, born] = replace(self._lives[key, born], deleted_revision=value.mod_revision)
+        elif key.startswith(CLAIMS):
+            self._note_claim(change)
+
+    def _note_claim(self, change: Change) -> None:
+        held, value = read_claim(change.key_value), change.key_value
+        assert held is not None, f"{value.key!r} holds no claim"
+        self._alive[value.key] = value.create_revision
+        self._lives[value.key, value.create_revision] = Grant(
+            task_id=held.task_id,
+            claim_id=held.record.claim_id,
+            generation=held.record.generation,
+            created_revision=value.create_revision,
+            last_revision=value.mod_revision,
+            session_id=held.record.session_id,
+            holder=held.record.worker_id,
+        )

@@ -1,0 +1,208 @@
+"""How things are broken, by name, and how everything is mended.
+
+To add a fault: an injector here, its name in INJECTORS, and a maker in schedule.py that plans it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final
+
+from tests.fault.suite.installation import Installation
+from tests.fault.suite.schedule import PlannedFault, Schedule
+from tests.fix_proxy import Lost
+
+Inject = Callable[[Installation, PlannedFault], Awaitable[None]]
+STORES: Final = "postgres", "etcd"
+
+
+async def carry_out(install: Installation, schedule: Schedule, done: Counter[str]) -> None:
+    """All faults of a schedule at their times; returns when the last one is over. Counts them by kind."""
+    async with asyncio.TaskGroup() as faults:
+        for fault in schedule.faults:
+            faults.create_task(_at_its_time(install, fault, done))
+
+
+async def _at_its_time(install: Installation, fault: PlannedFault, done: Counter[str]) -> None:
+    await asyncio.sleep(fault.at)
+    done[label(fault)] += 1
+    await INJECTORS[fault.kind](install, fault)
+
+
+def label(fault: PlannedFault) -> str:
+    """What is counted together: `kill worker`, `cut worker>tools`, `arm worker.after_open`."""
+    if fault.kind == "arm":
+        name, _, terms = fault.detail.partition("=")
+        return f"{terms.rpartition('#')[2].rpartition('*')[2].partition('(')[0]} at {name}"
+    target = ">".join(part.partition("-")[0] for part in fault.target.split(">"))
+    return f"{fault.kind} {target}"
+
+
+async def mend(install: Installation) -> None:
+    """Everything works again, and nothing is armed. Returns once all processes serve."""
+    await _mend_stores(install)
+    await install.links.heal()
+    await asyncio.to_thread(install.simulator.reset)
+    for process in install.stack.services.values():
+        _signal(process.exit_code is None, process.pid if process.exit_code is None else 0, signal.SIGCONT)
+    for name in install.keeper.armed():
+        process = install.keeper.expect_death(name)
+        if process.exit_code is None:
+            process.kill()
+    install.keeper.hasten()
+    await install.keeper.all_serve()
+
+
+async def _mend_stores(install: Installation) -> None:
+    for member in install.etcd.values():
+        if member.exit_code is None:
+            member.resume()
+        else:
+            member.start()
+            await asyncio.to_thread(member.wait_ready)
+    _signal_postgres(install, signal.SIGCONT)
+    await _start_postgres(install)
+
+
+async def _start_postgres(install: Installation) -> None:
+    async with install.postgres_lock:
+        await install.postgres.start_async()
+
+
+async def kill(install: Installation, fault: PlannedFault) -> None:
+    """SIGKILL; back after `seconds`."""
+    if fault.target.startswith(STORES):
+        return await _kill_store(install, fault)
+    process = install.keeper.expect_death(fault.target, down_seconds=fault.seconds)
+    process.kill()
+    return await asyncio.sleep(fault.seconds)
+
+
+async def terminate(install: Installation, fault: PlannedFault) -> None:
+    """SIGTERM: it drains; back after `seconds`."""
+    process = install.keeper.expect_death(fault.target, down_seconds=fault.seconds)
+    if process.exit_code is None:
+        _signal(True, process.pid, signal.SIGTERM)
+    await asyncio.sleep(fault.seconds)
+
+
+async def freeze(install: Installation, fault: PlannedFault) -> None:
+    """SIGSTOP for `seconds`."""
+    if fault.target.startswith(STORES):
+        return await _freeze_store(install, fault)
+    process = install.stack.services[fault.target]
+    if process.exit_code is not None:
+        return None
+    pid = process.pid
+    _signal(True, pid, signal.SIGSTOP)
+    await asyncio.sleep(fault.seconds)
+    _signal(process.exit_code is None and process.pid == pid, pid, signal.SIGCONT)
+    return None
+
+
+async def arm(install: Installation, fault: PlannedFault) -> None:
+    """Started anew with failpoints, as after a crash; they stay armed until they kill it or all is mended."""
+    process = install.keeper.expect_death(fault.target, armed=fault.detail)
+    process.kill()
+
+
+async def cut(install: Installation, fault: PlannedFault) -> None:
+    """Connections stay, nothing gets through for `seconds`."""
+    await _deaf(install, fault, Lost.EVERYTHING)
+
+
+async def cut_back(install: Installation, fault: PlannedFault) -> None:
+    """What is said arrives, the answers do not."""
+    await _deaf(install, fault, Lost.ANSWERS)
+
+
+async def refuse(install: Installation, fault: PlannedFault) -> None:
+    """Connections end and are refused for `seconds`."""
+    link = install.links.by_name[fault.target]
+    await link.stop()
+    await asyncio.sleep(fault.seconds)
+    await link.start()
+
+
+async def reset(install: Installation, fault: PlannedFault) -> None:
+    """Connections end by RST."""
+    await install.links.by_name[fault.target].reset()
+
+
+async def model(install: Installation, fault: PlannedFault) -> None:
+    """The next model calls fail as `detail` says."""
+    order = json.loads(fault.detail)
+    await asyncio.to_thread(lambda: install.simulator.order_fault(**order))
+
+
+async def _deaf(install: Installation, fault: PlannedFault, lost: Lost) -> None:
+    link = install.links.by_name[fault.target]
+    link.deaf(lost)
+    await asyncio.sleep(fault.seconds)
+    link.hear()
+
+
+async def _kill_store(install: Installation, fault: PlannedFault) -> None:
+    if fault.target == "postgres":
+        _signal_postgres(install, signal.SIGCONT)  # a frozen process of a dead server would keep its memory
+        async with install.postgres_lock:
+            await asyncio.to_thread(install.postgres.kill)
+        await asyncio.sleep(fault.seconds)
+        await _start_postgres(install)
+        return
+    member = install.etcd[fault.target]
+    if member.exit_code is None:
+        member.kill()
+        await asyncio.sleep(fault.seconds)
+        if member.exit_code is not None:
+            member.start()
+
+
+async def _freeze_store(install: Installation, fault: PlannedFault) -> None:
+    if fault.target == "postgres":
+        _signal_postgres(install, signal.SIGSTOP)
+        await asyncio.sleep(fault.seconds)
+        _signal_postgres(install, signal.SIGCONT)
+        return
+    member = install.etcd[fault.target]
+    if member.exit_code is None:
+        member.pause()
+        await asyncio.sleep(fault.seconds)
+        member.resume()
+
+
+def _signal_postgres(install: Installation, number: signal.Signals) -> None:
+    """The server and every process of it: each connection has one, in a session of its own."""
+    pid = install.postgres.pid
+    if pid is None:
+        return
+    _signal(True, pid, number)
+    children = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
+    for child in children.stdout.split():
+        _signal(True, int(child), number)
+
+
+def _signal(wanted: bool, pid: int, number: signal.Signals) -> None:
+    if wanted:
+        with suppress(ProcessLookupError):  # it ended in this very moment
+            os.kill(pid, number)
+
+
+INJECTORS: Final[dict[str, Inject]] = {
+    "kill": kill,
+    "terminate": terminate,
+    "freeze": freeze,
+    "arm": arm,
+    "cut": cut,
+    "cut_back": cut_back,
+    "refuse": refuse,
+    "reset": reset,
+    "model": model,
+}

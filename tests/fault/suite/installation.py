@@ -1,0 +1,146 @@
+"""A whole installation for many seeds: its stores, its stack with replicas, every wire, and who looks after it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tenure.client import Client
+from tenure.dev.etcd_process import EtcdProcess
+from tenure.dev.etcd_start import start_cluster
+from tenure.dev.postgres_process import PostgresProcess
+from tenure.dev.stack import Stack, StackOptions
+from tenure.dev.stack.child import ChildProcess
+from tenure.dev.stack.database import ensure_database
+from tests.fault.suite.etcd_log import EtcdLog
+from tests.fault.suite.keeper import Keeper
+from tests.fault.suite.links import Links, address_of_dsn, lay
+from tests.fault.suite.scenarios import write_scenarios
+from tests.fault.suite.schedule import Shape
+from tests.fix_simulator import SimulatorControl
+
+DATABASE: Final = "tenure"
+USERS: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How many of everything."""
+
+    replicas: int = 2
+    workers: int = 3
+    etcd_members: int = 1
+    slots: int = 16
+
+
+@dataclass(slots=True)
+class Installation:
+    """Runs. `users` are clients of the gateways, each with a connection of its own."""
+
+    stack: Stack
+    postgres: PostgresProcess
+    etcd: dict[str, EtcdProcess]
+    links: Links
+    keeper: Keeper
+    etcd_log: EtcdLog
+    simulator: SimulatorControl
+    users: list[Client] = field(default_factory=list)
+    postgres_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(tuple(self.stack.services), tuple(self.links.by_name))
+
+    @property
+    def logs(self) -> Path:
+        return self.stack.layout.logs
+
+
+@asynccontextmanager
+async def installation(folder: Path, size: Size) -> AsyncIterator[Installation]:
+    """Everything serves inside, and nothing is left afterwards."""
+    folder.mkdir(parents=True, exist_ok=True)
+    async with PostgresProcess(folder / "postgres") as postgres, _etcd(folder / "etcd", size) as etcd:
+        await ensure_database(postgres.dsn(), DATABASE)
+        stack: Stack | None = None
+
+        def find(name: str) -> str:
+            if name == "postgres":
+                return address_of_dsn(postgres.dsn())
+            if name in etcd:
+                return etcd[name].endpoint
+            assert stack is not None
+            return stack.services[name].address
+
+        links = Links(find)
+        options = await _options(folder, size, postgres, etcd, links)
+        stack = Stack(options)
+        try:
+            async with stack:
+                yield await _opened(stack, postgres, etcd, links)
+        finally:
+            await links.close()
+
+
+async def _options(
+    folder: Path, size: Size, postgres: PostgresProcess, etcd: dict[str, EtcdProcess], links: Links
+) -> StackOptions:
+    values = {
+        "data_dir": folder / "data",
+        "workers": size.workers,
+        "replicas": dict.fromkeys(("gateway", "coordinator", "checkpoint", "tools"), size.replicas),
+        "slots": size.slots,
+        "postgres_dsn": postgres.dsn(DATABASE),
+        "etcd_endpoints": ",".join(member.endpoint for member in etcd.values()),
+        "scenarios": write_scenarios(folder / "scenarios"),
+    }
+    names = StackOptions(**values).names_of  # type: ignore[arg-type]  # its own fields
+    environment = await lay(links, names, postgres.dsn(DATABASE), etcd)
+    return StackOptions(**values, environment=environment)  # type: ignore[arg-type]  # its own fields
+
+
+async def _opened(stack: Stack, postgres: PostgresProcess, etcd: dict[str, EtcdProcess], links: Links) -> Installation:
+    kept: dict[str, ChildProcess] = dict(stack.services)
+    return Installation(
+        stack=stack,
+        postgres=postgres,
+        etcd=etcd,
+        links=links,
+        keeper=Keeper(kept),
+        etcd_log=EtcdLog([member.endpoint for member in etcd.values()]),
+        simulator=SimulatorControl(stack.model_url, stack.layout.model_log),
+    )
+
+
+@asynccontextmanager
+async def attended(install: Installation) -> AsyncIterator[None]:
+    """Inside, the dead are started again, etcd is recorded, and the users are connected."""
+    async with asyncio.TaskGroup() as duties:
+        running = [duties.create_task(install.keeper.run()), duties.create_task(install.etcd_log.run())]
+        try:
+            for _ in range(USERS):
+                client = Client(install.stack.gateway_address)
+                install.users.append(await client.__aenter__())
+            yield
+        finally:
+            while install.users:
+                await install.users.pop().__aexit__(None, None, None)
+            for duty in running:
+                duty.cancel()
+
+
+@asynccontextmanager
+async def _etcd(folder: Path, size: Size) -> AsyncIterator[dict[str, EtcdProcess]]:
+    """One member is called `etcd`, several `etcd-1` and on."""
+    members = start_cluster(folder, size=size.etcd_members)
+    names = ["etcd"] if len(members) == 1 else [f"etcd-{number}" for number in range(1, len(members) + 1)]
+    try:
+        yield dict(zip(names, members, strict=True))
+    finally:
+        for member in members:
+            if member.exit_code is None:
+                member.kill()

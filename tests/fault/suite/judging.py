@@ -1,0 +1,43 @@
+"""What was broken that must not be: the checker's violations, and what it cannot see (logs, deaths, clients)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from tenure.audit.history import History
+from tenure.audit.verify import Violation, verify
+from tests.fault.suite.evidence import Marks
+from tests.fault.suite.installation import Installation
+from tests.fault.suite.keeper import Death
+from tests.fault.suite.traffic import Traffic
+
+EXPECTED_ERRORS: Final = re.compile(
+    r"this runner could not renew in time"  # frozen or cut off from its database: what it is to do then
+)
+
+
+def judge(
+    install: Installation, traffic: Traffic, history: History, marks: Marks, deaths: list[Death]
+) -> list[Violation]:
+    """Everything but the delays."""
+    return [
+        *verify(history),
+        *(Violation("CLIENT", "", surprise) for surprise in traffic.log.surprises),
+        *(Violation("DEATH", "", str(death)) for death in deaths if death.surprising),
+        *(Violation("LOG", "", line) for path in sorted(install.logs.glob("*.log")) for line in _errors(marks, path)),
+    ]
+
+
+def _errors(marks: Marks, path: Path) -> Iterator[str]:
+    """What a service logged as an error: none of our faults is one."""
+    for line in marks.since(path):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if record.get("level") in {"ERROR", "CRITICAL"} and not EXPECTED_ERRORS.search(record.get("message", "")):
+            yield f"{path.stem}: {line.strip()[:2000]}"

@@ -1,0 +1,77 @@
+"""What is told of a run, and what is kept of a seed that failed."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tests.fault.suite.evidence import Marks
+from tests.fault.suite.trial import Verdict
+
+MOST_TOLD: Final = 12
+
+
+@dataclass(slots=True)
+class Summary:
+    """The sums over all seeds of a run."""
+
+    seeds: int = 0
+    failed: list[int] = field(default_factory=list)
+    injected: Counter[str] = field(default_factory=Counter)
+    figures: Counter[str] = field(default_factory=Counter)
+    violations: int = 0
+    rested_after_seconds: list[float] = field(default_factory=list)
+
+    def add(self, verdict: Verdict) -> None:
+        self.seeds += 1
+        self.injected += verdict.injected
+        self.figures += verdict.figures
+        self.violations += len(verdict.violations)
+        self.rested_after_seconds.append(verdict.rested_after_seconds)
+        if verdict.violations:
+            self.failed.append(verdict.schedule.seed)
+
+    def lines(self) -> Iterator[str]:
+        rest = sorted(self.rested_after_seconds) or [0.0]
+        yield f"{self.seeds} seeds, {sum(self.injected.values())} faults, {self.violations} violations"
+        yield f"at rest after the faults: median {rest[len(rest) // 2]:.1f} s, longest {rest[-1]:.1f} s"
+        yield from (f"  {count:6d}  {name}" for name, count in sorted(self.figures.items()))
+        yield "faults by kind"
+        yield from (f"  {count:6d}  {name}" for name, count in sorted(self.injected.items()))
+        if self.failed:
+            yield f"FAILED: {', '.join(f'make faults SEED={seed}' for seed in self.failed)}"
+
+
+def told(verdict: Verdict) -> Iterator[str]:
+    """A line for a seed that passed; for one that failed, also its faults and what was broken."""
+    schedule, figures = verdict.schedule, verdict.figures
+    yield (
+        f"seed {schedule.seed} {schedule.mode}: {figures['tasks']} tasks, {sum(verdict.injected.values())} faults, "
+        f"{figures['takeovers']} takeovers, {figures['effects']} effects, {figures['refusals']} refusals; "
+        f"at rest after {verdict.rested_after_seconds:.1f} s, {verdict.seconds:.0f} s in all, "
+        f"slowness {verdict.slowness:.1f}; {len(verdict.violations)} violations"
+    )
+    if verdict.violations:
+        yield from (f"    {fault}" for fault in schedule.faults)
+        yield from (f"  ! {violation}" for violation in verdict.violations[:MOST_TOLD])
+        yield f"  replay: make faults SEED={schedule.seed}"
+
+
+def keep(verdict: Verdict, folder: Path, logs: Path, marks: Marks) -> None:
+    """The schedule, the violations, the whole history, and what every process logged meanwhile."""
+    folder.mkdir(parents=True, exist_ok=True)
+    schedule = verdict.schedule
+    (folder / "report.txt").write_text("\n".join([*told(verdict), "", *map(str, verdict.violations), ""]))
+    (folder / "schedule.txt").write_text("\n".join([*map(str, schedule.faults), *map(str, schedule.tasks), ""]))
+    if verdict.history is not None:
+        (folder / "history.json").write_text(json.dumps(asdict(verdict.history), default=_plain, indent=1))
+    for path in logs.glob("*.log"):
+        (folder / path.name).write_text("".join(marks.since(path)))
+
+
+def _plain(value: object) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)

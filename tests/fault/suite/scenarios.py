@@ -1,0 +1,85 @@
+"""What the model does for the suite's tasks. The goal of a task is the name of the file its effects go to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+PREFIX: Final = "faults-"
+
+
+def _append(tool: str, line: str, delay_ms: int = 0) -> dict[str, Any]:
+    return {"name": tool, "arguments": {"file": "{{goal}}", "line": line, "delay_ms": delay_ms}}
+
+
+def _calls(*calls: dict[str, Any], latency_ms: int = 150) -> dict[str, Any]:
+    return {"text": "I will do this.", "latency_ms": latency_ms, "calls": list(calls)}
+
+
+def _file(number: int) -> dict[str, Any]:
+    return {"name": "write_file", "arguments": {"path": f"{number}.txt", "content": f"number {number}"}}
+
+
+END: Final = {"text": "All of it is done.", "latency_ms": 100}
+LIST: Final = {"name": "list_files", "arguments": {"path": ""}}
+SEARCH: Final = {"name": "web_search", "arguments": {"query": "help desk", "num_results": 1}}
+PYTHON: Final = {"name": "execute_python", "arguments": {"code": "import time; time.sleep(0.3); print(6 * 7)"}}
+
+SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
+    "plain": [END],
+    "long": [{"text": "word " * 200, "latency_ms": 2000, "deltas": 40}],
+    "keyed": [*(_calls(_append("append_record", f"keyed {n}", 50)) for n in range(4)), END],
+    "unsafe": [*(_calls(_append("append_record_unsafe", f"unsafe {n}", 200)) for n in range(3)), END],
+    "slow-tools": [
+        _calls(_append("append_record_unsafe", "unsafe 0", 2500), _append("append_record", "keyed 0", 2000)),
+        END,
+    ],
+    "mixed": [
+        *(
+            _calls(
+                _append("append_record", f"keyed {n}", 100 * n),
+                _append("append_record_unsafe", f"unsafe {n}", 50),
+                _file(n),
+                LIST,
+                SEARCH,
+            )
+            for n in range(3)
+        ),
+        END,
+    ],
+    "files": [*(_calls(_file(n), latency_ms=50) for n in range(5)), _calls(LIST), END],
+    "python": [_calls(PYTHON, _append("append_record", "keyed 0")), END],
+    "refused-often": [{**END, "fault": {"status": 529, "times": 2, "retry_after_seconds": 0.2}}],
+    "broken-once": [
+        _calls(_append("append_record", "keyed 0")),
+        {"text": "This one is cut off once. " * 8, "deltas": 8, "fault": {"broken_stream": 3, "times": 1}},
+    ],
+}
+
+WEIGHTS: Final[dict[str, int]] = {
+    "plain": 3,
+    "long": 2,
+    "keyed": 5,
+    "unsafe": 4,
+    "slow-tools": 4,
+    "mixed": 5,
+    "files": 2,
+    "python": 1,
+    "refused-often": 1,
+    "broken-once": 1,
+}
+"""How often each is chosen."""
+
+
+def model_of(scenario: str) -> str:
+    return f"sim-{PREFIX}{scenario}"
+
+
+def write_scenarios(folder: Path) -> Path:
+    """One file each, for the simulator."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, turns in SCENARIOS.items():
+        (folder / f"{PREFIX}{name}.yaml").write_text(yaml.safe_dump(turns))
+    return folder

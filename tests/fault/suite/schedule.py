@@ -1,0 +1,194 @@
+"""From a seed to everything that will happen: pure, so that a seed is a command that replays it.
+
+SAFETY: faults follow each other to the end of the traffic and may overlap; only what must never happen is judged.
+LIVENESS: fewer faults, which are over at `heal_at`; then every acknowledged task must come to rest in time.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from tenure.runtime.failpoint_names import FAILPOINTS
+from tests.fault.suite.scenarios import WEIGHTS
+
+TRAFFIC_SECONDS: Final = 10.0
+MOST_NTH: Final = 4
+
+
+class Mode(StrEnum):
+    SAFETY = "safety"
+    LIVENESS = "liveness"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What there is to break: the names of the processes, and of the links between them (`who>whom`)."""
+
+    services: tuple[str, ...]
+    links: tuple[str, ...]
+
+    def of(self, *kinds: str) -> list[str]:
+        return [name for name in self.services if kind_of(name) in kinds]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTask:
+    """One task and what its client does. Times in seconds: `at` from the start, the others from `at`."""
+
+    at: float
+    scenario: str
+    tells_model: bool = False
+    repeats: int = 0
+    loses_answer: bool = False
+    cancel_after: float | None = None
+    watchers: int = 0
+    slow: bool = False
+    reads: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFault:
+    """One fault: `kind` names its injector, `target` what it meets, `seconds` how long it lasts."""
+
+    at: float
+    kind: str
+    target: str
+    seconds: float = 0.0
+    detail: str = ""
+
+    def __str__(self) -> str:
+        how_long = f" for {self.seconds:.1f} s" if self.seconds else ""
+        return f"{self.at:5.1f} s  {self.kind} {self.target}{how_long}{f'  {self.detail}' if self.detail else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    seed: int
+    mode: Mode
+    tasks: tuple[PlannedTask, ...]
+    faults: tuple[PlannedFault, ...]
+
+    @property
+    def heal_at(self) -> float:
+        """When everything is mended at the latest."""
+        return max([TRAFFIC_SECONDS, *(fault.at + fault.seconds for fault in self.faults)])
+
+
+def kind_of(service: str) -> str:
+    """`checkpoint-2` is a checkpoint."""
+    name, _, number = service.rpartition("-")
+    return name if number.isdecimal() else service
+
+
+def plan(seed: int, shape: Shape, mode: Mode | None = None) -> Schedule:
+    """Even seeds are LIVENESS, odd ones SAFETY, unless the mode is given."""
+    luck = random.Random(seed)
+    chosen = mode or (Mode.SAFETY if seed % 2 else Mode.LIVENESS)
+    tasks = [_task(luck) for _ in range(luck.randint(14, 22))]
+    count = luck.randint(4, 8) if chosen is Mode.SAFETY else luck.randint(2, 4)
+    faults = [_fault(luck, shape) for _ in range(count)]
+    return Schedule(
+        seed,
+        chosen,
+        tuple(sorted(tasks, key=lambda task: task.at)),
+        tuple(sorted(faults, key=lambda fault: fault.at)),
+    )
+
+
+def _task(luck: random.Random) -> PlannedTask:
+    [scenario] = luck.choices(list(WEIGHTS), weights=list(WEIGHTS.values()))
+    return PlannedTask(
+        at=luck.uniform(0, TRAFFIC_SECONDS * 0.8),
+        scenario=scenario,
+        tells_model=luck.random() < 0.5,
+        repeats=luck.choice([0, 0, 0, 1, 3]),
+        loses_answer=luck.random() < 0.2,
+        cancel_after=luck.uniform(0.0, 5.0) if luck.random() < 0.2 else None,
+        watchers=luck.choice([0, 1, 1, 2]),
+        slow=luck.random() < 0.2,
+        reads=luck.random() < 0.5,
+    )
+
+
+def _fault(luck: random.Random, shape: Shape) -> PlannedFault:
+    makers: dict[_Maker, int] = {
+        _kill: 5,
+        _terminate: 2,
+        _freeze: 4,
+        _failpoint_kill: 6,
+        _failpoint_other: 2,
+        _cut: 4,
+        _reset: 2,
+        _stores: 3,
+        _model: 2,
+    }
+    [make] = luck.choices(list(makers), weights=list(makers.values()))
+    return make(luck, luck.uniform(0.5, TRAFFIC_SECONDS * 0.8), shape)
+
+
+_Maker = Callable[[random.Random, float, Shape], PlannedFault]
+
+
+def _service(luck: random.Random, shape: Shape) -> str:
+    """Half of the time a worker: what workers do is what the others are there for."""
+    return luck.choice(shape.of("worker") if luck.random() < 0.5 else list(shape.services))
+
+
+def _kill(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
+    return PlannedFault(at, "kill", _service(luck, shape), luck.uniform(0.0, 2.0))
+
+
+def _terminate(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
+    return PlannedFault(at, "terminate", _service(luck, shape), luck.uniform(0.0, 2.0))
+
+
+def _freeze(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
+    return PlannedFault(at, "freeze", _service(luck, shape), luck.uniform(0.5, 8.0))
+
+
+def _failpoint_kill(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
+    name = luck.choice(sorted(FAILPOINTS))
+    detail = f"{name}={luck.randint(1, MOST_NTH)}#kill9"
+    return PlannedFault(at, "arm", _one_of(luck, shape, name), 0.0, detail)
+
+
+def _failpoint_other(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
+    name = luck.choice(sorted(FAILPOINTS))
+    action = luck.choice(["0.3*error(UNAVAILABLE)", "0.5*sleep(700)", f"{luck.randint(1, MOST_NTH)}#sleep(6000)"])
+    return PlannedFault(at, "arm", _one_of(luck, shape, name), 0.0, f"{name}={action}")
+
+
+def _one_of(luck: random.Random, shape: Shape, failpoint: str) -> str:
+    return luck.choice(shape.of(failpoint.partition(".")[0]))
+
+
+def _cut(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
+    kind = luck.choice(["cut", "cut", "cut_back", "refuse"])
+    return PlannedFault(at, kind, luck.choice(shape.links), luck.uniform(0.5, 8.0))
+
+
+def _reset(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
+    return PlannedFault(at, "reset", luck.choice(shape.links))
+
+
+def _stores(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
+    kind, longest = luck.choice([("kill", 1.5), ("freeze", 6.0)])
+    return PlannedFault(at, kind, luck.choice(["etcd", "postgres"]), luck.uniform(0.2, longest))
+
+
+MODEL_FAULTS: Final[Sequence[str]] = (
+    '{"status": 429, "retry_after_seconds": 1, "count": 4}',
+    '{"status": 500, "count": 3}',
+    '{"status": 529, "count": 4}',
+    '{"broken_stream": 2, "count": 3}',
+    '{"overloaded": 1, "count": 3}',
+    '{"latency_ms": 2500, "count": 4}',
+)
+
+
+def _model(luck: random.Random, at: float, _shape: Shape) -> PlannedFault:
+    return PlannedFault(at, "model", "simulator", 0.0, luck.choice(MODEL_FAULTS))

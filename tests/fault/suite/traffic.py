@@ -1,0 +1,168 @@
+"""The clients' part of a schedule. They behave as clients may: they repeat, give up, come back, read slowly, cancel."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Final
+
+from tenure.audit.collect import body_hash
+from tenure.audit.history import Answer, Delivered, Method
+from tenure.client import Client
+from tenure.domain.errors import TenureError, TryLater
+from tenure.runtime.status import PeerFailed
+from tenure.v1 import task_pb2
+from tenure.v1 import task_service_pb2 as api
+from tests.fault.suite.client_log import ClientLog, Stream, request_hash
+from tests.fault.suite.scenarios import model_of
+from tests.fault.suite.schedule import PlannedTask, Schedule
+
+CALL_SECONDS: Final = 5.0
+GIVE_UP_SECONDS: Final = 0.02
+SUBMIT_SECONDS: Final = 90.0
+PAUSE_SECONDS: Final = 0.3
+SLOW_SECONDS: Final = 0.5
+RETRY: Final = {"max_attempts": 5, "factor": 1.5}
+
+
+@dataclass(slots=True)
+class Submitted:
+    """A planned task and what became of it: `task_id` empty while nobody was told."""
+
+    planned: PlannedTask
+    goal: str
+    request: api.SubmitTaskRequest
+    task_id: str = ""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """All clients of one seed. `tasks` are in the order of the schedule."""
+
+    users: list[Client]
+    schedule: Schedule
+    log: ClientLog = field(default_factory=ClientLog)
+    tasks: list[Submitted] = field(default_factory=list)
+    _luck: random.Random = field(default_factory=random.Random)
+
+    def __post_init__(self) -> None:
+        self._luck.seed(self.schedule.seed)
+        run = f"{self.schedule.seed}-{time.time_ns():x}"
+        self.tasks = [_submission(planned, f"s{run}-{n}") for n, planned in enumerate(self.schedule.tasks)]
+
+    async def carry_out(self) -> None:
+        """Returns once every submit is answered, every cancel asked for, and every watcher saw its task's end."""
+        async with asyncio.TaskGroup() as clients:
+            for number, task in enumerate(self.tasks):
+                clients.create_task(self._one(task, f"client-{number}", self.users[number % len(self.users)]))
+
+    async def _one(self, task: Submitted, client: str, user: Client) -> None:
+        await asyncio.sleep(task.planned.at)
+        if task.planned.loses_answer:
+            await self._submit_once(task, client, user, GIVE_UP_SECONDS)
+        async with asyncio.TaskGroup() as more:
+            for number in range(task.planned.repeats):
+                other = self.users[number % len(self.users)]
+                more.create_task(self._submit_once(task, f"{client}-again-{number}", other, CALL_SECONDS))
+            more.create_task(self._submit(task, client, user))
+        if not task.task_id:
+            return
+        async with asyncio.TaskGroup() as followers:
+            for number in range(task.planned.watchers):
+                followers.create_task(self._watch(task, f"{client}-watch-{number}", user))
+            if task.planned.reads:
+                followers.create_task(self._read(task, f"{client}-read", user))
+            if task.planned.cancel_after is not None:
+                followers.create_task(self._cancel(task, f"{client}-cancel", user))
+
+    async def _submit(self, task: Submitted, client: str, user: Client) -> None:
+        """Until it is answered: what a client that wants its task has to do."""
+        ends_at = time.monotonic() + SUBMIT_SECONDS
+        while not task.task_id and time.monotonic() < ends_at:
+            await self._submit_once(task, client, user, CALL_SECONDS)
+            if not task.task_id:
+                await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _submit_once(self, task: Submitted, client: str, user: Client, timeout_seconds: float) -> None:
+        known = {"request_id": task.request.request_id, "request_hash": request_hash(task.request)}
+        with self.log.call(client, Method.SUBMIT, **known) as call:
+            answer = await user.tasks.SubmitTask(task.request, timeout=timeout_seconds)
+            call.answered(answer.task)
+            task.task_id = answer.task.task_id
+
+    async def _cancel(self, task: Submitted, client: str, user: Client) -> None:
+        assert task.planned.cancel_after is not None
+        await asyncio.sleep(task.planned.cancel_after)
+        await self.cancel(task, client, user)
+
+    async def cancel(self, task: Submitted, client: str, user: Client) -> None:
+        """Until it is answered, or refused because the task has ended."""
+        for _ in range(20):
+            with self.log.call(client, Method.CANCEL, task_id=task.task_id) as call:
+                asked = api.CancelTaskRequest(task_id=task.task_id, reason="no longer wanted")
+                call.answered((await user.tasks.CancelTask(asked, timeout=CALL_SECONDS)).task)
+            if self.log.operations[-1].answer is not Answer.UNKNOWN:
+                return
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _read(self, task: Submitted, client: str, user: Client) -> None:
+        """GetTask at random moments: its answers must never go back."""
+        for _ in range(6):
+            await asyncio.sleep(self._luck.uniform(0.1, 1.5))
+            with self.log.call(client, Method.GET, task_id=task.task_id) as call:
+                answer = await user.tasks.GetTask(api.GetTaskRequest(task_id=task.task_id), timeout=CALL_SECONDS)
+                call.answered(answer.task)
+
+    async def _watch(self, task: Submitted, client: str, user: Client) -> None:
+        """To the task's end, over as many streams as it takes; some are given up and resumed on the way."""
+        after, give_up_after = 0, self._luck.choice([None, 2, 5])
+        while True:
+            stream = Stream(client, task.task_id, after)
+            self.log.streams.append(stream)
+            async with aclosing(self._events(stream, user, task.planned.slow)) as events:
+                async for _ in events:
+                    if give_up_after is not None and len(stream.delivered) >= give_up_after:
+                        give_up_after = None
+                        break
+            if stream.ended:
+                return
+            after = stream.last
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _events(self, stream: Stream, user: Client, slow: bool) -> AsyncGenerator[int]:
+        """The sequences of one stream, as they are written down; ends where the stream does."""
+        asked = api.WatchTaskRequest(task_id=stream.task_id, after_sequence=stream.after_sequence)
+        watching = user.tasks.WatchTask(asked, timeout=60.0)
+        try:
+            async for event in watching:
+                if event.HasField("entry"):
+                    entry = event.entry
+                    stream.delivered.append(Delivered(entry.sequence, body_hash(entry.body), time.monotonic()))
+                    yield entry.sequence
+                if slow:
+                    await asyncio.sleep(SLOW_SECONDS)
+            stream.ended = True
+        except TryLater:
+            return
+        except (TenureError, PeerFailed) as error:
+            self.log.surprises.append(f"{stream.client} watch: {type(error).__name__} {error}")
+            stream.ended = True
+        finally:
+            watching.cancel()
+
+
+def _submission(planned: PlannedTask, goal: str) -> Submitted:
+    in_doubt = task_pb2.IN_DOUBT_POLICY_TELL_MODEL if planned.tells_model else task_pb2.IN_DOUBT_POLICY_WAIT_FOR_PERSON
+    request = api.SubmitTaskRequest(
+        request_id=goal,
+        goal=goal,
+        agent=task_pb2.AgentSpec(model=model_of(planned.scenario), max_output_tokens=2048),
+        policy=task_pb2.TaskPolicy(on_in_doubt=in_doubt, retry=task_pb2.RetryPolicy(**RETRY)),
+    )
+    request.policy.retry.initial_backoff.FromMilliseconds(500)
+    request.policy.retry.max_backoff.FromSeconds(2)
+    return Submitted(planned, goal, request)

@@ -1,0 +1,138 @@
+"""One seed, from its first submit to its verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+from tenure.audit.history import Answer, History, Method
+from tenure.audit.verify import Violation
+from tenure.domain.errors import TryLater
+from tenure.domain.states import TERMINAL, WAITING, TaskState
+from tenure.v1 import task_pb2
+from tenure.wire.enums import STATES
+from tests.fault.suite import faults
+from tests.fault.suite.evidence import Marks, collect
+from tests.fault.suite.installation import Installation
+from tests.fault.suite.judging import judge
+from tests.fault.suite.schedule import Mode, Schedule
+from tests.fault.suite.traffic import Submitted, Traffic
+
+REST_SECONDS: Final = 30.0
+"""So long after the last fault every task must have ended, or wait for a person (I30)."""
+PATIENCE_SECONDS: Final = 180.0
+POLL_SECONDS: Final = 0.25
+MOST_SLOWNESS: Final = 4.0
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What became of a seed."""
+
+    schedule: Schedule
+    violations: list[Violation]
+    injected: Counter[str]
+    figures: Counter[str]
+    seconds: float
+    rested_after_seconds: float
+    slowness: float
+    history: History | None = None
+
+
+@dataclass(slots=True)
+class Trial:
+    """Runs one schedule on an installation that works, and leaves it working."""
+
+    install: Installation
+    schedule: Schedule
+    injected: Counter[str] = field(default_factory=Counter)
+    late: list[Violation] = field(default_factory=list)
+
+    async def run(self) -> Verdict:
+        began, marks, deaths = time.monotonic(), Marks.of(self.install), len(self.install.keeper.deaths)
+        traffic = Traffic(self.install.users, self.schedule)
+        async with asyncio.timeout(PATIENCE_SECONDS * 2), asyncio.TaskGroup() as running:
+            clients = running.create_task(traffic.carry_out())
+            await faults.carry_out(self.install, self.schedule, self.injected)
+            await faults.mend(self.install)
+            slowness = slowness_now()
+            rested = await self._rest(traffic, REST_SECONDS * slowness)
+            await self._end_what_waits(traffic)
+            await asyncio.wait([clients], timeout=PATIENCE_SECONDS)
+            if not clients.done():
+                self.late.append(Violation("I30", "", "a client was not done long after everything worked again"))
+                clients.cancel()
+        settled = not self.late
+        history = await collect(self.install, traffic, marks, settled=settled)
+        died = self.install.keeper.deaths[deaths:]
+        violations = [*self.late, *judge(self.install, traffic, history, marks, died)]
+        for death in died:
+            if death.by_failpoint:
+                self.injected[f"died at {death.armed.partition('=')[0]}"] += 1
+        figures = figures_of(traffic, history)
+        return Verdict(
+            self.schedule, violations, self.injected, figures, time.monotonic() - began, rested, slowness, history
+        )
+
+    async def _rest(self, traffic: Traffic, within_seconds: float) -> float:
+        """Waits until every task stands still; how long that took. In LIVENESS it must not take longer."""
+        mended_at = time.monotonic()
+        while moving := [task for task in traffic.tasks if not await self._rests(traffic, task)]:
+            took = time.monotonic() - mended_at
+            if took > within_seconds and self.schedule.mode is Mode.LIVENESS and not self.late:
+                self.late = [
+                    Violation(
+                        "I30", task.task_id, f"{task.planned.scenario} is on its way {took:.0f} s after the faults"
+                    )
+                    for task in moving
+                ]
+            if took > PATIENCE_SECONDS:
+                self.late += [Violation("I30", task.task_id, f"never came to rest: {took:.0f} s") for task in moving]
+                break
+            await asyncio.sleep(POLL_SECONDS)
+        return time.monotonic() - mended_at
+
+    async def _rests(self, traffic: Traffic, task: Submitted) -> bool:
+        if not task.task_id:
+            return False
+        state = await self._state(task)
+        asked_to_end = any(
+            one.method is Method.CANCEL and one.answer is Answer.OK and one.task_id == task.task_id
+            for one in traffic.log.operations
+        )
+        return state in TERMINAL or (state in WAITING and not asked_to_end)
+
+    async def _state(self, task: Submitted) -> TaskState | None:
+        try:
+            found: task_pb2.Task = await self.install.users[0].get(task.task_id)
+        except TryLater:
+            return None
+        return STATES.to_domain(found.state)
+
+    async def _end_what_waits(self, traffic: Traffic) -> None:
+        """Those that wait for a person are cancelled by one."""
+        for task in traffic.tasks:
+            if task.task_id and await self._state(task) in WAITING:
+                await traffic.cancel(task, "operator", self.install.users[0])
+
+
+def slowness_now() -> float:
+    """How many times longer than on an idle machine things may take: the load for each core, between 1 and 4."""
+    cores = os.cpu_count() or 1
+    return min(MOST_SLOWNESS, max(1.0, os.getloadavg()[0] / cores))
+
+
+def figures_of(traffic: Traffic, history: History) -> Counter[str]:
+    """What is told in the end."""
+    told: Counter[str] = Counter(tasks=len(traffic.tasks))
+    for task in history.tasks or ():
+        told[f"ended {task.state}"] += 1
+        told["takeovers"] += max(0, task.claim_count - 1)
+    for name in ("entries", "effects", "refusals", "model_calls", "grants", "calls", "operations"):
+        told[name] = len(getattr(history, name) or ())
+    told["streams"] = len(history.subscriptions or ())
+    return told
