@@ -43,9 +43,9 @@ class TaskRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
-    """An entry. `body` None: of a kind that this version does not know; `kind` is the contract's name of it.
+    """An entry. `body` None: of a kind that this version does not know.
 
-    `body_hash` is `collect.body_hash`: equal for what is equal on the wire.
+    `body_hash` is `from_wire.body_hash`: equal for what is equal on the wire.
     """
 
     task_id: str
@@ -63,11 +63,6 @@ class LedgerEntry:
     def fence(self) -> Fence:
         """The claim it was written under; epoch 0: none was needed."""
         return Fence(self.epoch, self.claim_id)
-
-    @property
-    def kind(self) -> str:
-        """The class of its body, for messages."""
-        return type(self.body).__name__ if self.body is not None else "unknown kind"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +143,7 @@ class ToolFence:
 class Call:
     """The tool service's record of a call. `epoch`, `claim_id`: what last authorised it; `runner_id` "": nothing ran.
 
-    `outcome.content` may be left out of large collections: `outcome_hash` is `collect.outcome_hash` of the whole.
+    `outcome.content` may be left out of large collections: `outcome_hash` is `from_wire.outcome_hash` of the whole.
     """
 
     task_id: str
@@ -281,6 +276,7 @@ class Subscription:
     client: str
     task_id: str
     after_sequence: int = 0
+    opened_monotonic: float = 0.0
     delivered: tuple[Delivered, ...] = ()
     ended: bool = False
     tenant: str = "default"
@@ -292,6 +288,7 @@ class History:
 
     `settled`: faults have stopped, and the run has waited as long as it may take until every task stands still.
     `healthy`: no fault was injected while `subscriptions` were open; times of delivery may be judged.
+    `clock_slack_seconds`: by how much the clocks of services may differ from their database's.
     `unix_minus_monotonic_seconds`: brings the clients' clock and the database's together.
     """
 
@@ -310,4 +307,5 @@ class History:
     subscriptions: tuple[Subscription, ...] | None = None
     settled: bool = False
     healthy: bool = False
+    clock_slack_seconds: float = 0.0
     unix_minus_monotonic_seconds: float | None = None

@@ -9,7 +9,9 @@ from typing import Any, Final
 
 from tenure.audit import history as seen
 
-SOURCES: Final = tuple(field.name for field in fields(seen.History) if field.name not in {"settled", "healthy"})
+SOURCES: Final = tuple(
+    field.name for field in fields(seen.History) if field.name not in {"settled", "healthy", "clock_slack_seconds"}
+)
 FLAGS: Final = ("settled", "healthy")
 
 
@@ -19,6 +21,7 @@ class TaskHistory:
 
     `collected`: the sources that were, and the flags that are set. `entries` are by sequence, `bills` and `model_calls`
     by step and attempt, `grants`, `effects`, `operations` and `subscriptions` as they came, `calls` by their ids.
+    `lost_request_ids`: of submits whose answer nobody got.
     """
 
     task_id: str
@@ -36,6 +39,8 @@ class TaskHistory:
     model_calls: tuple[seen.ModelCall, ...] = ()
     operations: tuple[seen.Operation, ...] = ()
     subscriptions: tuple[seen.Subscription, ...] = ()
+    lost_request_ids: frozenset[str] = frozenset()
+    clock_slack_seconds: float = 0.0
     unix_minus_monotonic_seconds: float | None = None
 
 
@@ -54,8 +59,14 @@ def split(history: seen.History) -> Iterator[TaskHistory]:
             for record in records:
                 parts[_task_of(record)][name].append(record)
     collected = collected_in(history)
+    lost = _lost_request_ids(history)
     for task_id in sorted(parts):
-        yield _assemble(task_id, collected, parts[task_id], history.unix_minus_monotonic_seconds)
+        yield _assemble(task_id, collected, parts[task_id], history, lost)
+
+
+def _lost_request_ids(history: seen.History) -> frozenset[str]:
+    submits = (op for op in history.operations or () if op.method is seen.Method.SUBMIT and not op.task_id)
+    return frozenset(op.request_id for op in submits if op.answer is seen.Answer.UNKNOWN)
 
 
 def _task_of(record: object) -> str:
@@ -65,7 +76,7 @@ def _task_of(record: object) -> str:
 
 
 def _assemble(
-    task_id: str, collected: frozenset[str], part: dict[str, list[Any]], offset_seconds: float | None
+    task_id: str, collected: frozenset[str], part: dict[str, list[Any]], whole: seen.History, lost: frozenset[str]
 ) -> TaskHistory:
     return TaskHistory(
         task_id=task_id,
@@ -83,7 +94,9 @@ def _assemble(
         model_calls=tuple(sorted(part["model_calls"], key=lambda call: (call.step, call.attempt_number))),
         operations=tuple(part["operations"]),
         subscriptions=tuple(part["subscriptions"]),
-        unix_minus_monotonic_seconds=offset_seconds,
+        lost_request_ids=lost,
+        clock_slack_seconds=whole.clock_slack_seconds,
+        unix_minus_monotonic_seconds=whole.unix_minus_monotonic_seconds,
     )
 
 

@@ -1,0 +1,78 @@
+"""The ledger's bill against the provider's, call by call."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from tenure.audit.check import Check
+from tenure.audit.history import History, LedgerEntry
+from tenure.audit.reading import drives_itself, of_kind, place
+from tenure.audit.task_history import TaskHistory
+from tenure.domain.budget import TokenUsage
+from tenure.domain.entries import AssistantMessage, AttemptLost, ModelAttempt, ModelFailure
+
+
+def answers_cost_what_was_billed(task: TaskHistory) -> Iterator[str]:
+    """I18, for calls with an answer: those that were lost are estimated, see `billed_and_told`."""
+    billed = {call.request_id: call for call in task.model_calls}
+    for entry, answer in of_kind(task.entries, AssistantMessage) if drives_itself(task) else ():
+        call = billed.get(answer.provider_request_id)
+        if call is None:
+            yield f"{place(entry)} is the answer to {answer.provider_request_id or '-'}, which the provider never gave"
+        elif call.usage != answer.usage:
+            yield (
+                f"{place(entry)} counts {answer.usage.total} tokens, "
+                f"the provider billed {call.usage.total} for {call.request_id}"
+            )
+
+
+def bills_are_the_entries(task: TaskHistory) -> Iterator[str]:
+    """I18, of the bill that the ledger keeps apart: one row for each settled attempt."""
+    told = Counter((entry.step, body.attempt_number, body.usage) for entry, body in _settled(task))
+    kept = Counter((bill.step, bill.attempt_number, bill.usage) for bill in task.bills)
+    for step, attempt_number, usage in told - kept:
+        yield f"step {step} attempt {attempt_number} was settled with {usage.total} tokens, and is not on the bill"
+    for step, attempt_number, usage in kept - told:
+        yield f"step {step} attempt {attempt_number} is on the bill with {usage.total} tokens; no entry says so"
+
+
+def model_calls_are_in_the_ledger(task: TaskHistory) -> Iterator[str]:
+    """I19: no call without an attempt, and no attempt that was sent twice."""
+    attempts = {(entry.step, attempt.attempt_number) for entry, attempt in of_kind(task.entries, ModelAttempt)}
+    sent: Counter[tuple[int, int]] = Counter()
+    for call in task.model_calls:
+        number = (call.step, call.attempt_number)
+        sent[number] += 1
+        if not task.task_id:
+            yield f"the provider saw the call {call.request_id}, which belongs to no task"
+        elif number not in attempts:
+            yield (
+                f"the provider saw step {call.step} attempt {call.attempt_number} ({call.request_id}), "
+                "which is not in the ledger"
+            )
+    for (step, attempt_number), count in sent.items():
+        if count > 1 and task.task_id:
+            yield f"step {step} attempt {attempt_number} was sent to the provider {count} times"
+
+
+def billed_and_told(history: History) -> tuple[int, int]:
+    """(tokens that the provider billed, tokens that the ledger counts), lost calls by estimate included."""
+    billed = sum(call.usage.total for call in history.model_calls or ())
+    bodies = (entry.body for entry in history.entries or ())
+    used = (body.usage for body in bodies if isinstance(body, AssistantMessage | ModelFailure | AttemptLost))
+    return billed, sum(used, start=TokenUsage()).total
+
+
+def _settled(task: TaskHistory) -> Iterator[tuple[LedgerEntry, AssistantMessage | ModelFailure | AttemptLost]]:
+    for entry in task.entries:
+        if isinstance(entry.body, AssistantMessage | ModelFailure | AttemptLost):
+            yield entry, entry.body
+
+
+CHECKS: Final = (
+    Check("I18", "answers cost what the provider billed", ("model_calls", "entries"), answers_cost_what_was_billed),
+    Check("I18", "the bill has a row for each settled attempt", ("bills", "entries"), bills_are_the_entries),
+    Check("I19", "model calls have an attempt of their own", ("model_calls", "entries"), model_calls_are_in_the_ledger),
+)

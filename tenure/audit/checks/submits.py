@@ -1,0 +1,173 @@
+"""What clients were promised: what was acknowledged is there, once, and only what somebody asked for."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Final
+
+from tenure.audit.check import Check, SumCheck
+from tenure.audit.checks.fencing import OWNERS_ONLY
+from tenure.audit.history import Answer, Method, Operation
+from tenure.audit.reading import claim, of_kind, place
+from tenure.audit.task_history import TaskHistory
+from tenure.audit.violation import Violation
+from tenure.domain.entries import CancelRequest, ModelAttempt, Submitted, UserMessage
+from tenure.domain.states import TaskState
+
+
+def what_was_acknowledged_is_there(task: TaskHistory) -> Iterator[str]:
+    """I9, of submits, cancels and reads."""
+    for done in task.operations:
+        if done.answer is not Answer.OK or not task.task_id:
+            continue
+        if task.row is None:
+            yield f"{done.client} was answered {done.method} of a task that is not there"
+        elif done.sequence is not None and task.row.sequence < done.sequence:
+            yield f"{done.client} was told of sequence {done.sequence}, the ledger ends at {task.row.sequence}"
+        elif done.method is Method.CANCEL and not _is_cancelled(task):
+            yield f"the cancel of {done.client} was acknowledged, and the ledger has no request of it"
+
+
+def commits_that_were_acknowledged_are_there(task: TaskHistory) -> Iterator[str]:
+    """I9, of own loops' commits: their entries, in order, under their claim."""
+    kept: defaultdict[tuple[int, str], list[bytes]] = defaultdict(list)
+    for entry in task.entries:
+        kept[entry.fence].append(entry.body_hash)
+    for commit in task.operations:
+        if commit.method is not Method.COMMIT or commit.answer is not Answer.OK or commit.fence is None:
+            continue
+        if not _has_run(kept[commit.fence], commit.body_hashes):
+            yield (
+                f"commit {commit.request_id} of {commit.client} under {claim(commit.fence)} was acknowledged, "
+                "and its entries are not in the ledger"
+            )
+
+
+def nothing_came_from_nowhere(task: TaskHistory) -> Iterator[str]:
+    """I10: submits and cancels have a client, and what own loops wrote was in a commit of theirs."""
+    asked = [op for op in task.operations if op.answer is not Answer.FAILED]
+    methods = {op.method for op in asked}
+    if task.entries and Method.SUBMIT not in methods and not _may_be_submitted(task):
+        yield "no client has submitted this task"
+    for entry, _ in of_kind(task.entries, CancelRequest):
+        if Method.CANCEL not in methods:
+            yield f"{place(entry)} asks for the end, and no client did"
+    sent = {(op.fence, body) for op in asked if op.method is Method.COMMIT for body in op.body_hashes}
+    logged = {fence for fence, _ in sent}
+    for entry in task.entries:
+        owned = isinstance(entry.body, OWNERS_ONLY) and not isinstance(entry.body, ModelAttempt)
+        if owned and entry.fence in logged and (entry.fence, entry.body_hash) not in sent:
+            yield f"{place(entry)} was in no commit of {claim(entry.fence)}"
+
+
+def facts_come_once(task: TaskHistory) -> Iterator[str]:
+    """I11: a request that was sent again did its work once."""
+    first: dict[str, str] = {}
+    for entry, words in of_kind(task.entries, UserMessage):
+        if words.request_id and words.request_id in first:
+            yield f"{place(entry)} repeats request {words.request_id} of {first[words.request_id]}"
+        first.setdefault(words.request_id, place(entry))
+    cancels = [entry for entry, _ in of_kind(task.entries, CancelRequest)]
+    for entry in cancels[1:]:
+        yield f"{place(entry)} asks for the end again, after {place(cancels[0])}"
+    for entry, _ in list(of_kind(task.entries, Submitted))[1:]:
+        yield f"{place(entry)} submits the task again"
+
+
+def commits_come_once(task: TaskHistory) -> Iterator[str]:
+    """I11: a commit that was sent again is answered as the first time."""
+    answers: dict[str, int | None] = {}
+    for commit in task.operations:
+        if commit.method is not Method.COMMIT or commit.answer is not Answer.OK:
+            continue
+        if answers.setdefault(commit.request_id, commit.sequence) != commit.sequence:
+            yield (
+                f"commit {commit.request_id} was answered with sequence {answers[commit.request_id]}, "
+                f"and again with {commit.sequence}"
+            )
+
+
+def readers_saw_their_own(task: TaskHistory) -> Iterator[str]:
+    """I28."""
+    for read in task.operations:
+        owner = read.seen_tenant or (task.row.tenant if task.row is not None else read.tenant)
+        if read.answer is Answer.OK and owner != read.tenant:
+            yield f"{read.client} of tenant {read.tenant} was given a task of tenant {owner}"
+    for stream in task.subscriptions:
+        if stream.delivered and task.row is not None and task.row.tenant != stream.tenant:
+            yield f"{stream.client} of tenant {stream.tenant} was told of a task of tenant {task.row.tenant}"
+
+
+class _RequestIds:
+    """I27, of the ledger: a request id names one task of its tenant. Kept: a short hash for each."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[bytes, str] = {}
+        self._found: list[Violation] = []
+
+    def add(self, task: TaskHistory) -> None:
+        goal = next(of_kind(task.entries, Submitted), None)
+        if goal is None or task.row is None or not goal[1].request_id:
+            return
+        named = hashlib.blake2b(f"{task.row.tenant}\0{goal[1].request_id}".encode(), digest_size=12).digest()
+        other = self._tasks.setdefault(named, task.task_id)
+        if other != task.task_id:
+            told = f"it has the request id {goal[1].request_id}, and so has task {other} of the same tenant"
+            self._found.append(Violation("I27", task.task_id, told))
+
+    def violations(self) -> list[Violation]:
+        return self._found
+
+
+class _Submits:
+    """I27, as clients saw it: one task for one request, another payload refused."""
+
+    def __init__(self) -> None:
+        self._submits: defaultdict[tuple[str, str], list[Operation]] = defaultdict(list)
+
+    def add(self, task: TaskHistory) -> None:
+        for op in task.operations:
+            if op.method is Method.SUBMIT and op.request_id:
+                self._submits[op.tenant, op.request_id].append(op)
+
+    def violations(self) -> Iterator[Violation]:
+        for (_, request_id), submits in self._submits.items():
+            taken = [op for op in submits if op.answer is Answer.OK]
+            for op in taken[1:]:
+                if op.task_id != taken[0].task_id:
+                    told = f"{op.client} was given it for request {request_id}, {taken[0].client} task"
+                    yield Violation("I27", op.task_id, f"{told} {taken[0].task_id}")
+                elif op.request_hash != taken[0].request_hash:
+                    told = f"request {request_id} was accepted with two payloads"
+                    yield Violation("I27", op.task_id, f"{told}, of {taken[0].client} and of {op.client}")
+
+
+def _is_cancelled(task: TaskHistory) -> bool:
+    assert task.row is not None
+    return task.row.state is TaskState.CANCELLED or any(True for _ in of_kind(task.entries, CancelRequest))
+
+
+def _may_be_submitted(task: TaskHistory) -> bool:
+    """A submit whose answer was lost does not know its task; its request id is looked for among those without one."""
+    goal = next(of_kind(task.entries, Submitted), None)
+    return goal is None or goal[1].request_id in task.lost_request_ids
+
+
+def _has_run(kept: list[bytes], wanted: tuple[bytes, ...]) -> bool:
+    """Whether the wanted hashes stand in this order."""
+    remaining = iter(kept)
+    return all(body in remaining for body in wanted)
+
+
+CHECKS: Final = (
+    Check("I9", "what was acknowledged is there", ("operations", "tasks", "entries"), what_was_acknowledged_is_there),
+    Check("I9", "acknowledged commits are there", ("operations", "entries"), commits_that_were_acknowledged_are_there),
+    Check("I10", "nothing came from nowhere", ("operations", "entries"), nothing_came_from_nowhere),
+    Check("I11", "repeated requests did their work once", ("entries",), facts_come_once),
+    Check("I11", "repeated commits are answered alike", ("operations",), commits_come_once),
+    Check("I28", "nobody sees another tenant's tasks", ("operations", "tasks"), readers_saw_their_own),
+    SumCheck("I27", "a request id names one task", ("tasks", "entries"), _RequestIds),
+    SumCheck("I27", "one request gave one task", ("operations",), _Submits),
+)

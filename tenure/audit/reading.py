@@ -1,0 +1,65 @@
+"""How checks read a ledger, and how they speak of what they found there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final, TypeVar
+
+from tenure.audit.history import LedgerEntry
+from tenure.audit.task_history import TaskHistory
+from tenure.domain.entries import Body, Submitted, ToolIntent, Transition
+from tenure.domain.epochs import Fence, describe_epoch
+from tenure.domain.states import TERMINAL, TaskState
+from tenure.domain.task import DEFAULT_LOOP
+
+B = TypeVar("B")
+
+TIME_GRAIN_SECONDS: Final = 0.001
+"""Times of one database are compared to this: they went through floats."""
+
+
+def of_kind(entries: Iterable[LedgerEntry], kind: type[B]) -> Iterator[tuple[LedgerEntry, B]]:
+    """The entries of one kind, with their bodies."""
+    for entry in entries:
+        if isinstance(entry.body, kind):
+            yield entry, entry.body
+
+
+def opens(entries: Iterable[LedgerEntry]) -> Iterator[LedgerEntry]:
+    """The entries by which claims took the task over."""
+    return (entry for entry, move in of_kind(entries, Transition) if move.to_state is TaskState.RUNNING)
+
+
+def ends(entries: Iterable[LedgerEntry]) -> Iterator[LedgerEntry]:
+    """The entries by which the task ended; there should be one."""
+    return (entry for entry, move in of_kind(entries, Transition) if move.to_state in TERMINAL)
+
+
+def intents(task: TaskHistory) -> dict[str, tuple[LedgerEntry, ToolIntent]]:
+    """The first intent of each call."""
+    found: dict[str, tuple[LedgerEntry, ToolIntent]] = {}
+    for entry, intent in of_kind(task.entries, ToolIntent):
+        found.setdefault(intent.call_id, (entry, intent))
+    return found
+
+
+def drives_itself(task: TaskHistory) -> bool:
+    """Whether our own loop drives the task: another loop may order its facts as it likes."""
+    goal = next(of_kind(task.entries, Submitted), None)
+    return goal is None or goal[1].spec.agent.loop == DEFAULT_LOOP
+
+
+def place(entry: LedgerEntry) -> str:
+    """Where to look."""
+    return f"entry {entry.sequence} ({name(entry.body)})"
+
+
+def name(body: Body | None) -> str:
+    """A body's kind, as `tenure entries` calls it."""
+    words = type(body).__name__ if body is not None else "OfUnknownKind"
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in words).lstrip("_")
+
+
+def claim(fence: Fence) -> str:
+    """Which claim."""
+    return f"epoch {describe_epoch(fence.epoch)} (claim {fence.claim_id or '-'})"
