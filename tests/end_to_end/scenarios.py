@@ -14,6 +14,10 @@ def paced(number: int) -> dict[str, Any]:
     return {"text": f"Turn {number}.", "latency_ms": 400, "calls": calls}
 
 
+def keyed(number: int) -> dict[str, Any]:
+    return {"text": f"Turn {number}.", "latency_ms": 300, "calls": [append("append_record", f"keyed {number}")]}
+
+
 def one_slow(tool: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"text": "One call.", "calls": [{"name": tool, "arguments": arguments}]}, {"text": "That was it."}]
 
@@ -22,6 +26,7 @@ SLOW_PROGRAM: Final = "import time\nopen('ran.txt', 'a').write('x')\ntime.sleep(
 
 SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
     "e2e-paced": [*map(paced, range(1, 9)), {"text": "All is done."}],
+    "e2e-keyed-paced": [*map(keyed, range(1, 6)), {"text": "All is done."}],
     "e2e-keyed": one_slow("append_record", {"file": "{{goal}}", "line": "once", "delay_ms": 3000}),
     "e2e-unsafe": one_slow("append_record_unsafe", {"file": "{{goal}}", "line": "at most once", "delay_ms": 3000}),
     "e2e-idempotent": one_slow("execute_python", {"code": SLOW_PROGRAM}),
