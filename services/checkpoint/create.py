@@ -14,6 +14,7 @@ from services.checkpoint.queries import QUERIES, fetch_one, in_ledger_transactio
 from services.checkpoint.snapshots import read_task
 from tenure.domain.errors import AlreadyExists
 from tenure.domain.states import Reason, TaskState
+from tenure.runtime.failpoint import failpoint
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.enums import STATES
 from tenure.wire.task import spec_to_domain, spec_to_wire
@@ -48,7 +49,10 @@ async def create_task(pool: Pool, tenant: str, request: pb.CreateTaskRequest) ->
         await _first_rows(connection, task_id, tenant, request.request_id, spec)
         return Created(await read_task(connection, tenant, task_id), Announcement({task_id}, claimable=True))
 
-    return await in_ledger_transaction(pool, work)
+    await failpoint("checkpoint.before_create")
+    created = await in_ledger_transaction(pool, work)
+    await failpoint("checkpoint.after_create")
+    return created
 
 
 async def _find_again(connection: Connection, tenant: str, request_id: str, digest: bytes) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from services.checkpoint.queries import QUERIES, fetch_one, in_ledger_transaction, ledger_connection
 from tenure.domain.epochs import MAX_GENERATION
 from tenure.domain.errors import InvalidRequest
+from tenure.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection, Pool
@@ -30,7 +31,9 @@ async def raise_generation(pool: Pool, expected: int, reason: str) -> int:
         raised = await fetch_one(connection, QUERIES.raise_generation, {"expected": expected})
         return (raised[0], True) if raised is not None else ((await _read(connection))[0], False)
 
+    await failpoint("checkpoint.before_raise")
     generation, was_raised = await in_ledger_transaction(pool, work)
+    await failpoint("checkpoint.after_raise")
     if was_raised:
         _log.warning("the generation was raised", extra={"generation": generation, "reason": reason})
     return generation

@@ -16,6 +16,7 @@ from services.checkpoint.writing import write
 from tenure.domain.endings import Ending
 from tenure.domain.errors import AlreadyExists, NotFound, WrongState
 from tenure.domain.states import TERMINAL, Reason, TaskState
+from tenure.runtime.failpoint import failpoint
 from tenure.v1 import ledger_pb2, task_pb2
 
 if TYPE_CHECKING:
@@ -47,7 +48,10 @@ async def append_foreign(pool: Pool, tenant: str, request: pb.AppendForeignReque
             await _remember(connection, draft, request, digest)
         return Appended(await read_task(connection, tenant, row.task_id), announcement_of([draft]))
 
-    return await in_ledger_transaction(pool, work)
+    await failpoint("checkpoint.before_foreign")
+    appended = await in_ledger_transaction(pool, work)
+    await failpoint("checkpoint.after_foreign")
+    return appended
 
 
 def _append(draft: Draft, request: pb.AppendForeignRequest) -> None:

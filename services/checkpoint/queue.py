@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from services.checkpoint.queries import QUERIES, fetch_all, in_ledger_transaction, ledger_connection
 from tenure.domain.states import TaskState
+from tenure.runtime.failpoint import failpoint
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.wire.enums import PRIORITIES, STATES
@@ -66,7 +67,9 @@ async def register_grants(pool: Pool, grants: Sequence[pb.RegisterGrantsRequest.
     async def work(connection: Connection) -> set[str]:
         return {claim_id for (claim_id,) in await fetch_all(connection, QUERIES.register_grants, parameters)}
 
+    await failpoint("checkpoint.before_register")
     registered = await in_ledger_transaction(pool, work)
+    await failpoint("checkpoint.after_register")
     return [grant.claim_id for grant in grants if grant.claim_id in registered]
 
 
@@ -110,7 +113,10 @@ async def _offered(pool: Pool, statement: bytes, parameters: dict[str, Any]) -> 
     async def work(connection: Connection) -> list[tuple[Any, ...]]:
         return await fetch_all(connection, statement, parameters)
 
-    return await in_ledger_transaction(pool, work)
+    await failpoint("checkpoint.before_offer")
+    offered = await in_ledger_transaction(pool, work)
+    await failpoint("checkpoint.after_offer")
+    return offered
 
 
 def _offer(row: tuple[Any, ...]) -> pb.Offer:

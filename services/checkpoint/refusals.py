@@ -13,6 +13,7 @@ from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger
 from tenure.domain.epochs import describe_epoch
 from tenure.domain.errors import NotFound
 from tenure.runtime import metrics
+from tenure.runtime.failpoint import failpoint
 from tenure.v1 import token_pb2
 from tenure.wire.times import timestamp
 
@@ -90,7 +91,9 @@ class Refusals:
         async def work(connection: Connection) -> None:
             await connection.execute(QUERIES.record_refusals, {**columns, "kept": KEPT_PER_TASK})
 
+        await failpoint("checkpoint.before_refusals")
         await in_ledger_transaction(self._pool, work)
+        await failpoint("checkpoint.after_refusals")
 
 
 async def list_refusals(pool: Pool, tenant: str, task_id: str) -> list[token_pb2.RefusedWrite]:

@@ -14,6 +14,7 @@ from services.checkpoint.writing import write
 from tenure.domain.endings import NOBODY_DIED, ending_of_lost_claim
 from tenure.domain.states import TaskState
 from tenure.domain.task import LeaseLostPolicy
+from tenure.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +33,9 @@ async def requeue_lost(pool: Pool, lost: Sequence[pb.RequeueLostRequest.Lost]) -
     task_ids = sorted(by_task)
     for start in range(0, len(task_ids), _TASKS_A_TRANSACTION):
         part = [by_task[task_id] for task_id in task_ids[start : start + _TASKS_A_TRANSACTION]]
+        await failpoint("checkpoint.before_requeue")
         drafts = await in_ledger_transaction(pool, partial(_requeue, part))
+        await failpoint("checkpoint.after_requeue")
         put_back += [draft.row.task_id for draft in drafts]
         told.add(announcement_of(drafts))
     return put_back, told

@@ -18,6 +18,7 @@ from services.checkpoint.writing import write
 from tenure.domain.endings import Ending
 from tenure.domain.states import Reason, TaskState
 from tenure.runtime import metrics
+from tenure.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -53,6 +54,7 @@ async def _sweep(pool: Pool, statement: bytes, change: Callable[[Connection, Dra
         due = [task_id for (task_id,) in await fetch_all(connection, statement, {"limit": ROWS_A_SWEEP})]
         if not due:
             return []
+        await failpoint("checkpoint.before_sweep")
         tasks, budgets = await lock_tasks(connection, due)
         drafts = [Draft(row, budgets[row.root_task_id]) for row in tasks.values()]
         for draft in drafts:
@@ -60,7 +62,10 @@ async def _sweep(pool: Pool, statement: bytes, change: Callable[[Connection, Dra
         await write(connection, drafts)
         return drafts
 
-    return await in_ledger_transaction(pool, work)
+    drafts = await in_ledger_transaction(pool, work)
+    if drafts:
+        await failpoint("checkpoint.after_sweep")
+    return drafts
 
 
 class Sweeper:

@@ -24,6 +24,7 @@ from tenure.domain.fold import fold
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import Reason
 from tenure.runtime import metrics
+from tenure.runtime.failpoint import failpoint
 from tenure.runtime.retrying import retrying
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, token_pb2
@@ -70,6 +71,7 @@ class Ender:
         held = await self._claim(ending)
         if held is None:
             return False
+        await failpoint("coordinator.after_ending_claim")
         try:
             if held.record.claim_id not in await self._ledger.register([held]):
                 self._generation.doubt()
@@ -83,6 +85,7 @@ class Ender:
             await self._losses.requeue([LostClaim.of(held, Reason.CLAIM_LOST, message)])
             raise
         finally:
+            await failpoint("coordinator.before_ending_release")
             await self._losses.delete(held)
         metrics.count("tenure_endings_total", reason=ending.reason)
         facts = {"task": ending.task_id, "epoch": describe_epoch(held.epoch), "reason": ending.reason}
@@ -117,7 +120,9 @@ class Ender:
 
     async def _close_out(self, ending: pb.ListEndingsResponse.Ending, held: HeldClaim) -> None:
         token = self._issuer.issue(held)
+        await failpoint("coordinator.before_ending_open")
         opened = await self._ledger.open(token)
+        await failpoint("coordinator.after_ending_open")
         point = fold(opened.entries)
         outcomes = await self._outcomes(token, point.open_intents)
         end = pb.Transition(
@@ -125,6 +130,7 @@ class Ender:
         )
         entries = [new_entry(point.step, outcome) for outcome in outcomes]
         *before, last = portions(entries, ledger_pb2.NewEntry.ByteSize, last_bytes=end.ByteSize())
+        await failpoint("coordinator.before_ending_commit")
         commits = [pb.CommitRequest(entries=part) for part in before]
         await self._commit(token, opened, [*commits, pb.CommitRequest(entries=last, transition=end)])
 

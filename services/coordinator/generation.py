@@ -18,6 +18,7 @@ from tenure.domain.epochs import compose_epoch, describe_epoch
 from tenure.domain.errors import TenureError, Unavailable
 from tenure.domain.states import Reason
 from tenure.runtime import metrics
+from tenure.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
     from services.coordinator.lease_store import LeaseStore
@@ -136,8 +137,11 @@ class Generation:
 
     async def _raise(self, ledger: int, etcd: int | None, why: str) -> None:
         # A ledger that was restored itself may be behind etcd: the new generation is above both.
+        await failpoint("coordinator.before_raise")
         target = await self._ledger.raise_generation(max(ledger, etcd or 0), why)
+        await failpoint("coordinator.after_ledger_raise")
         moved = await self._store.generation.move(etcd, target)
+        await failpoint("coordinator.after_raise")
         metrics.count("tenure_generation_raised_total")
         _log.warning("raised the generation", extra={"generation": target, "why": why, "by_us": moved})
 

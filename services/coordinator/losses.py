@@ -88,6 +88,7 @@ class Losses:
         except (TenureError, PeerFailed) as error:
             _log.warning("tasks could not be requeued", extra={"tasks": len(lost), "error": error})
             return
+        await failpoint("coordinator.after_requeue")
         for each in lost:
             if each.task_id in requeued:
                 metrics.count("tenure_requeued_total", reason=each.reason)
@@ -97,7 +98,9 @@ class Losses:
             self._tell()
 
     async def _delete(self, claims: Sequence[HeldClaim]) -> list[bool]:
+        await failpoint("coordinator.before_delete")
         deleted = await self._store.claims.delete_many(claims)
+        await failpoint("coordinator.after_delete")
         return [held.record.claim_id in deleted for held in claims]
 
 

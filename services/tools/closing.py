@@ -49,6 +49,7 @@ class Closing:
         if refusal := await in_transaction(self._pool, work):
             tell_refusals([refusal])
             raise StaleEpoch(presented=refusal.presented_epoch, current=refusal.current_epoch)
+        await failpoint("tools.after_fence")
         if close:
             self._runs.stop_task(task_id, claims.epoch)
             await self._wait_until_settled(task_id)
@@ -89,7 +90,9 @@ class Closing:
 
     async def _is_settled(self, task_id: UUID) -> bool:
         async with connection(self._pool) as postgres:
+            await failpoint("tools.before_settle")
             await postgres.execute(QUERIES.settle_dead, {"task_id": task_id})
+            await failpoint("tools.after_settle")
             row = await (await postgres.execute(QUERIES.is_any_started, {"task_id": task_id})).fetchone()
         return row is not None and not row[0]
 

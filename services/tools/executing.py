@@ -21,6 +21,7 @@ from tenure.domain.errors import TenureError, Unavailable
 from tenure.domain.tools import IN_DOUBT, Outcome
 from tenure.runtime import metrics
 from tenure.runtime.batching import Batcher
+from tenure.runtime.failpoint import failpoint
 from tenure.runtime.kept_connection import KeptConnection
 
 _MOST_TURNS: Final = 20
@@ -103,6 +104,7 @@ class Executor:
         not.
         """
         runner_id = self._liveness.runner_id
+        await failpoint("tools.before_accept")
         async with self._kept.transaction() as postgres:
             accepting = await begin_accepting(postgres, [request.asked for request in batch])
             verdicts = [

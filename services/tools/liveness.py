@@ -20,6 +20,7 @@ from services.tools.statements import QUERIES
 from tenure.domain.errors import TryLater, Unavailable
 from tenure.domain.trust import DEFAULT_MARGIN_SECONDS, TrustWindow
 from tenure.runtime import metrics
+from tenure.runtime.failpoint import failpoint
 from tenure.runtime.kept_connection import KeptConnection
 
 _log: Final = logging.getLogger(__name__)
@@ -105,18 +106,22 @@ class Liveness:
             "instance": self._instance,
             "ttl_seconds": self._times.ttl_seconds,
         }
+        await failpoint("tools.before_life")
         async with self._kept.use() as postgres:
             await postgres.execute(QUERIES.begin_life, parameters)
             await postgres.execute(QUERIES.forget_runners)
+        await failpoint("tools.after_life")
         self._runner_id, self._former_id = runner_id, runner_id
         self._window = TrustWindow(sent_at, self._times.ttl_seconds, self._times.margin_seconds)
         _log.info("runner is alive", extra={"runner_id": str(runner_id)})
 
     async def _renew(self, runner_id: UUID) -> None:
         sent_at = _now()
+        await failpoint("tools.before_renewal")
         async with self._kept.use() as postgres:
             cursor = await postgres.execute(QUERIES.renew_life, {"runner_id": runner_id})
             renewed = await cursor.fetchone() is not None
+        await failpoint("tools.after_renewal")
         if not renewed:
             await self._lapse(runner_id)
         elif runner_id == self._runner_id:  # not lapsed meanwhile

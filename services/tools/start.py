@@ -10,6 +10,7 @@ from services.tools.records import CallKey
 from services.tools.statements import QUERIES
 from tenure.domain.tools import CallState
 from tenure.runtime.batching import Batcher
+from tenure.runtime.failpoint import failpoint
 from tenure.runtime.kept_connection import KeptConnection
 from tenure.runtime.postgres import Pool, connection
 
@@ -34,6 +35,7 @@ def start_batcher(kept: KeptConnection, liveness: Liveness) -> Batcher[Start, bo
             "attempts": [start.call_attempt for start in batch],
             "runner_id": liveness.runner_id,
         }
+        await failpoint("tools.before_start")
         async with kept.use() as postgres:
             cursor = await postgres.execute(QUERIES.start_calls, parameters)
             started = {row[0] for row in await cursor.fetchall()}
@@ -45,6 +47,8 @@ def start_batcher(kept: KeptConnection, liveness: Liveness) -> Batcher[Start, bo
 async def withdraw_start(pool: Pool, start: Start) -> CallState | None:
     """Take back a mark whose effect never began and never will. None: the call is another attempt's by now."""
     parameters = {"task_id": start.key.task_id, "call_id": start.key.call_id, "call_attempt": start.call_attempt}
+    await failpoint("tools.before_withdraw")
     async with connection(pool) as postgres:
         row = await (await postgres.execute(QUERIES.withdraw_start, parameters)).fetchone()
+    await failpoint("tools.after_withdraw")
     return None if row is None else CallState(row[0])

@@ -39,4 +39,5 @@ async def _outcomes_of_open_calls(
     if not still_open:
         return []
     standings = await retrying(lambda: parts.tools.fence(holding.token, close=True), TRIES, on=(TryLater, PeerFailed))
+    await failpoint("worker.after_fence")
     return [(ledger.point.step, outcome) for outcome in outcomes_of_ended_calls(still_open, standings)]

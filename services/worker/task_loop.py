@@ -156,7 +156,9 @@ class TaskLoop:
         )
         if isinstance(verdict, facts.Transition):
             return verdict
+        await failpoint("worker.before_failure")
         await self._ledger.append(self._pending)  # before the wait: its bill must not be guessed by a successor
+        await failpoint("worker.after_failure")
         self._pending = []
         await self._back_off(verdict.wait_seconds)
         return None

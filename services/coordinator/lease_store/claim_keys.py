@@ -33,6 +33,7 @@ from tenure.runtime.etcd.transactions import (
     modified_at,
     value_is,
 )
+from tenure.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -87,6 +88,7 @@ class ClaimKeys:
         Raises Unavailable when nothing was done.
         """
         assert len(wanted) <= MAX_BATCH, f"{len(wanted)} claims in one request"
+        await failpoint("coordinator.before_claim")
         with asking_etcd():
             try:
                 result = await self._etcd.txn(Txn(then=tuple(map(_claim_txn, wanted))))

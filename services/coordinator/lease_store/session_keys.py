@@ -17,6 +17,7 @@ from services.coordinator.lease_store.records import (
 from services.coordinator.lease_store.refusals import GenerationMoved, asking_etcd
 from tenure.runtime.etcd.errors import LeaseExpired
 from tenure.runtime.etcd.transactions import absent, modified_at, value_is
+from tenure.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
     from tenure.runtime.etcd.client import EtcdClient
@@ -30,13 +31,16 @@ class SessionKeys:
 
     async def create(self, session_id: str, record: SessionRecord, ttl_seconds: int) -> HeldSession:
         """A new session. Raises GenerationMoved, Unavailable; what was half done ends with its lease."""
+        await failpoint("coordinator.before_session")
         with asking_etcd():
             lease = await self._etcd.grant(ttl_seconds)
+            await failpoint("coordinator.after_lease")
             key = session_key(session_id)
             conditions = (absent(key), value_is(GENERATION_KEY, write_generation(record.generation)))
             put = await self._etcd.put(key, write_record(record), lease=lease.id, only_if=conditions)
         if not put.succeeded:
             raise GenerationMoved(f"etcd is not at generation {record.generation}")
+        await failpoint("coordinator.after_session")
         return HeldSession(session_id, record, lease.id, put.revision)
 
     async def find(self, session_id: str) -> HeldSession | None:
@@ -55,8 +59,10 @@ class SessionKeys:
             modified_at(key, found.mod_revision),
             value_is(GENERATION_KEY, write_generation(record.generation)),
         )
+        await failpoint("coordinator.before_reattach")
         with asking_etcd():
             put = await self._etcd.put(key, write_record(record), lease=found.lease, only_if=conditions)
+        await failpoint("coordinator.after_reattach")
         return HeldSession(found.session_id, record, found.lease, put.revision) if put.succeeded else None
 
     async def keep_alive(self, held: HeldSession, *, timeout_seconds: float) -> None:
@@ -71,11 +77,14 @@ class SessionKeys:
         Raises Unavailable when it is not known; repeatable.
         """
         key = session_key(held.session_id)
+        await failpoint("coordinator.before_session_end")
         with asking_etcd():
             ended = await self._etcd.delete(key, only_if=(modified_at(key, held.mod_revision),))
             if not ended and await self._etcd.get(key) is not None:
                 return False
+            await failpoint("coordinator.before_revoke")
             await self._etcd.revoke(held.lease)
+        await failpoint("coordinator.after_revoke")
         return True
 
     async def remaining_seconds(self, lease: int) -> int:
