@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -168,10 +169,13 @@ def test_names_are_declared_once():
         declare_switch("worker.ignore_trust_window", "again")
 
 
-def test_every_failpoint_in_the_code_is_declared():
-    used = {name for file in sources() for name in called_with(file, "failpoint")}
+def test_every_failpoint_stands_exactly_once_in_the_code_of_its_service():
+    places = Counter((name, service_of(file)) for file in sources() for name in called_with(file, "failpoint"))
+    assert places == Counter((name, name.partition(".")[0]) for name in FAILPOINTS)
+
+
+def test_every_switch_that_is_read_is_declared():
     switched = {name for file in sources() for name in called_with(file, "failpoint_enabled")}
-    assert used <= set(FAILPOINTS), "declare it in tenure/runtime/failpoint_names.py"
     assert switched <= set(SWITCHES), "declare it in tenure/runtime/failpoint_names.py"
 
 
@@ -179,8 +183,13 @@ def sources() -> list[Path]:
     return [file for root in ("tenure", "services") for file in (ROOT / root).rglob("*.py")]
 
 
-def called_with(file: Path, function: str) -> set[str]:
-    """The literal names this file calls `function` with."""
+def service_of(file: Path) -> str:
+    """`services/worker/model.py` is the worker's."""
+    return file.relative_to(ROOT).parts[1]
+
+
+def called_with(file: Path, function: str) -> list[str]:
+    """The literal names this file calls `function` with, each as often as it does."""
     calls = (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call))
     named = (call for call in calls if isinstance(call.func, ast.Name) and call.func.id == function and call.args)
-    return {str(call.args[0].value) for call in named if isinstance(call.args[0], ast.Constant)}
+    return [str(call.args[0].value) for call in named if isinstance(call.args[0], ast.Constant)]
