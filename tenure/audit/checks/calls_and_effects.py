@@ -88,13 +88,19 @@ def effects_were_written_ahead(task: TaskHistory) -> Iterator[str]:
 
 
 def effects_are_on_record(task: TaskHistory) -> Iterator[str]:
-    """I19, of tools: what happened outside has a record that it was begun."""
+    """I19, of tools."""
+    known = {call.call_id for call in task.calls}
+    for effect in task.effects:
+        if effect.call_id not in known:
+            yield f"an effect of call {effect.call_id} ({effect.place}) happened, and the tools have no record of it"
+
+
+def effects_were_marked(task: TaskHistory) -> Iterator[str]:
+    """I14: an effect begins only when its call was marked as started under the fence."""
     calls = {call.call_id: call for call in task.calls}
     for effect in task.effects:
         call = calls.get(effect.call_id)
-        if call is None:
-            yield f"an effect of call {effect.call_id} ({effect.place}) happened, and the tools have no record of it"
-        elif call.started_at is None:
+        if call is not None and call.started_at is None:
             yield f"the effect of {_named(effect.call_id, call)} ({effect.place}) happened, though it was never started"
 
 
@@ -159,6 +165,7 @@ CHECKS: Final = (
     Check("I13", "effects have an intent", ("effects", "entries"), effects_were_written_ahead),
     Check("I13", "a call is intended once", ("entries",), intents_are_said_once),
     Check("I14", "no start after the fence was raised or closed", ("calls", "fences"), nothing_starts_behind_the_fence),
+    Check("I14", "effects were marked as started", ("effects", "calls"), effects_were_marked),
     Check("I15", "outcomes are the tools' own", ("calls", "entries"), outcomes_are_what_the_tools_recorded),
     Check("I19", "effects are on the tools' record", ("effects", "calls"), effects_are_on_record),
 )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from tenure.audit.check import Check
-from tenure.audit.history import LedgerEntry
+from tenure.audit.history import Answer, Guard, LedgerEntry, Method
 from tenure.audit.reading import claim, opens, place
 from tenure.audit.task_history import TaskHistory
 from tenure.domain.entries import (
@@ -45,22 +45,49 @@ def epochs_never_go_back(task: TaskHistory) -> Iterator[str]:
 
 def writes_are_the_holders(task: TaskHistory) -> Iterator[str]:
     """I4."""
-    highest = 0
-    holder: Fence | None = None
+    highest = Fence(0, "")
+    holder: LedgerEntry | None = None
     for entry in task.entries:
         move = entry.body if isinstance(entry.body, Transition) else None
         if move is not None and move.to_state is TaskState.RUNNING:
-            if entry.epoch <= highest:
-                yield (
-                    f"{place(entry)} opened the task under epoch {describe_epoch(entry.epoch)}, although "
-                    f"{describe_epoch(highest)} had been opened before: the fence was not raised"
-                )
-            highest, holder = max(highest, entry.epoch), entry.fence
+            if entry.epoch < highest.epoch or (entry.epoch == highest.epoch and entry.fence != highest):
+                yield f"{place(entry)} opened the task under {claim(entry.fence)}, after {claim(highest)} had opened it"
+            highest, holder = max(highest, entry.fence), entry
             continue
-        if entry.epoch and entry.fence != holder:
+        if entry.epoch and (holder is None or entry.fence != holder.fence):
             yield f"{place(entry)} was written under {claim(entry.fence)}, but {_holder(holder, highest)}"
+        elif entry.epoch and holder is not None and entry.actor != holder.actor:
+            yield f"{place(entry)} was written by {entry.actor}, while {holder.actor} held the task ({place(holder)})"
         if move is not None:
             holder = None
+
+
+def commits_went_to_their_own_claim(task: TaskHistory) -> Iterator[str]:
+    """I4, as own loops saw it: what was taken from a claim stands in the ledger under that claim.
+
+    The ledger writes its own fence into entries, so a stale write that it took would look like the holder's.
+    """
+    taken = {entry.body_hash: entry for entry in task.entries if entry.epoch}
+    for commit in task.operations:
+        if commit.method is not Method.COMMIT or commit.answer is not Answer.OK or commit.fence is None:
+            continue
+        for entry in (taken[body] for body in commit.body_hashes if body in taken):
+            if entry.fence != commit.fence and not _written_under(task, commit.fence, entry.body_hash):
+                yield (
+                    f"{place(entry)} was taken from {commit.client} under {claim(commit.fence)}, "
+                    f"while {claim(entry.fence)} held the task"
+                )
+
+
+def opens_raise_the_fence(task: TaskHistory) -> Iterator[str]:
+    """I4: who writes has opened, and who has opened is not above the fence."""
+    for refusal in task.refusals:
+        above = refusal.presented_epoch > refusal.current_epoch
+        if refusal.guard is Guard.LEDGER and refusal.method == "Commit" and above:
+            yield (
+                f"a commit of {refusal.holder or 'somebody'} under epoch {describe_epoch(refusal.presented_epoch)} was "
+                f"refused with the fence at {describe_epoch(refusal.current_epoch)}: its Open had not raised it"
+            )
 
 
 def the_row_is_the_newest_open(task: TaskHistory) -> Iterator[str]:
@@ -75,6 +102,10 @@ def the_row_is_the_newest_open(task: TaskHistory) -> Iterator[str]:
 def owners_facts_have_an_opened_claim(task: TaskHistory) -> Iterator[str]:
     """I5, as far as the ledger alone tells."""
     opened = {entry.fence for entry in opens(task.entries)}
+    for commit in task.operations:
+        acknowledged = commit.method is Method.COMMIT and commit.answer is Answer.OK
+        if acknowledged and commit.fence is not None and commit.fence not in opened:
+            yield f"a commit of {commit.client} under {claim(commit.fence)} was taken; that claim never opened the task"
     for entry in task.entries:
         if entry.epoch and entry.fence not in opened:
             yield f"{place(entry)} was written under {claim(entry.fence)}, which never opened the task"
@@ -86,15 +117,21 @@ def _is_open(entry: LedgerEntry) -> bool:
     return isinstance(entry.body, Transition) and entry.body.to_state is TaskState.RUNNING
 
 
-def _holder(holder: Fence | None, highest: int) -> str:
+def _written_under(task: TaskHistory, fence: Fence, body_hash: bytes) -> bool:
+    return any(entry.body_hash == body_hash and entry.fence == fence for entry in task.entries)
+
+
+def _holder(holder: LedgerEntry | None, highest: Fence) -> str:
     if holder is not None:
-        return f"{claim(holder)} held the task"
-    return f"nobody held the task (last opened under {describe_epoch(highest)})" if highest else "nobody had opened it"
+        return f"{claim(holder.fence)} held the task"
+    return f"nobody held the task (last opened by {claim(highest)})" if highest.epoch else "nobody had opened it"
 
 
 CHECKS: Final = (
     Check("I3", "epochs never go back in a ledger", ("entries",), epochs_never_go_back),
     Check("I4", "only the newest opened claim writes, while it runs", ("entries",), writes_are_the_holders),
+    Check("I4", "commits stand under their own claim", ("operations", "entries"), commits_went_to_their_own_claim),
+    Check("I4", "who opened is not above the fence", ("refusals",), opens_raise_the_fence),
     Check("I4", "the row's fence is the newest Open", ("tasks", "entries"), the_row_is_the_newest_open),
     Check("I5", "owners' facts have an opened claim", ("entries",), owners_facts_have_an_opened_claim),
 )

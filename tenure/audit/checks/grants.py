@@ -9,11 +9,11 @@ from itertools import pairwise
 from typing import Final
 
 from tenure.audit.check import Check, SumCheck
-from tenure.audit.history import GenerationChange, Grant
+from tenure.audit.history import GenerationChange, Grant, LedgerEntry
 from tenure.audit.reading import claim, opens, place
 from tenure.audit.task_history import TaskHistory
 from tenure.audit.violation import Violation
-from tenure.domain.epochs import describe_epoch
+from tenure.domain.epochs import Fence, describe_epoch
 
 
 def epochs_of_claims_grow(task: TaskHistory) -> Iterator[str]:
@@ -41,6 +41,15 @@ def claims_do_not_overlap(task: TaskHistory) -> Iterator[str]:
         if not gone:
             until = "the end" if before.deleted_revision is None else f"revision {before.deleted_revision}"
             yield f"{claim(before.fence)} was there until {until}, when {claim(after.fence)} was made"
+
+
+def claims_open_once(task: TaskHistory) -> Iterator[str]:
+    """I2, of the ledger: a claim that was given up does not come back."""
+    first: dict[Fence, LedgerEntry] = {}
+    for entry in opens(task.entries):
+        if entry.fence in first:
+            yield f"{place(entry)} opened the task under {claim(entry.fence)} again, after {place(first[entry.fence])}"
+        first.setdefault(entry.fence, entry)
 
 
 def epochs_are_of_their_keys(task: TaskHistory) -> Iterator[str]:
@@ -114,6 +123,7 @@ def _standing(changes: list[GenerationChange], revision: int) -> int:
 CHECKS: Final = (
     Check("I1", "later claims have higher epochs", ("grants",), epochs_of_claims_grow),
     Check("I2", "one claim at a time, put once", ("grants",), claims_do_not_overlap),
+    Check("I2", "a claim opens once", ("entries",), claims_open_once),
     Check("I2", "an epoch is its key's own revision", ("grants", "entries"), epochs_are_of_their_keys),
     Check("I5", "what was opened was claimed in etcd", ("grants", "entries"), opened_claims_were_made),
     Check("I5", "what is registered was claimed in etcd", ("grants", "tasks"), the_registered_grant_was_made),

@@ -23,6 +23,16 @@ def ledger_refusals_were_stale(task: TaskHistory) -> Iterator[str]:
             yield f"{_told(refusal)}, although that claim held the task"
 
 
+def the_refused_had_lost_their_claim(task: TaskHistory) -> Iterator[str]:
+    """I6: who was refused although nobody newer had come had really lost its claim, or given the task up itself."""
+    kept = {grant.epoch for grant in task.grants if grant.deleted_revision is None}
+    taken = {entry.epoch for entry in _taken_away(task)}
+    for refusal in task.refusals:
+        same = refusal.guard is Guard.LEDGER and refusal.presented_epoch == refusal.current_epoch
+        if same and refusal.presented_epoch in kept & taken:
+            yield f"{_told(refusal)}: the ledger had taken the task from it, and its claim is still in etcd"
+
+
 def fences_that_refused_were_granted(task: TaskHistory) -> Iterator[str]:
     """I6: what stood in the way was a claim that there was."""
     made = {entry.epoch for entry in task.entries} | {grant.epoch for grant in task.grants}
@@ -65,6 +75,18 @@ def _still_held(task: TaskHistory, refusal: Refusal) -> bool:
     return held_since is not None
 
 
+def _taken_away(task: TaskHistory) -> Iterator[LedgerEntry]:
+    """The opens whose task the ledger took away by itself."""
+    holder: LedgerEntry | None = None
+    for entry, move in of_kind(task.entries, Transition):
+        if move.to_state is TaskState.RUNNING:
+            holder = entry
+        elif holder is not None:
+            if not entry.epoch:
+                yield holder
+            holder = None
+
+
 def _told(refusal: Refusal) -> str:
     return (
         f"the {'tools' if refusal.guard is Guard.TOOLS else 'ledger'} refused {refusal.method} of "
@@ -75,6 +97,7 @@ def _told(refusal: Refusal) -> str:
 
 CHECKS: Final = (
     Check("I6", "the ledger refused only stale claims", ("refusals", "entries"), ledger_refusals_were_stale),
+    Check("I6", "who is refused has lost", ("refusals", "grants", "entries"), the_refused_had_lost_their_claim),
     Check("I6", "refusing fences were granted", ("refusals", "grants", "entries"), fences_that_refused_were_granted),
     Check("I6", "the tools refused only stale claims", ("refusals", "fences"), tool_refusals_were_stale),
 )
