@@ -35,3 +35,17 @@ class AdminServicer(AdminServiceServicer):
         of_tools = tools.ListRefusedCallsRequest(task_id=request.task_id)
         calls = await patiently(lambda: self._peers.tools.ListRefusedCalls(of_tools))
         return api.ListRefusalsResponse(ledger=writes.refused_writes, tools=calls.refused_calls)
+
+    async def ListCalls(
+        self, request: api.AdminServiceListCallsRequest, _context: Any
+    ) -> api.AdminServiceListCallsResponse:
+        """The ledger knows whose task it is; asked with the first page only."""
+        if not request.after_call_id:
+            asked = ledger.CheckpointServiceGetTaskRequest(task_id=request.task_id)
+            await patiently(lambda: self._peers.checkpoint.GetTask(asked))
+        page = tools.ListCallsRequest(
+            task_id=request.task_id, after_call_id=request.after_call_id, page_size=request.page_size
+        )
+        listed = await patiently(lambda: self._peers.tools.ListCalls(page))
+        fence = listed.fence if listed.HasField("fence") else None
+        return api.AdminServiceListCallsResponse(calls=listed.calls, fence=fence, more=listed.more)

@@ -17,6 +17,7 @@ from services.tools.records import Asked, CallKey, CallStanding
 from services.tools.refusals import list_refusals
 from services.tools.registry import Registry
 from services.tools.runs import Event
+from services.tools.trails import list_calls
 from tenure.domain.errors import PermissionDenied
 from tenure.domain.token import Claims
 from tenure.domain.tools import EffectClass, Outcome
@@ -87,6 +88,12 @@ class ToolServicer(ToolServiceServicer):
         self._fencing.add(fencing)
         fencing.add_done_callback(self._fenced)
         return fence_response(await asyncio.shield(fencing))
+
+    async def ListCalls(
+        self, request: tool_service_pb2.ListCallsRequest, _context: Any
+    ) -> tool_service_pb2.ListCallsResponse:
+        """The records of the asking tenant's task."""
+        return await list_calls(self._pool, current_tenant(), request)
 
     async def ListRefusedCalls(
         self, request: tool_service_pb2.ListRefusedCallsRequest, _context: Any

@@ -6,13 +6,16 @@ import hashlib
 from collections.abc import Iterable
 from typing import Final
 
-from tenure.audit.history import BudgetRow, Guard, LedgerEntry, Refusal, TaskRow
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from tenure.audit.history import BudgetRow, Call, Guard, LedgerEntry, Refusal, TaskRow, ToolFence
 from tenure.domain.budget import Budget
 from tenure.domain.entries import Body
-from tenure.v1 import ledger_pb2, task_pb2, token_pb2
+from tenure.v1 import admin_service_pb2, ledger_pb2, task_pb2, token_pb2, tool_pb2
 from tenure.wire.entries import body_to_domain
-from tenure.wire.enums import STATES
+from tenure.wire.enums import CALL_STATES, EFFECT_CLASSES, STATES
 from tenure.wire.task import usage_to_domain
+from tenure.wire.tools import outcome_to_domain
 
 HASH_BYTES: Final = 16
 
@@ -33,7 +36,7 @@ def ledger_entry(task_id: str, entry: ledger_pb2.Entry) -> LedgerEntry:
         claim_id=entry.claim_id,
         attempt=entry.attempt,
         actor=entry.actor,
-        recorded_at=unix_seconds(entry.record_time.seconds, entry.record_time.nanos),
+        recorded_at=_unix(entry.record_time),
         body_hash=body_hash(entry.body),
     )
 
@@ -74,15 +77,51 @@ def refusals(guard: Guard, refused: Iterable[token_pb2.RefusedWrite]) -> tuple[R
             presented_epoch=write.presented_epoch,
             current_epoch=write.current_epoch,
             holder=write.holder,
-            refused_at=unix_seconds(write.refuse_time.seconds, write.refuse_time.nanos),
+            refused_at=_unix(write.refuse_time),
         )
         for write in refused
     )
 
 
-def unix_seconds(seconds: int, nanos: int) -> float:
-    """A Timestamp."""
-    return seconds + nanos / 1e9
+def calls_and_fence(
+    task_id: str, page: admin_service_pb2.AdminServiceListCallsResponse
+) -> tuple[list[Call], ToolFence | None]:
+    """A page of a task's calls, and its fence at the tools. The outcomes' contents are not in it, their hashes are."""
+    fence = page.fence
+    told = ToolFence(
+        task_id=task_id,
+        epoch=fence.epoch,
+        claim_id=fence.claim_id,
+        closed=fence.closed,
+        changed_at=_unix(fence.change_time),
+    )
+    return [_call(task_id, trail) for trail in page.calls], told if page.HasField("fence") else None
+
+
+def _call(task_id: str, trail: tool_pb2.CallTrail) -> Call:
+    record = trail.record
+    return Call(
+        task_id=task_id,
+        call_id=record.call_id,
+        tool=record.tool,
+        effect_class=EFFECT_CLASSES.to_domain(record.effect_class),
+        state=CALL_STATES.to_domain(record.state),
+        epoch=record.epoch,
+        claim_id=trail.claim_id,
+        call_attempt=record.call_attempt,
+        runner_id=trail.runner_id,
+        arguments_hash=trail.arguments_hash,
+        outcome=outcome_to_domain(record.outcome) if record.HasField("outcome") else None,
+        outcome_hash=trail.outcome_hash,
+        accepted_at=_unix(trail.accept_time),
+        started_at=_unix(record.start_time) if record.HasField("start_time") else None,
+        finished_at=_unix(trail.finish_time) if trail.HasField("finish_time") else None,
+    )
+
+
+def _unix(time: Timestamp) -> float:
+    """In microseconds, as the databases keep it: then equal moments are equal floats."""
+    return time.seconds + (time.nanos // 1000) / 1e6
 
 
 def _body(body: ledger_pb2.EntryBody) -> Body | None:

@@ -9,6 +9,7 @@ from google.protobuf import message as message
 from google.protobuf.internal import containers as containers
 from tenure.v1 import coordinator_service_pb2 as coordinator_service_pb2
 from tenure.v1 import token_pb2 as token_pb2
+from tenure.v1 import tool_pb2 as tool_pb2
 import builtins as builtins
 import sys
 import typing as typing
@@ -19,6 +20,66 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: descriptor.FileDescriptor
+
+@typing.final
+class AdminServiceListCallsRequest(message.Message):
+    """Whose calls."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    AFTER_CALL_ID_FIELD_NUMBER: builtins.int
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """The task."""
+    after_call_id: builtins.str
+    """Only calls after this one, in the order of this list; empty: from the first. At most 32 characters."""
+    page_size: builtins.int
+    """At most this many; 0: 200, at most 1,000."""
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        after_call_id: builtins.str = ...,
+        page_size: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["after_call_id", b"after_call_id", "page_size", b"page_size", "task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class AdminServiceListCallsResponse(message.Message):
+    """A page of calls."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CALLS_FIELD_NUMBER: builtins.int
+    FENCE_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
+    more: builtins.bool
+    """There are more after the last of these."""
+    @builtins.property
+    def calls(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.CallTrail]:
+        """By call_id as text."""
+
+    @builtins.property
+    def fence(self) -> tool_pb2.ToolFence:
+        """The task's fence at the tools, read with the page; absent when it never came to one."""
+
+    def __init__(
+        self,
+        *,
+        calls: abc.Iterable[tool_pb2.CallTrail] | None = ...,
+        fence: tool_pb2.ToolFence | None = ...,
+        more: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["fence", b"fence"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["calls", b"calls", "fence", b"fence", "more", b"more"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class ListRefusalsRequest(message.Message):

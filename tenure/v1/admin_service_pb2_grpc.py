@@ -50,6 +50,11 @@ class AdminServiceStub:
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListRefusalsRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListRefusalsResponse.FromString,
                 _registered_method=True)
+        self.ListCalls = channel.unary_unary(
+                '/tenure.v1.AdminService/ListCalls',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListCallsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListCallsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -77,6 +82,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListCalls(self, request, context):
+        """Lists the tool service's records of a task's calls, for audits. NOT_FOUND: no task of the caller's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +106,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListRefusals,
                     request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListRefusalsRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListRefusalsResponse.SerializeToString,
+            ),
+            'ListCalls': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCalls,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListCallsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListCallsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +195,33 @@ class AdminService:
             '/tenure.v1.AdminService/ListRefusals',
             tenure_dot_v1_dot_admin__service__pb2.ListRefusalsRequest.SerializeToString,
             tenure_dot_v1_dot_admin__service__pb2.ListRefusalsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCalls(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.AdminService/ListCalls',
+            tenure_dot_v1_dot_admin__service__pb2.AdminServiceListCallsRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.AdminServiceListCallsResponse.FromString,
             options,
             channel_credentials,
             insecure,

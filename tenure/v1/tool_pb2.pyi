@@ -267,3 +267,87 @@ class CallRecord(message.Message):
     _ClearFieldArgType: _TypeAlias = typing.Literal["call_attempt", b"call_attempt", "call_id", b"call_id", "effect_class", b"effect_class", "epoch", b"epoch", "outcome", b"outcome", "start_time", b"start_time", "state", b"state", "tool", b"tool"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CallTrail(message.Message):
+    """A call's record with its whole trail, for audits. All times are the tool service's database's."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    RECORD_FIELD_NUMBER: builtins.int
+    CLAIM_ID_FIELD_NUMBER: builtins.int
+    RUNNER_ID_FIELD_NUMBER: builtins.int
+    ARGUMENTS_HASH_FIELD_NUMBER: builtins.int
+    OUTCOME_HASH_FIELD_NUMBER: builtins.int
+    ACCEPT_TIME_FIELD_NUMBER: builtins.int
+    FINISH_TIME_FIELD_NUMBER: builtins.int
+    claim_id: builtins.str
+    """The claim that last authorised it."""
+    runner_id: builtins.str
+    """The life of the process that it was last handed to, a UUID; empty: nothing had to be run."""
+    arguments_hash: builtins.bytes
+    """SHA-256 of the tool's name, a NUL, and the arguments as they came. A NUL in the name counts as U+FFFD."""
+    outcome_hash: builtins.bytes
+    """SHA-256 of the outcome's status (SUCCEEDED, ...), a NUL, its detail, a NUL, its content; empty before it is FINISHED."""
+    @builtins.property
+    def record(self) -> CallRecord:
+        """How it stands. The outcome comes without its content: the ledger has that, and `outcome_hash` compares them."""
+
+    @builtins.property
+    def accept_time(self) -> timestamp_pb2.Timestamp:
+        """When it was first accepted."""
+
+    @builtins.property
+    def finish_time(self) -> timestamp_pb2.Timestamp:
+        """When it was finished or called off; absent before."""
+
+    def __init__(
+        self,
+        *,
+        record: CallRecord | None = ...,
+        claim_id: builtins.str = ...,
+        runner_id: builtins.str = ...,
+        arguments_hash: builtins.bytes = ...,
+        outcome_hash: builtins.bytes = ...,
+        accept_time: timestamp_pb2.Timestamp | None = ...,
+        finish_time: timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["accept_time", b"accept_time", "finish_time", b"finish_time", "record", b"record"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["accept_time", b"accept_time", "arguments_hash", b"arguments_hash", "claim_id", b"claim_id", "finish_time", b"finish_time", "outcome_hash", b"outcome_hash", "record", b"record", "runner_id", b"runner_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ToolFence(message.Message):
+    """The tool service's fence of a task."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    CLAIM_ID_FIELD_NUMBER: builtins.int
+    CLOSED_FIELD_NUMBER: builtins.int
+    CHANGE_TIME_FIELD_NUMBER: builtins.int
+    epoch: builtins.int
+    """The highest epoch that came."""
+    claim_id: builtins.str
+    """Its claim."""
+    closed: builtins.bool
+    """Everything of this epoch is ended: it is refused too."""
+    @builtins.property
+    def change_time(self) -> timestamp_pb2.Timestamp:
+        """When it was last raised or closed, under its lock."""
+
+    def __init__(
+        self,
+        *,
+        epoch: builtins.int = ...,
+        claim_id: builtins.str = ...,
+        closed: builtins.bool = ...,
+        change_time: timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["change_time", b"change_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["change_time", b"change_time", "claim_id", b"claim_id", "closed", b"closed", "epoch", b"epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ToolServiceStub:
-    """Tools behind a fence. Every method takes the token; a lower epoch than the fence, or a closed fence, is ABORTED / STALE_EPOCH.
+    """Tools behind a fence. Methods that do or ask for anything take the token; a lower epoch than the fence, or a closed fence, is ABORTED / STALE_EPOCH.
     Which tools may be called is decided here, from the token. A token that is none is UNAUTHENTICATED / INVALID_TOKEN. Every
     method may answer UNAVAILABLE, and all may be repeated: a call that was begun is joined.
     """
@@ -57,6 +57,11 @@ class ToolServiceStub:
                 request_serializer=tenure_dot_v1_dot_tool__service__pb2.FenceRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_tool__service__pb2.FenceResponse.FromString,
                 _registered_method=True)
+        self.ListCalls = channel.unary_unary(
+                '/tenure.v1.ToolService/ListCalls',
+                request_serializer=tenure_dot_v1_dot_tool__service__pb2.ListCallsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListCallsResponse.FromString,
+                _registered_method=True)
         self.ListRefusedCalls = channel.unary_unary(
                 '/tenure.v1.ToolService/ListRefusedCalls',
                 request_serializer=tenure_dot_v1_dot_tool__service__pb2.ListRefusedCallsRequest.SerializeToString,
@@ -65,7 +70,7 @@ class ToolServiceStub:
 
 
 class ToolServiceServicer:
-    """Tools behind a fence. Every method takes the token; a lower epoch than the fence, or a closed fence, is ABORTED / STALE_EPOCH.
+    """Tools behind a fence. Methods that do or ask for anything take the token; a lower epoch than the fence, or a closed fence, is ABORTED / STALE_EPOCH.
     Which tools may be called is decided here, from the token. A token that is none is UNAUTHENTICATED / INVALID_TOKEN. Every
     method may answer UNAVAILABLE, and all may be repeated: a call that was begun is joined.
     """
@@ -102,6 +107,13 @@ class ToolServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListCalls(self, request, context):
+        """Lists the records of a task's calls, for audits. A task that never called a tool, or another tenant's, has none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListRefusedCalls(self, request, context):
         """Lists calls that the fence refused, newest first.
         """
@@ -132,6 +144,11 @@ def add_ToolServiceServicer_to_server(servicer, server):
                     request_deserializer=tenure_dot_v1_dot_tool__service__pb2.FenceRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_tool__service__pb2.FenceResponse.SerializeToString,
             ),
+            'ListCalls': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCalls,
+                    request_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListCallsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_tool__service__pb2.ListCallsResponse.SerializeToString,
+            ),
             'ListRefusedCalls': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRefusedCalls,
                     request_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListRefusedCallsRequest.FromString,
@@ -146,7 +163,7 @@ def add_ToolServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ToolService:
-    """Tools behind a fence. Every method takes the token; a lower epoch than the fence, or a closed fence, is ABORTED / STALE_EPOCH.
+    """Tools behind a fence. Methods that do or ask for anything take the token; a lower epoch than the fence, or a closed fence, is ABORTED / STALE_EPOCH.
     Which tools may be called is decided here, from the token. A token that is none is UNAUTHENTICATED / INVALID_TOKEN. Every
     method may answer UNAVAILABLE, and all may be repeated: a call that was begun is joined.
     """
@@ -249,6 +266,33 @@ class ToolService:
             '/tenure.v1.ToolService/Fence',
             tenure_dot_v1_dot_tool__service__pb2.FenceRequest.SerializeToString,
             tenure_dot_v1_dot_tool__service__pb2.FenceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCalls(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.ToolService/ListCalls',
+            tenure_dot_v1_dot_tool__service__pb2.ListCallsRequest.SerializeToString,
+            tenure_dot_v1_dot_tool__service__pb2.ListCallsResponse.FromString,
             options,
             channel_credentials,
             insecure,

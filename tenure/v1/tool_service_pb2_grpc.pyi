@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ToolServiceStub:
-    """Tools behind a fence. Every method takes the token; a lower epoch than the fence, or a closed fence, is ABORTED / STALE_EPOCH.
+    """Tools behind a fence. Methods that do or ask for anything take the token; a lower epoch than the fence, or a closed fence, is ABORTED / STALE_EPOCH.
     Which tools may be called is decided here, from the token. A token that is none is UNAUTHENTICATED / INVALID_TOKEN. Every
     method may answer UNAVAILABLE, and all may be repeated: a call that was begun is joined.
     """
@@ -50,12 +50,14 @@ class ToolServiceStub:
     """Raises the fence. With `close` it ends everything: refuses this epoch too, turns calls not begun into NOT_RUN, stops what
     runs, settles calls of dead runners. Answers how every call of the task stands. Repeatable.
     """
+    ListCalls: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ListCallsRequest, _tool_service_pb2.ListCallsResponse]
+    """Lists the records of a task's calls, for audits. A task that never called a tool, or another tenant's, has none."""
     ListRefusedCalls: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ListRefusedCallsRequest, _tool_service_pb2.ListRefusedCallsResponse]
     """Lists calls that the fence refused, newest first."""
 
 @_typing.type_check_only
 class ToolServiceAsyncStub(ToolServiceStub):
-    """Tools behind a fence. Every method takes the token; a lower epoch than the fence, or a closed fence, is ABORTED / STALE_EPOCH.
+    """Tools behind a fence. Methods that do or ask for anything take the token; a lower epoch than the fence, or a closed fence, is ABORTED / STALE_EPOCH.
     Which tools may be called is decided here, from the token. A token that is none is UNAUTHENTICATED / INVALID_TOKEN. Every
     method may answer UNAVAILABLE, and all may be repeated: a call that was begun is joined.
     """
@@ -75,11 +77,13 @@ class ToolServiceAsyncStub(ToolServiceStub):
     """Raises the fence. With `close` it ends everything: refuses this epoch too, turns calls not begun into NOT_RUN, stops what
     runs, settles calls of dead runners. Answers how every call of the task stands. Repeatable.
     """
+    ListCalls: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListCallsRequest, _tool_service_pb2.ListCallsResponse]  # type: ignore[assignment]
+    """Lists the records of a task's calls, for audits. A task that never called a tool, or another tenant's, has none."""
     ListRefusedCalls: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListRefusedCallsRequest, _tool_service_pb2.ListRefusedCallsResponse]  # type: ignore[assignment]
     """Lists calls that the fence refused, newest first."""
 
 class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Tools behind a fence. Every method takes the token; a lower epoch than the fence, or a closed fence, is ABORTED / STALE_EPOCH.
+    """Tools behind a fence. Methods that do or ask for anything take the token; a lower epoch than the fence, or a closed fence, is ABORTED / STALE_EPOCH.
     Which tools may be called is decided here, from the token. A token that is none is UNAUTHENTICATED / INVALID_TOKEN. Every
     method may answer UNAVAILABLE, and all may be repeated: a call that was begun is joined.
     """
@@ -121,6 +125,14 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         """Raises the fence. With `close` it ends everything: refuses this epoch too, turns calls not begun into NOT_RUN, stops what
         runs, settles calls of dead runners. Answers how every call of the task stands. Repeatable.
         """
+
+    @_abc_1.abstractmethod
+    def ListCalls(
+        self,
+        request: _tool_service_pb2.ListCallsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tool_service_pb2.ListCallsResponse, _abc.Awaitable[_tool_service_pb2.ListCallsResponse]]:
+        """Lists the records of a task's calls, for audits. A task that never called a tool, or another tenant's, has none."""
 
     @_abc_1.abstractmethod
     def ListRefusedCalls(

@@ -45,6 +45,12 @@ def check_entries(request: Any, v: Violations) -> None:
     v.between("page_size", request.page_size, 0, 1000)
 
 
+def check_calls(request: Any, v: Violations) -> None:
+    check_task_id(request, v)
+    v.length("after_call_id", request.after_call_id, 0, 32)
+    v.between("page_size", request.page_size, 0, 1000)
+
+
 def check_list(request: Any, v: Violations) -> None:
     v.between("page_size", request.page_size, 0, 500)
     v.length("page_token", request.page_token, 0, 512)

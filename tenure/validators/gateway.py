@@ -6,7 +6,7 @@ from typing import Final
 
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import task_service_pb2 as tasks
-from tenure.validators.fields import check_duration, check_entries, check_list, check_task_id, check_watch
+from tenure.validators.fields import check_calls, check_duration, check_entries, check_list, check_task_id, check_watch
 from tenure.validators.limits import MAX_WAIT_SECONDS
 from tenure.validators.specs import check_spec
 from tenure.validators.violations import Check, Violations
@@ -36,4 +36,5 @@ CHECKS: Final[dict[type, Check]] = {
     tasks.WatchTaskRequest: check_watch,
     tasks.CancelTaskRequest: _cancel,
     admin.ListRefusalsRequest: check_task_id,
+    admin.AdminServiceListCallsRequest: check_calls,
 }

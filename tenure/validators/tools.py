@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tenure.v1 import tool_service_pb2 as tools
-from tenure.validators.fields import check_frame, check_guarded, check_task_id, check_token
+from tenure.validators.fields import check_calls, check_frame, check_guarded, check_task_id, check_token
 from tenure.validators.limits import CALL_ID, MAX_ARGUMENT_BYTES
 from tenure.validators.violations import Check, Violations
 
@@ -24,5 +24,6 @@ CHECKS: Final[dict[type, Check]] = {
     tools.ExecuteRequest: _execute,
     tools.ExecuteStreamRequest: check_frame("calls"),
     tools.FenceRequest: check_guarded,
+    tools.ListCallsRequest: check_calls,
     tools.ListRefusedCallsRequest: check_task_id,
 }

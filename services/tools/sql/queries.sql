@@ -14,9 +14,9 @@ select task_id, tenant, epoch, claim_id, closed
    for no key update;
 
 -- name: raise_fences
--- Only rows that lock_fences has locked.
+-- Only rows that lock_fences has locked. The time is read under that lock, as a start's is: audits compare them.
 update fences f
-   set epoch = w.epoch, claim_id = w.claim_id, closed = w.closed, changed_at = now()
+   set epoch = w.epoch, claim_id = w.claim_id, closed = w.closed, changed_at = clock_timestamp()
   from unnest(%(task_ids)b::uuid[], %(epochs)b::bigint[], %(claim_ids)b::text[], %(closed)b::boolean[])
     as w(task_id, epoch, claim_id, closed)
  where f.task_id = w.task_id;
@@ -48,7 +48,8 @@ select w.task_id, w.call_id, w.tool, w.effect_class, w.arguments_hash, w.argumen
 -- Known calls that are handed to this runner, put in doubt, or authorised by another claim. Locked by lock_calls.
 update calls c
    set state = w.state, call_attempt = w.call_attempt, epoch = w.epoch, claim_id = w.claim_id,
-       runner_id = case when w.state = 'ACCEPTED' then %(runner_id)b::uuid else c.runner_id end
+       runner_id = case when w.state = 'ACCEPTED' then %(runner_id)b::uuid else c.runner_id end,
+       begun_before = c.begun_before or (c.state = 'STARTED' and w.state = 'ACCEPTED')
   from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[], %(states)b::text[], %(attempts)b::int[],
               %(epochs)b::bigint[], %(claim_ids)b::text[])
     as w(task_id, call_id, state, call_attempt, epoch, claim_id)
@@ -84,7 +85,8 @@ with fence as materialized (
   select f.closed from fences f where f.task_id = %(task_id)b::uuid for share
 )
 update calls c
-   set state = case when c.state = 'IN_DOUBT' or f.closed then 'NOT_RUN' else 'ACCEPTED' end,
+   set state = case when c.state <> 'IN_DOUBT' and not f.closed then 'ACCEPTED'
+                    when c.begun_before then 'IN_DOUBT' else 'NOT_RUN' end,
        call_attempt = c.call_attempt + 1, started_at = null
   from fence f
  where c.task_id = %(task_id)b::uuid and c.call_id = %(call_id)b::text
@@ -111,10 +113,13 @@ returning h.ord;
 
 -- name: call_off
 -- Part of closing: what was accepted and not started can no longer start. In the transaction that closes the fence.
+-- If an attempt before it began, nobody knows what that one did.
 with held as materialized (
   select call_id from calls where task_id = %(task_id)b::uuid and state = 'ACCEPTED' order by call_id for no key update
 )
-update calls c set state = 'NOT_RUN', finished_at = clock_timestamp()
+update calls c
+   set state = case when c.begun_before then 'IN_DOUBT' else 'NOT_RUN' end,
+       finished_at = case when c.begun_before then null else clock_timestamp() end
   from held h where c.task_id = %(task_id)b::uuid and c.call_id = h.call_id;
 
 -- name: settle_dead
@@ -136,6 +141,20 @@ select exists (select from calls where task_id = %(task_id)b::uuid and state = '
 -- How all calls of a task stand.
 select call_id, tool, effect_class, state, call_attempt, epoch, outcome, started_at, accepted_at
   from calls where task_id = %(task_id)b::uuid order by accepted_at, call_id;
+
+-- name: call_trails
+-- A page of a task's records, in an order of its own that survives any collation. Only to the tenant they belong to.
+select c.call_id, c.tool, c.effect_class, c.state, c.call_attempt, c.epoch, c.claim_id, c.runner_id, c.arguments_hash,
+       c.outcome, c.accepted_at, c.started_at, c.finished_at
+  from calls c join fences f using (task_id)
+ where c.task_id = %(task_id)b::uuid and f.tenant = %(tenant)b::text
+   and c.call_id collate "C" > %(after_call_id)b::text collate "C"
+ order by c.call_id collate "C" limit %(limit)b::int;
+
+-- name: read_fence
+-- Read after the calls: none of them is above it.
+select epoch, claim_id, closed, changed_at
+  from fences where task_id = %(task_id)b::uuid and tenant = %(tenant)b::text;
 
 -- name: closed_fences
 -- Which of the tasks run here were ended, by whatever replica was asked to.
