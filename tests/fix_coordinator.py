@@ -25,9 +25,11 @@ from tenure.runtime.rpc_channel import open_channel
 from tenure.runtime.signing import write_key_pair
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2 as pb
+from tenure.v1 import lease_service_pb2 as lease_pb
 from tenure.v1 import ledger_pb2, task_pb2, token_pb2
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
+from tenure.v1.lease_service_pb2_grpc import LeaseServiceStub
 from tenure.wire.token import read_claims
 from tests.scripted_worker import ScriptedWorker
 from tests.service_process import PATIENCE_SECONDS, ServiceProcess
@@ -51,7 +53,7 @@ class Fleet:
         self.etcd_endpoint = etcd_endpoint
         self._dsn = dsn
         self.signing_key, self.verifying_keys = directory / "signing.json", directory / "verifying.json"
-        self._services: list[ServiceProcess] = []
+        self.services: list[ServiceProcess] = []
         self._workers: list[ScriptedWorker] = []
 
     async def start(self) -> None:
@@ -72,7 +74,7 @@ class Fleet:
         for worker in self._workers:
             await worker.break_off()
         await self._channel.close()
-        for service in reversed(self._services):
+        for service in reversed(self.services):
             await service.kill()
             sys.stdout.write(f"{service.log_text()}\n")  # pytest shows it with a failure
 
@@ -161,14 +163,13 @@ class Fleet:
             request = pb.CoordinatorServiceListWorkersRequest()
             return list((await CoordinatorServiceStub(channel).ListWorkers(request, timeout=10.0)).workers)
 
-    async def signing_keys(self, replica: ServiceProcess) -> list[pb.SigningKey]:
+    async def signing_keys(self, replica: ServiceProcess) -> list[lease_pb.SigningKey]:
         async with open_channel(replica.address) as channel:
-            return list(
-                (await CoordinatorServiceStub(channel).ListSigningKeys(pb.ListSigningKeysRequest(), timeout=10.0)).keys
-            )
+            request = lease_pb.ListSigningKeysRequest()
+            return list((await LeaseServiceStub(channel).ListSigningKeys(request, timeout=10.0)).keys)
 
     async def _start(self, service: ServiceProcess) -> ServiceProcess:
-        self._services.append(service)
+        self.services.append(service)
         return await service.start()
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from services.checkpoint import create, epochs, foreign, opening, queue, reads, refusals, requeue
+from services.checkpoint import create, epochs, foreign, lease_grants, opening, queue, reads, refusals, requeue
 from services.checkpoint.frames import CommitFrames
 from services.checkpoint.prepared import prepare
 from tenure.domain.errors import StaleEpoch
@@ -140,6 +140,22 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
     async def RaiseGeneration(self, request: pb.RaiseGenerationRequest, context: Context) -> pb.RaiseGenerationResponse:
         generation = await epochs.raise_generation(self._ledger.pool, request.expected, request.reason)
         return pb.RaiseGenerationResponse(generation=generation)
+
+    async def GetLeaseGrant(self, request: pb.GetLeaseGrantRequest, context: Context) -> pb.GetLeaseGrantResponse:
+        return await lease_grants.get_lease_grant(self._ledger.pool, current_tenant(), request.resource)
+
+    async def RegisterLease(self, request: pb.RegisterLeaseRequest, context: Context) -> pb.RegisterLeaseResponse:
+        return await lease_grants.register_lease(self._ledger.pool, current_tenant(), request.grant)
+
+    async def NoteLeaseRelease(
+        self, request: pb.NoteLeaseReleaseRequest, context: Context
+    ) -> pb.NoteLeaseReleaseResponse:
+        await lease_grants.note_lease_release(self._ledger.pool, current_tenant(), request)
+        return pb.NoteLeaseReleaseResponse()
+
+    async def InspectLeases(self, request: pb.InspectLeasesRequest, context: Context) -> pb.InspectLeasesResponse:
+        registered = await lease_grants.inspect_leases(self._ledger.pool, request.claims)
+        return pb.InspectLeasesResponse(registered_claim_ids=registered)
 
     async def ListRefusedWrites(
         self, request: pb.ListRefusedWritesRequest, context: Context

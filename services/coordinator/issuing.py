@@ -7,15 +7,16 @@ import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from tenure.domain.token import TASK_PREFIX, Claims
+from tenure.domain.token import LEASE_PREFIX, TASK_PREFIX, Claims
 from tenure.runtime.signing import Signer, Verifier
-from tenure.v1 import coordinator_service_pb2 as pb
-from tenure.wire.token import sign_claims
+from tenure.v1 import lease_service_pb2 as pb
+from tenure.wire.token import check_token, sign_claims
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from services.coordinator.lease_store import HeldClaim
+    from services.coordinator.lease_store.named_leases import HeldLease
     from tenure.v1 import token_pb2
 
 _log: Final = logging.getLogger(__name__)
@@ -47,6 +48,21 @@ class Issuer:
             tools=record.tools,
         )
         return sign_claims(self._signer, claims, datetime.now(UTC))
+
+    def issue_lease(self, held: HeldLease) -> token_pb2.FencingToken:
+        """The token of a named resource's registered lease, likewise; it opens no task."""
+        claims = Claims(
+            resource=f"{LEASE_PREFIX}{held.resource}",
+            tenant=held.tenant,
+            epoch=held.epoch,
+            claim_id=held.record.claim_id,
+            holder=held.record.holder,
+        )
+        return sign_claims(self._signer, claims, datetime.now(UTC))
+
+    def check(self, token: token_pb2.FencingToken) -> Claims:
+        """What a token says that is shown to us. Raises Unauthenticated (INVALID_TOKEN)."""
+        return check_token(self._verifier, token)
 
     def signing_keys(self) -> list[pb.SigningKey]:
         """All public keys that verify, the active one marked. It verifies here even before the others' file has it."""

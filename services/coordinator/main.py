@@ -16,6 +16,7 @@ from services.coordinator.granting import Granting
 from services.coordinator.hints import Hints
 from services.coordinator.issuing import Issuer
 from services.coordinator.lease_store import open_lease_store
+from services.coordinator.leases.composition import lease_service
 from services.coordinator.ledger import Ledger
 from services.coordinator.losses import Losses
 from services.coordinator.own_session import OwnSession
@@ -35,9 +36,11 @@ from tenure.runtime.rpc_options import ServerLimits
 from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.service import instance_id, run_service, serve
 from tenure.v1.coordinator_service_pb2_grpc import add_CoordinatorServiceServicer_to_server
+from tenure.v1.lease_service_pb2_grpc import add_LeaseServiceServicer_to_server
 from tenure.validators import validate
 
 SERVICE = "tenure.v1.CoordinatorService"
+LEASES = "tenure.v1.LeaseService"
 # Streams are sent away one by one, with an announcement; a connection's age must not break them unannounced.
 LIMITS = ServerLimits(max_connection_age_seconds=20 * 24 * 3600.0)
 
@@ -59,7 +62,8 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
             key_file=settings.etcd_key_file,
         )
     )
-    ledger = Ledger(await process.open(open_channel(settings.checkpoint_address)))
+    checkpoint = await process.open(open_channel(settings.checkpoint_address))
+    ledger = Ledger(checkpoint)
     tool_fence = ToolFence(await process.open(open_channel(settings.tools_address)))
     issuer = Issuer(settings.signing_key_file, settings.verifying_keys_file)
     server = RpcServer(settings.listen, validate=validate, stopping=process.stopping, limits=LIMITS)
@@ -85,6 +89,8 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     attaching = Attaching(coordinator_id, store, generation, sessions, timing)
     servicer = CoordinatorServicer(store, sessions, attaching, takeover, dispatch, releases, issuer, process.stopping)
     server.add(SERVICE, add_CoordinatorServiceServicer_to_server, servicer)
+    leases, sweeping = lease_service(settings, store, checkpoint, issuer, generation, process.stopping)
+    server.add(LEASES, add_LeaseServiceServicer_to_server, leases)
 
     duties.start("generation", generation.watch_over)
     duties.start("vanishing", vanishing.run)
@@ -95,6 +101,7 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     duties.start("own session", own_session.run)
     duties.start("endings", endings.run)
     duties.start("signing key", issuer.follow_rotation)
+    duties.start("unregistered leases", sweeping.run)
     await generation.first_look()
     return server
 
@@ -103,7 +110,7 @@ def server_health(server: RpcServer) -> Callable[[bool], Awaitable[None]]:
     """How the generation's duty says whether this replica serves: not while etcd does not answer."""
 
     async def say(serving: bool) -> None:
-        for service in ("", SERVICE):
+        for service in ("", SERVICE, LEASES):
             await server.health.set_serving(service, serving)
 
     return say

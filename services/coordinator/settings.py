@@ -32,6 +32,9 @@ class Settings:
     progress_timeout_seconds: float = setting("how long a claim may go without progress", default=120.0, minimum=0.1)
     cancel_grace_seconds: float = setting("how long an owner has to carry out a cancel", default=1.0, minimum=0.0)
     reconcile_interval_seconds: float = setting("how often ledger and etcd are compared", default=3.0, minimum=0.1)
+    max_leases_per_tenant: int = setting(
+        "named resources a tenant may hold; etcd ends about 1,000 leases a second", default=1000, minimum=1
+    )
     common: CommonSettings = group(CommonSettings)
 
     def problems(self) -> Iterator[str]:

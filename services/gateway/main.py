@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 
 from services.gateway.admin import AdminServicer
+from services.gateway.leases import LeaseServicer
 from services.gateway.live import LiveText
 from services.gateway.peers import Peers
 from services.gateway.tasks import TaskServicer
@@ -15,6 +16,7 @@ from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.service import CommonSettings, run_service, serve
 from tenure.runtime.settings import Address, group, setting
 from tenure.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
+from tenure.v1.lease_service_pb2_grpc import add_LeaseServiceServicer_to_server
 from tenure.v1.task_service_pb2_grpc import add_TaskServiceServicer_to_server
 from tenure.validators import validate
 
@@ -39,6 +41,8 @@ async def compose(process: Process, settings: Settings) -> None:
     tasks = TaskServicer(peers, live, server.stopping, settings.heartbeat_seconds)
     server.add("tenure.v1.TaskService", add_TaskServiceServicer_to_server, tasks)
     server.add("tenure.v1.AdminService", add_AdminServiceServicer_to_server, AdminServicer(peers))
+    leases = LeaseServicer(peers, server.stopping)
+    server.add("tenure.v1.LeaseService", add_LeaseServiceServicer_to_server, leases)
     await serve(process, server)
 
 

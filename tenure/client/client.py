@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 import uuid_utils
 from google.protobuf.message import Message
 
+from tenure.client.leases import HeldLease
 from tenure.domain.errors import TryLater
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.retrying import retrying
@@ -19,11 +20,13 @@ from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.admin_service_pb2_grpc import AdminServiceStub
+from tenure.v1.lease_service_pb2_grpc import LeaseServiceStub
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
 from tenure.wire.times import duration
 
 if TYPE_CHECKING:  # these exist for type checkers only
     from tenure.v1.admin_service_pb2_grpc import AdminServiceAsyncStub
+    from tenure.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
     from tenure.v1.task_service_pb2_grpc import TaskServiceAsyncStub
 
 T = TypeVar("T")
@@ -44,11 +47,13 @@ class Client:
         self._address, self._tenant, self._patience = address, tenant, patience
         self.tasks: TaskServiceAsyncStub
         self.admin: AdminServiceAsyncStub
+        self.leases: LeaseServiceAsyncStub
 
     async def __aenter__(self) -> Self:
         self._channel = open_channel(self._address, default_timeout_seconds=CALL_TIMEOUT_SECONDS, tenant=self._tenant)
         self.tasks = TaskServiceStub(self._channel)
         self.admin = AdminServiceStub(self._channel)
+        self.leases = LeaseServiceStub(self._channel)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -135,6 +140,25 @@ class Client:
         asked = api.CancelTaskRequest(task_id=task_id, reason=reason)
         return (await self._patiently(self.tasks.CancelTask, asked)).task
 
+    def lease(
+        self,
+        resource: str,
+        *,
+        holder: str,
+        ttl_seconds: float = 10.0,
+        wait_seconds: float = 0.0,
+        cancel_on_loss: bool = True,
+    ) -> HeldLease:
+        """A lease of a named resource, held while its `async with` block runs: see HeldLease. Raises LeaseHeld."""
+        return HeldLease(
+            self.leases,
+            resource,
+            holder=holder,
+            ttl_seconds=ttl_seconds,
+            wait_seconds=wait_seconds,
+            cancel_on_loss=cancel_on_loss,
+        )
+
     async def workers(self) -> admin.ListWorkersResponse:
         """Who is there to work."""
         return await self._patiently(self.admin.ListWorkers, admin.ListWorkersRequest())
@@ -146,6 +170,16 @@ class Client:
     async def refusals(self, task_id: str) -> admin.ListRefusalsResponse:
         """What the fences refused to stale holders of the task."""
         return await self._patiently(self.admin.ListRefusals, admin.ListRefusalsRequest(task_id=task_id))
+
+    async def calls(self, task_id: str) -> AsyncGenerator[admin.AdminServiceListCallsResponse]:
+        """The tools' records of the task's calls, page by page; the fence comes with each."""
+        more, after = True, ""
+        while more:
+            asked = admin.AdminServiceListCallsRequest(task_id=task_id, after_call_id=after)
+            page = await self._patiently(self.admin.ListCalls, asked)
+            yield page
+            more = page.more
+            after = page.calls[-1].record.call_id if page.calls else after
 
     async def _patiently(
         self, method: Callable[..., Awaitable[T]], request: Message, timeout_seconds: float = CALL_TIMEOUT_SECONDS

@@ -15,7 +15,8 @@
     │   └── SequenceConflict    the commit number is neither the next nor the last: open again
     └── TryLater                the same request may succeed later
         ├── Unavailable         a part is down, draining or cut off
-        └── LimitReached        a rate or a queue is full
+        ├── LimitReached        a rate or a queue is full
+        └── LeaseHeld           another has the lease
 
 Only leaves are raised. Anything that is not a TenureError is a bug and leaves a process as INTERNAL without detail.
 """
@@ -202,6 +203,12 @@ class LimitReached(TryLater):
     default_reason = "LIMIT_REACHED"
 
 
+class LeaseHeld(TryLater):
+    """Another has the lease (`holder`, `epoch` in the metadata): it may be free after `retry_after_seconds`."""
+
+    default_reason = "LEASE_HELD"
+
+
 LEAVES: tuple[type[TenureError], ...] = (
     InvalidRequest,
     NotFound,
@@ -215,4 +222,5 @@ LEAVES: tuple[type[TenureError], ...] = (
     SequenceConflict,
     Unavailable,
     LimitReached,
+    LeaseHeld,
 )

@@ -8,6 +8,7 @@ from tenure.domain.epochs import Fence
 from tenure.domain.errors import PermissionDenied
 
 TASK_PREFIX = "tasks/"
+LEASE_PREFIX = "leases/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,13 @@ class Claims:
         if not self.resource.startswith(TASK_PREFIX):
             raise PermissionDenied(f"a token for {self.resource!r} opens no task", reason="WRONG_RESOURCE")
         return self.resource.removeprefix(TASK_PREFIX)
+
+    @property
+    def lease_name(self) -> str:
+        """The named resource; PermissionDenied when the token is for something else, such as a task."""
+        if not self.resource.startswith(LEASE_PREFIX):
+            raise PermissionDenied(f"a token for {self.resource!r} holds no lease", reason="WRONG_RESOURCE")
+        return self.resource.removeprefix(LEASE_PREFIX)
 
     def allows_tool(self, name: str) -> bool:
         """Whether the task may call this tool."""

@@ -43,6 +43,7 @@ CODES: Final[dict[type[errors.TenureError], grpc.StatusCode]] = {
     errors.SequenceConflict: grpc.StatusCode.ABORTED,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.LimitReached: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.LeaseHeld: grpc.StatusCode.FAILED_PRECONDITION,
 }
 _BY_REASON: Final = {kind.default_reason: kind for kind in CODES}
 _BY_NUMBER: Final[dict[int, grpc.StatusCode]] = {code.value[0]: code for code in grpc.StatusCode}

@@ -750,8 +750,11 @@ class ListClaimableRequest(message.Message):
     LOOPS_FIELD_NUMBER: builtins.int
     LIMIT_FIELD_NUMBER: builtins.int
     RESERVE_DURATION_FIELD_NUMBER: builtins.int
+    WITHOUT_SUSPECTS_FIELD_NUMBER: builtins.int
     limit: builtins.int
     """At most this many, at most 128."""
+    without_suspects: builtins.bool
+    """Leave out suspects: who asks has nobody to give one to."""
     @builtins.property
     def queues(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """Queues; empty: any."""
@@ -776,10 +779,11 @@ class ListClaimableRequest(message.Message):
         loops: abc.Iterable[builtins.str] | None = ...,
         limit: builtins.int = ...,
         reserve_duration: duration_pb2.Duration | None = ...,
+        without_suspects: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["reserve_duration", b"reserve_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["limit", b"limit", "loops", b"loops", "priorities", b"priorities", "queues", b"queues", "reserve_duration", b"reserve_duration"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["limit", b"limit", "loops", b"loops", "priorities", b"priorities", "queues", b"queues", "reserve_duration", b"reserve_duration", "without_suspects", b"without_suspects"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -819,6 +823,7 @@ class Offer(message.Message):
     PREVIOUS_EPOCH_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     TOOLS_FIELD_NUMBER: builtins.int
+    SUSPECT_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     tenant: builtins.str
@@ -833,6 +838,8 @@ class Offer(message.Message):
     """The epoch of its newest Open; 0: never opened."""
     reason: builtins.str
     """Why it is queued."""
+    suspect: builtins.bool
+    """Owners died with it several times in a row, without a new step: a session is to hold one such task at a time."""
     @builtins.property
     def tools(self) -> task_pb2.ToolAllowlist:
         """The tools it may call; absent: all."""
@@ -848,10 +855,11 @@ class Offer(message.Message):
         previous_epoch: builtins.int = ...,
         reason: builtins.str = ...,
         tools: task_pb2.ToolAllowlist | None = ...,
+        suspect: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["tools", b"tools"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["loop", b"loop", "previous_epoch", b"previous_epoch", "priority", b"priority", "queue", b"queue", "reason", b"reason", "task_id", b"task_id", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["loop", b"loop", "previous_epoch", b"previous_epoch", "priority", b"priority", "queue", b"queue", "reason", b"reason", "suspect", b"suspect", "task_id", b"task_id", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1185,6 +1193,7 @@ class ListRunningResponse(message.Message):
         EPOCH_FIELD_NUMBER: builtins.int
         OWNER_FIELD_NUMBER: builtins.int
         UPDATE_TIME_FIELD_NUMBER: builtins.int
+        SUSPECT_FIELD_NUMBER: builtins.int
         task_id: builtins.str
         """The task."""
         claim_id: builtins.str
@@ -1193,6 +1202,8 @@ class ListRunningResponse(message.Message):
         """Its epoch."""
         owner: builtins.str
         """Who holds it."""
+        suspect: builtins.bool
+        """Still a suspect, see Offer: no new step was made."""
         @builtins.property
         def update_time(self) -> timestamp_pb2.Timestamp:
             """When its row last changed."""
@@ -1205,10 +1216,11 @@ class ListRunningResponse(message.Message):
             epoch: builtins.int = ...,
             owner: builtins.str = ...,
             update_time: timestamp_pb2.Timestamp | None = ...,
+            suspect: builtins.bool = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = typing.Literal["update_time", b"update_time"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = typing.Literal["claim_id", b"claim_id", "epoch", b"epoch", "owner", b"owner", "task_id", b"task_id", "update_time", b"update_time"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = typing.Literal["claim_id", b"claim_id", "epoch", b"epoch", "owner", b"owner", "suspect", b"suspect", "task_id", b"task_id", "update_time", b"update_time"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1498,5 +1510,268 @@ class ListRefusedWritesResponse(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["refused_writes", b"refused_writes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class LeaseGrant(message.Message):
+    """The claim of a resource, to be signed once it is registered."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    RESOURCE_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    CLAIM_ID_FIELD_NUMBER: builtins.int
+    HOLDER_FIELD_NUMBER: builtins.int
+    PREVIOUS_EPOCH_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
+    resource: builtins.str
+    """The resource's name."""
+    epoch: builtins.int
+    """Its epoch; 0: the resource was never held."""
+    claim_id: builtins.str
+    """The claim."""
+    holder: builtins.str
+    """Who holds it."""
+    previous_epoch: builtins.int
+    """The epoch it follows; 0: none."""
+    request_id: builtins.str
+    """The holder's id of its acquisition."""
+    reason: builtins.str
+    """How the lease before ended."""
+    message: builtins.str
+    """In somebody's words."""
+    def __init__(
+        self,
+        *,
+        resource: builtins.str = ...,
+        epoch: builtins.int = ...,
+        claim_id: builtins.str = ...,
+        holder: builtins.str = ...,
+        previous_epoch: builtins.int = ...,
+        request_id: builtins.str = ...,
+        reason: builtins.str = ...,
+        message: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["claim_id", b"claim_id", "epoch", b"epoch", "holder", b"holder", "message", b"message", "previous_epoch", b"previous_epoch", "reason", b"reason", "request_id", b"request_id", "resource", b"resource"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class GetLeaseGrantRequest(message.Message):
+    """Which resource."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    RESOURCE_FIELD_NUMBER: builtins.int
+    resource: builtins.str
+    """Its name."""
+    def __init__(
+        self,
+        *,
+        resource: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["resource", b"resource"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class GetLeaseGrantResponse(message.Message):
+    """What is registered."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    GRANT_FIELD_NUMBER: builtins.int
+    RELEASE_REASON_FIELD_NUMBER: builtins.int
+    RELEASE_MESSAGE_FIELD_NUMBER: builtins.int
+    release_reason: builtins.str
+    """Why it was given back; empty: it was not."""
+    release_message: builtins.str
+    """In somebody's words."""
+    @builtins.property
+    def grant(self) -> LeaseGrant:
+        """The last grant."""
+
+    def __init__(
+        self,
+        *,
+        grant: LeaseGrant | None = ...,
+        release_reason: builtins.str = ...,
+        release_message: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["grant", b"grant"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["grant", b"grant", "release_message", b"release_message", "release_reason", b"release_reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class RegisterLeaseRequest(message.Message):
+    """What to register."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    GRANT_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def grant(self) -> LeaseGrant:
+        """The claim."""
+
+    def __init__(
+        self,
+        *,
+        grant: LeaseGrant | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["grant", b"grant"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["grant", b"grant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class RegisterLeaseResponse(message.Message):
+    """Whether it may be signed."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    REGISTERED_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    registered: builtins.bool
+    """It is a grant."""
+    epoch: builtins.int
+    """The epoch that stands."""
+    def __init__(
+        self,
+        *,
+        registered: builtins.bool = ...,
+        epoch: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["epoch", b"epoch", "registered", b"registered"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class NoteLeaseReleaseRequest(message.Message):
+    """What is given back."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    RESOURCE_FIELD_NUMBER: builtins.int
+    CLAIM_ID_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
+    resource: builtins.str
+    """The resource's name."""
+    claim_id: builtins.str
+    """The claim."""
+    reason: builtins.str
+    """UPPER_SNAKE."""
+    message: builtins.str
+    """In somebody's words."""
+    def __init__(
+        self,
+        *,
+        resource: builtins.str = ...,
+        claim_id: builtins.str = ...,
+        reason: builtins.str = ...,
+        message: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["claim_id", b"claim_id", "message", b"message", "reason", b"reason", "resource", b"resource"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class NoteLeaseReleaseResponse(message.Message):
+    """It is written down, or there is a newer grant."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class InspectLeasesRequest(message.Message):
+    """What to look up."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    @typing.final
+    class Claim(message.Message):
+        """One claim of a resource."""
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        TENANT_FIELD_NUMBER: builtins.int
+        RESOURCE_FIELD_NUMBER: builtins.int
+        CLAIM_ID_FIELD_NUMBER: builtins.int
+        tenant: builtins.str
+        """Whose."""
+        resource: builtins.str
+        """The resource's name."""
+        claim_id: builtins.str
+        """The claim."""
+        def __init__(
+            self,
+            *,
+            tenant: builtins.str = ...,
+            resource: builtins.str = ...,
+            claim_id: builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["claim_id", b"claim_id", "resource", b"resource", "tenant", b"tenant"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    CLAIMS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def claims(self) -> containers.RepeatedCompositeFieldContainer[InspectLeasesRequest.Claim]:
+        """At most 512."""
+
+    def __init__(
+        self,
+        *,
+        claims: abc.Iterable[InspectLeasesRequest.Claim] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["claims", b"claims"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class InspectLeasesResponse(message.Message):
+    """What is known."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    REGISTERED_CLAIM_IDS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def registered_claim_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Those that are the last grant of their resource, in the order asked."""
+
+    def __init__(
+        self,
+        *,
+        registered_claim_ids: abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["registered_claim_ids", b"registered_claim_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -124,6 +124,26 @@ class CheckpointServiceStub:
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.GetEpochsRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.GetEpochsResponse.FromString,
                 _registered_method=True)
+        self.GetLeaseGrant = channel.unary_unary(
+                '/tenure.v1.CheckpointService/GetLeaseGrant',
+                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.GetLeaseGrantRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.GetLeaseGrantResponse.FromString,
+                _registered_method=True)
+        self.RegisterLease = channel.unary_unary(
+                '/tenure.v1.CheckpointService/RegisterLease',
+                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.RegisterLeaseRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.RegisterLeaseResponse.FromString,
+                _registered_method=True)
+        self.NoteLeaseRelease = channel.unary_unary(
+                '/tenure.v1.CheckpointService/NoteLeaseRelease',
+                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.NoteLeaseReleaseRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.NoteLeaseReleaseResponse.FromString,
+                _registered_method=True)
+        self.InspectLeases = channel.unary_unary(
+                '/tenure.v1.CheckpointService/InspectLeases',
+                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.InspectLeasesRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.InspectLeasesResponse.FromString,
+                _registered_method=True)
         self.RaiseGeneration = channel.unary_unary(
                 '/tenure.v1.CheckpointService/RaiseGeneration',
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.RaiseGenerationRequest.SerializeToString,
@@ -275,6 +295,35 @@ class CheckpointServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetLeaseGrant(self, request, context):
+        """Reads the last registered grant of one of the tenant's resources (LeaseService).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RegisterLease(self, request, context):
+        """Registers the claim of a resource before its token is signed, if it follows exactly the grant it says and its epoch is
+        higher. A repeat finds its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def NoteLeaseRelease(self, request, context):
+        """Writes down why a grant is about to be given back, if it is the resource's last.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def InspectLeases(self, request, context):
+        """Says of claims of resources found in etcd which of them are registered.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RaiseGeneration(self, request, context):
         """Raises the generation by compare-and-set. The answer has the one that stands, whoever raised it.
         """
@@ -376,6 +425,26 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
                     servicer.GetEpochs,
                     request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.GetEpochsRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.GetEpochsResponse.SerializeToString,
+            ),
+            'GetLeaseGrant': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLeaseGrant,
+                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.GetLeaseGrantRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.GetLeaseGrantResponse.SerializeToString,
+            ),
+            'RegisterLease': grpc.unary_unary_rpc_method_handler(
+                    servicer.RegisterLease,
+                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.RegisterLeaseRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.RegisterLeaseResponse.SerializeToString,
+            ),
+            'NoteLeaseRelease': grpc.unary_unary_rpc_method_handler(
+                    servicer.NoteLeaseRelease,
+                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.NoteLeaseReleaseRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.NoteLeaseReleaseResponse.SerializeToString,
+            ),
+            'InspectLeases': grpc.unary_unary_rpc_method_handler(
+                    servicer.InspectLeases,
+                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.InspectLeasesRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.InspectLeasesResponse.SerializeToString,
             ),
             'RaiseGeneration': grpc.unary_unary_rpc_method_handler(
                     servicer.RaiseGeneration,
@@ -852,6 +921,114 @@ class CheckpointService:
             '/tenure.v1.CheckpointService/GetEpochs',
             tenure_dot_v1_dot_checkpoint__service__pb2.GetEpochsRequest.SerializeToString,
             tenure_dot_v1_dot_checkpoint__service__pb2.GetEpochsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLeaseGrant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.CheckpointService/GetLeaseGrant',
+            tenure_dot_v1_dot_checkpoint__service__pb2.GetLeaseGrantRequest.SerializeToString,
+            tenure_dot_v1_dot_checkpoint__service__pb2.GetLeaseGrantResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RegisterLease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.CheckpointService/RegisterLease',
+            tenure_dot_v1_dot_checkpoint__service__pb2.RegisterLeaseRequest.SerializeToString,
+            tenure_dot_v1_dot_checkpoint__service__pb2.RegisterLeaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def NoteLeaseRelease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.CheckpointService/NoteLeaseRelease',
+            tenure_dot_v1_dot_checkpoint__service__pb2.NoteLeaseReleaseRequest.SerializeToString,
+            tenure_dot_v1_dot_checkpoint__service__pb2.NoteLeaseReleaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def InspectLeases(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.CheckpointService/InspectLeases',
+            tenure_dot_v1_dot_checkpoint__service__pb2.InspectLeasesRequest.SerializeToString,
+            tenure_dot_v1_dot_checkpoint__service__pb2.InspectLeasesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -91,6 +91,16 @@ class CheckpointServiceStub:
     """
     GetEpochs: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.GetEpochsRequest, _checkpoint_service_pb2.GetEpochsResponse]
     """Reads the ledger's generation of etcd and the highest epoch it registered."""
+    GetLeaseGrant: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.GetLeaseGrantRequest, _checkpoint_service_pb2.GetLeaseGrantResponse]
+    """Reads the last registered grant of one of the tenant's resources (LeaseService)."""
+    RegisterLease: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RegisterLeaseRequest, _checkpoint_service_pb2.RegisterLeaseResponse]
+    """Registers the claim of a resource before its token is signed, if it follows exactly the grant it says and its epoch is
+    higher. A repeat finds its own.
+    """
+    NoteLeaseRelease: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.NoteLeaseReleaseRequest, _checkpoint_service_pb2.NoteLeaseReleaseResponse]
+    """Writes down why a grant is about to be given back, if it is the resource's last."""
+    InspectLeases: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.InspectLeasesRequest, _checkpoint_service_pb2.InspectLeasesResponse]
+    """Says of claims of resources found in etcd which of them are registered."""
     RaiseGeneration: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RaiseGenerationRequest, _checkpoint_service_pb2.RaiseGenerationResponse]
     """Raises the generation by compare-and-set. The answer has the one that stands, whoever raised it."""
     ListRefusedWrites: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListRefusedWritesRequest, _checkpoint_service_pb2.ListRefusedWritesResponse]
@@ -159,6 +169,16 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     """
     GetEpochs: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.GetEpochsRequest, _checkpoint_service_pb2.GetEpochsResponse]  # type: ignore[assignment]
     """Reads the ledger's generation of etcd and the highest epoch it registered."""
+    GetLeaseGrant: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.GetLeaseGrantRequest, _checkpoint_service_pb2.GetLeaseGrantResponse]  # type: ignore[assignment]
+    """Reads the last registered grant of one of the tenant's resources (LeaseService)."""
+    RegisterLease: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RegisterLeaseRequest, _checkpoint_service_pb2.RegisterLeaseResponse]  # type: ignore[assignment]
+    """Registers the claim of a resource before its token is signed, if it follows exactly the grant it says and its epoch is
+    higher. A repeat finds its own.
+    """
+    NoteLeaseRelease: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.NoteLeaseReleaseRequest, _checkpoint_service_pb2.NoteLeaseReleaseResponse]  # type: ignore[assignment]
+    """Writes down why a grant is about to be given back, if it is the resource's last."""
+    InspectLeases: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.InspectLeasesRequest, _checkpoint_service_pb2.InspectLeasesResponse]  # type: ignore[assignment]
+    """Says of claims of resources found in etcd which of them are registered."""
     RaiseGeneration: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RaiseGenerationRequest, _checkpoint_service_pb2.RaiseGenerationResponse]  # type: ignore[assignment]
     """Raises the generation by compare-and-set. The answer has the one that stands, whoever raised it."""
     ListRefusedWrites: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListRefusedWritesRequest, _checkpoint_service_pb2.ListRefusedWritesResponse]  # type: ignore[assignment]
@@ -326,6 +346,40 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.GetEpochsResponse, _abc.Awaitable[_checkpoint_service_pb2.GetEpochsResponse]]:
         """Reads the ledger's generation of etcd and the highest epoch it registered."""
+
+    @_abc_1.abstractmethod
+    def GetLeaseGrant(
+        self,
+        request: _checkpoint_service_pb2.GetLeaseGrantRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoint_service_pb2.GetLeaseGrantResponse, _abc.Awaitable[_checkpoint_service_pb2.GetLeaseGrantResponse]]:
+        """Reads the last registered grant of one of the tenant's resources (LeaseService)."""
+
+    @_abc_1.abstractmethod
+    def RegisterLease(
+        self,
+        request: _checkpoint_service_pb2.RegisterLeaseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoint_service_pb2.RegisterLeaseResponse, _abc.Awaitable[_checkpoint_service_pb2.RegisterLeaseResponse]]:
+        """Registers the claim of a resource before its token is signed, if it follows exactly the grant it says and its epoch is
+        higher. A repeat finds its own.
+        """
+
+    @_abc_1.abstractmethod
+    def NoteLeaseRelease(
+        self,
+        request: _checkpoint_service_pb2.NoteLeaseReleaseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoint_service_pb2.NoteLeaseReleaseResponse, _abc.Awaitable[_checkpoint_service_pb2.NoteLeaseReleaseResponse]]:
+        """Writes down why a grant is about to be given back, if it is the resource's last."""
+
+    @_abc_1.abstractmethod
+    def InspectLeases(
+        self,
+        request: _checkpoint_service_pb2.InspectLeasesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoint_service_pb2.InspectLeasesResponse, _abc.Awaitable[_checkpoint_service_pb2.InspectLeasesResponse]]:
+        """Says of claims of resources found in etcd which of them are registered."""
 
     @_abc_1.abstractmethod
     def RaiseGeneration(

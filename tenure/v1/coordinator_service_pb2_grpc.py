@@ -50,11 +50,6 @@ class CoordinatorServiceStub:
                 request_serializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListClaimsRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListClaimsResponse.FromString,
                 _registered_method=True)
-        self.ListSigningKeys = channel.unary_unary(
-                '/tenure.v1.CoordinatorService/ListSigningKeys',
-                request_serializer=tenure_dot_v1_dot_coordinator__service__pb2.ListSigningKeysRequest.SerializeToString,
-                response_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.ListSigningKeysResponse.FromString,
-                _registered_method=True)
 
 
 class CoordinatorServiceServicer:
@@ -84,13 +79,6 @@ class CoordinatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListSigningKeys(self, request, context):
-        """Lists the public keys that verify tokens: the one that signs now, and retired ones.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_CoordinatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -108,11 +96,6 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.ListClaims,
                     request_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListClaimsRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListClaimsResponse.SerializeToString,
-            ),
-            'ListSigningKeys': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListSigningKeys,
-                    request_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.ListSigningKeysRequest.FromString,
-                    response_serializer=tenure_dot_v1_dot_coordinator__service__pb2.ListSigningKeysResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -197,33 +180,6 @@ class CoordinatorService:
             '/tenure.v1.CoordinatorService/ListClaims',
             tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListClaimsRequest.SerializeToString,
             tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListClaimsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListSigningKeys(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CoordinatorService/ListSigningKeys',
-            tenure_dot_v1_dot_coordinator__service__pb2.ListSigningKeysRequest.SerializeToString,
-            tenure_dot_v1_dot_coordinator__service__pb2.ListSigningKeysResponse.FromString,
             options,
             channel_credentials,
             insecure,

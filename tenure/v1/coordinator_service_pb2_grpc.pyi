@@ -42,8 +42,6 @@ class CoordinatorServiceStub:
     """Lists live sessions."""
     ListClaims: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceListClaimsRequest, _coordinator_service_pb2.CoordinatorServiceListClaimsResponse]
     """Lists live claims."""
-    ListSigningKeys: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.ListSigningKeysRequest, _coordinator_service_pb2.ListSigningKeysResponse]
-    """Lists the public keys that verify tokens: the one that signs now, and retired ones."""
 
 @_typing.type_check_only
 class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
@@ -59,8 +57,6 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     """Lists live sessions."""
     ListClaims: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceListClaimsRequest, _coordinator_service_pb2.CoordinatorServiceListClaimsResponse]  # type: ignore[assignment]
     """Lists live claims."""
-    ListSigningKeys: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.ListSigningKeysRequest, _coordinator_service_pb2.ListSigningKeysResponse]  # type: ignore[assignment]
-    """Lists the public keys that verify tokens: the one that signs now, and retired ones."""
 
 class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     """Leases for workers. Any number of replicas, no leader: a worker may talk to any of them."""
@@ -91,13 +87,5 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_service_pb2.CoordinatorServiceListClaimsResponse, _abc.Awaitable[_coordinator_service_pb2.CoordinatorServiceListClaimsResponse]]:
         """Lists live claims."""
-
-    @_abc_1.abstractmethod
-    def ListSigningKeys(
-        self,
-        request: _coordinator_service_pb2.ListSigningKeysRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_coordinator_service_pb2.ListSigningKeysResponse, _abc.Awaitable[_coordinator_service_pb2.ListSigningKeysResponse]]:
-        """Lists the public keys that verify tokens: the one that signs now, and retired ones."""
 
 def add_CoordinatorServiceServicer_to_server(servicer: CoordinatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

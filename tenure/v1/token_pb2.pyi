@@ -64,7 +64,7 @@ class TokenClaims(message.Message):
     TOOLS_FIELD_NUMBER: builtins.int
     ISSUE_TIME_FIELD_NUMBER: builtins.int
     resource: builtins.str
-    """What is held: "tasks/<task_id>"."""
+    """What is held: "tasks/<task_id>", or "leases/<name>" of LeaseService."""
     tenant: builtins.str
     """Whose it is."""
     epoch: builtins.int
@@ -72,7 +72,7 @@ class TokenClaims(message.Message):
     claim_id: builtins.str
     """The claim, a UUID. Two claims never share it, not even after etcd was restored."""
     holder: builtins.str
-    """Who holds it: a worker_id, or "coordinator/<id>" for an ending."""
+    """Who holds it: a worker_id, "coordinator/<id>" for an ending, the holder of a lease."""
     @builtins.property
     def tools(self) -> task_pb2.ToolAllowlist:
         """The tools it may call; absent: all of the tenant's."""

@@ -1,0 +1,93 @@
+"""The ledger's side of LeaseService: the last grant of each named resource, registered before its token is signed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger_transaction, ledger_connection
+from tenure.v1 import checkpoint_service_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tenure.runtime.postgres import Connection, Pool
+
+
+async def get_lease_grant(pool: Pool, tenant: str, resource: str) -> pb.GetLeaseGrantResponse:
+    """The last grant; epoch 0 for a resource that was never held."""
+    async with ledger_connection(pool) as connection:
+        row = await _last(connection, tenant, resource)
+    if row is None:
+        return pb.GetLeaseGrantResponse(grant=pb.LeaseGrant(resource=resource))
+    epoch, claim_id, holder, previous_epoch, request_id, reason, message, release_reason, release_message = row
+    return pb.GetLeaseGrantResponse(
+        grant=pb.LeaseGrant(
+            resource=resource,
+            epoch=epoch,
+            claim_id=claim_id,
+            holder=holder,
+            previous_epoch=previous_epoch,
+            request_id=request_id,
+            reason=reason,
+            message=message,
+        ),
+        release_reason=release_reason,
+        release_message=release_message,
+    )
+
+
+async def register_lease(pool: Pool, tenant: str, grant: pb.LeaseGrant) -> pb.RegisterLeaseResponse:
+    """Whether this claim is the resource's grant from now on; a repeat finds that it is."""
+    parameters = {
+        "tenant": tenant,
+        "resource": grant.resource,
+        "epoch": grant.epoch,
+        "claim_id": grant.claim_id,
+        "holder": grant.holder,
+        "previous_epoch": grant.previous_epoch,
+        "request_id": grant.request_id,
+        "reason": grant.reason,
+        "message": grant.message,
+    }
+
+    async def work(connection: Connection) -> pb.RegisterLeaseResponse:
+        if await fetch_one(connection, QUERIES.register_lease, parameters) is not None:
+            await connection.execute(QUERIES.raise_highest_epoch, {"epoch": grant.epoch})
+            return pb.RegisterLeaseResponse(registered=True, epoch=grant.epoch)
+        row = await _last(connection, tenant, grant.resource)
+        standing = (0, "") if row is None else row[:2]
+        return pb.RegisterLeaseResponse(registered=standing == (grant.epoch, grant.claim_id), epoch=standing[0])
+
+    return await in_ledger_transaction(pool, work)
+
+
+async def note_lease_release(pool: Pool, tenant: str, request: pb.NoteLeaseReleaseRequest) -> None:
+    """Why a grant is given back, unless it is known or there is a newer one."""
+    parameters = {
+        "tenant": tenant,
+        "resource": request.resource,
+        "claim_id": request.claim_id,
+        "reason": request.reason,
+        "message": request.message,
+    }
+
+    async def work(connection: Connection) -> None:
+        await connection.execute(QUERIES.note_lease_release, parameters)
+
+    await in_ledger_transaction(pool, work)
+
+
+async def inspect_leases(pool: Pool, claims: Sequence[pb.InspectLeasesRequest.Claim]) -> list[str]:
+    """The claim_ids of those that are registered, in the order asked."""
+    parameters = {
+        "tenants": [claim.tenant for claim in claims],
+        "resources": [claim.resource for claim in claims],
+        "claim_ids": [claim.claim_id for claim in claims],
+    }
+    async with ledger_connection(pool) as connection:
+        registered = {claim_id for (claim_id,) in await fetch_all(connection, QUERIES.inspect_leases, parameters)}
+    return [claim.claim_id for claim in claims if claim.claim_id in registered]
+
+
+async def _last(connection: Connection, tenant: str, resource: str) -> tuple[Any, ...] | None:
+    return await fetch_one(connection, QUERIES.get_lease_grant, {"tenant": tenant, "resource": resource})

@@ -1,0 +1,183 @@
+"""Acquire and transfer: claim in etcd, register in the ledger, and only then is it a grant. No step is assumed.
+
+A claim that could not be registered because the ledger does not answer is left in etcd: the repeat of the request finds
+it by its request_id and goes on from there. If nobody repeats it, the sweep deletes it.
+"""
+
+from __future__ import annotations
+
+import logging
+from time import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+from uuid import uuid4
+
+from services.coordinator.lease_store import GenerationMoved
+from services.coordinator.lease_store.named_leases import HeldLease, LeaseRecord, LeaseTaken
+from services.coordinator.leases.target import Target, is_meant, lost
+from tenure.domain.epochs import describe_epoch
+from tenure.domain.errors import AlreadyExists, LeaseHeld, LimitReached, Unavailable
+from tenure.domain.leases import LeaseReason
+from tenure.runtime import metrics
+from tenure.runtime.failpoint import failpoint
+
+if TYPE_CHECKING:
+    from services.coordinator.generation import Generation
+    from services.coordinator.lease_store.named_leases import NamedLeases
+    from services.coordinator.leases.ledger import LeaseLedger
+    from tenure.v1 import checkpoint_service_pb2 as pb
+
+_log: Final = logging.getLogger(__name__)
+_MOST_ROUNDS: Final = 4
+_AGAIN_SECONDS: Final = 0.5
+
+
+class Wanted(NamedTuple):
+    """What is asked for. `request_id` tells a repeat from another request. `ttl_seconds` 0: as the lease before."""
+
+    tenant: str
+    resource: str
+    holder: str
+    ttl_seconds: int
+    request_id: str
+
+
+class Granting:
+    """Both ways to a new epoch of a resource."""
+
+    def __init__(self, keys: NamedLeases, ledger: LeaseLedger, generation: Generation, *, most_per_tenant: int) -> None:
+        self._keys, self._ledger, self._generation = keys, ledger, generation
+        self._most_per_tenant = most_per_tenant
+
+    async def acquire(self, wanted: Wanted) -> HeldLease:
+        """Raises LeaseHeld, AlreadyExists, LimitReached, StaleEpoch for a repeat that comes too late, Unavailable."""
+        for _ in range(_MOST_ROUNDS):
+            found = await self._keys.find(wanted.tenant, wanted.resource)
+            if found is not None and found.record.request_id == wanted.request_id:
+                granted = await self._repeat(found, wanted)
+            elif found is None or _is_meant_for(found, wanted.holder):
+                granted = await self._take(wanted, found)
+            else:
+                raise await self._held_by_another(found)
+            if granted is not None:
+                return granted
+        raise Unavailable("others take this lease and lose it again", retry_after_seconds=_AGAIN_SECONDS)
+
+    async def transfer(self, target: Target, wanted: Wanted, reason: str, message: str) -> HeldLease:
+        """In one step, so that nobody comes in between. Raises StaleEpoch, AlreadyExists, Unavailable."""
+        found = await self._keys.find(wanted.tenant, wanted.resource)
+        if found is not None and found.record.request_id == wanted.request_id:
+            granted = await self._repeat(found, wanted)
+            if granted is not None:
+                return granted
+        last = (await self._ledger.last_grant(wanted.resource)).grant
+        if found is None or not is_meant(found, target) or last.claim_id != found.record.claim_id:
+            raise lost(target, found)
+        ttl_seconds = wanted.ttl_seconds or found.record.asked_ttl_seconds
+        record = self._record(wanted._replace(ttl_seconds=ttl_seconds), last.epoch, reason, message, transferred=True)
+        made = await self._claim(wanted, record, found)
+        granted = None if made is None else await self._register(made)
+        if granted is None:
+            raise lost(target, await self._keys.find(wanted.tenant, wanted.resource))
+        return granted
+
+    async def _take(self, wanted: Wanted, found: HeldLease | None) -> HeldLease | None:
+        """A free resource, or one that was transferred to the caller. None: look again."""
+        last = await self._ledger.last_grant(wanted.resource)
+        if last.grant.request_id == wanted.request_id:
+            raise lost(Target(wanted.resource, last.grant.epoch, last.grant.claim_id), found)
+        if found is None:
+            await self._check_room(wanted.tenant)
+            reason, message = _how_it_ended(last)
+        else:
+            reason, message = found.record.reason, found.record.message
+        made = await self._claim(wanted, self._record(wanted, last.grant.epoch, reason, message), found)
+        return None if made is None else await self._register(made)
+
+    async def _repeat(self, found: HeldLease, wanted: Wanted) -> HeldLease | None:
+        """The same request again: whatever was left undone is done now."""
+        record = found.record
+        if record.holder != wanted.holder or wanted.ttl_seconds not in {0, record.asked_ttl_seconds}:
+            raise AlreadyExists(
+                f"request {wanted.request_id} acquired this lease with another holder or ttl",
+                reason="REQUEST_ID_REUSED",
+            )
+        if record.generation != self._generation.current():
+            self._generation.doubt()
+            raise Unavailable("etcd's generation is being settled", retry_after_seconds=_AGAIN_SECONDS)
+        return await self._register(found)
+
+    async def _claim(self, wanted: Wanted, record: LeaseRecord, replacing: HeldLease | None) -> HeldLease | None:
+        try:
+            made = await self._keys.claim(wanted.tenant, wanted.resource, record, replacing=replacing)
+        except LeaseTaken:
+            return None
+        except GenerationMoved as error:
+            self._generation.doubt()
+            raise Unavailable(str(error), retry_after_seconds=_AGAIN_SECONDS) from error
+        await failpoint("coordinator.after_lease_claim")
+        if replacing is not None:
+            await self._keys.forget(replacing)
+        return made
+
+    async def _register(self, held: HeldLease) -> HeldLease | None:
+        """The lease, once it is a grant. None: another was registered between our look and our claim."""
+        answer = await self._ledger.register(held)
+        if answer.registered:
+            await failpoint("coordinator.after_lease_register")
+            metrics.count("tenure_leases_granted_total", reason=held.record.reason)
+            facts = {"lease": held.resource, "holder": held.record.holder, "reason": held.record.reason}
+            _log.info("granted a lease", extra={**facts, "epoch": describe_epoch(held.epoch)})
+            return held
+        await self._keys.delete(held)
+        if held.record.previous_epoch < answer.epoch < held.epoch:
+            return None
+        _log.warning("the claim of a lease was not registered", extra={"lease": held.resource})
+        self._generation.doubt()  # the ledger knows a higher epoch, or another generation: has etcd gone back?
+        raise Unavailable("etcd's generation is being settled", retry_after_seconds=_AGAIN_SECONDS)
+
+    async def _check_room(self, tenant: str) -> None:
+        """A bound for the protection of etcd: acquisitions at the same moment may pass it by a few."""
+        if await self._keys.count(tenant) >= self._most_per_tenant:
+            raise LimitReached(
+                f"a tenant holds at most {self._most_per_tenant} leases at once",
+                reason="TOO_MANY_LEASES",
+                metadata={"subject": f"tenant:{tenant}"},
+            )
+
+    async def _held_by_another(self, found: HeldLease) -> LeaseHeld:
+        metrics.count("tenure_leases_refused_total")
+        remaining = await self._keys.remaining_seconds(found)
+        return LeaseHeld(
+            f"{found.resource} is held by {found.record.holder}",
+            retry_after_seconds=float(max(remaining, 1)),
+            metadata={"holder": found.record.holder, "epoch": str(found.epoch)},
+        )
+
+    def _record(
+        self, wanted: Wanted, previous_epoch: int, reason: str, message: str, *, transferred: bool = False
+    ) -> LeaseRecord:
+        return LeaseRecord(
+            claim_id=str(uuid4()),
+            holder=wanted.holder,
+            generation=self._generation.current(),
+            request_id=wanted.request_id,
+            asked_ttl_seconds=wanted.ttl_seconds,
+            ttl_seconds=wanted.ttl_seconds,
+            previous_epoch=previous_epoch,
+            reason=reason,
+            message=message,
+            acquired_at=time(),
+            transferred=transferred,
+        )
+
+
+def _is_meant_for(found: HeldLease, holder: str) -> bool:
+    """Whether it was transferred to this holder, who has not acquired it itself yet."""
+    return found.record.transferred and found.record.holder == holder
+
+
+def _how_it_ended(last: pb.GetLeaseGrantResponse) -> tuple[str, str]:
+    """Reason and words for who comes next."""
+    if not last.grant.epoch:
+        return LeaseReason.FIRST, ""
+    return last.release_reason or LeaseReason.LEASE_EXPIRED, last.release_message

@@ -1,0 +1,123 @@
+"""WatchLeases: every change after a revision, in order, or an error that says to list again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import aclosing, contextmanager
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from services.coordinator.leases.messages import to_message
+from tenure.domain.epochs import compose_epoch, split_epoch
+from tenure.domain.errors import LimitReached, OutOfRange, TenureError
+from tenure.runtime.rpc_server import draining
+from tenure.v1 import lease_service_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator
+
+    from services.coordinator.generation import Generation
+    from services.coordinator.lease_store import LeaseStore
+    from services.coordinator.lease_store.lease_events import LeaseChange
+
+_Changes: TypeAlias = "asyncio.Queue[list[LeaseChange] | TenureError]"
+
+_MOST_PER_TENANT: Final = 64
+_MOST: Final = 1024
+_WAITING: Final = 8
+"""Answers of etcd that wait for a slow reader. Then etcd waits, and in the end its compaction ends the watch."""
+HEARTBEAT_SECONDS: Final = 5.0
+
+
+class Watching:
+    """The watches of this replica."""
+
+    def __init__(self, store: LeaseStore, generation: Generation, stopping: asyncio.Event) -> None:
+        self._store, self._generation, self._stopping = store, generation, stopping
+        self._open: Counter[str] = Counter()
+
+    async def watch(self, tenant: str, prefix: str, after_revision: int) -> AsyncGenerator[pb.WatchLeasesResponse]:
+        """Never ends by itself. Raises OutOfRange (CURSOR_EXPIRED), LimitReached, Unavailable."""
+        with self._counted(tenant):
+            generation = self._generation.current()
+            revision = await self._start(generation, after_revision)
+            changes: _Changes = asyncio.Queue(_WAITING)
+            reading = asyncio.create_task(self._read(tenant, prefix, revision + 1, changes))
+            try:
+                yield pb.WatchLeasesResponse(revision=compose_epoch(generation, revision))
+                while True:
+                    answer = await self._next(generation, revision, changes)
+                    revision = split_epoch(answer.revision)[1]
+                    yield answer
+            finally:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+
+    async def _next(self, generation: int, revision: int, changes: _Changes) -> pb.WatchLeasesResponse:
+        """The next changes, or a heartbeat."""
+        stopping, getting = asyncio.create_task(self._stopping.wait()), asyncio.create_task(changes.get())
+        try:
+            await asyncio.wait((stopping, getting), timeout=HEARTBEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if self._stopping.is_set():
+                raise draining()
+            if self._generation.current() != generation:
+                raise _expired("etcd was restored or replaced meanwhile")
+            if not getting.done():
+                return pb.WatchLeasesResponse(revision=compose_epoch(generation, revision))
+            news = getting.result()
+        finally:
+            stopping.cancel()
+            getting.cancel()
+        if isinstance(news, TenureError):
+            raise news
+        events = [_event(generation, change) for change in news]
+        return pb.WatchLeasesResponse(events=events, revision=compose_epoch(generation, news[-1].revision))
+
+    async def _read(self, tenant: str, prefix: str, start: int, changes: _Changes) -> None:
+        """Hands on what is found, and at last why there is no more."""
+        try:
+            async with aclosing(self._store.watch_leases(tenant, prefix, start)) as found:
+                async for each in found:
+                    if each:
+                        await changes.put(each)
+        except TenureError as error:
+            await changes.put(error)
+        else:
+            await changes.put(_expired("the history after it is not kept any more"))
+
+    async def _start(self, generation: int, after_revision: int) -> int:
+        """Etcd's revision to begin after."""
+        now = (await self._store.generation.read()).revision
+        if not after_revision:
+            return now
+        asked_generation, revision = split_epoch(after_revision)
+        if asked_generation != generation or revision > now:
+            raise _expired("it is of another life of etcd")
+        return revision
+
+    @contextmanager
+    def _counted(self, tenant: str) -> Iterator[None]:
+        if self._open[tenant] >= _MOST_PER_TENANT or self._open.total() >= _MOST:
+            raise LimitReached(
+                "too many watches of leases at this replica",
+                reason="TOO_MANY_WATCHES",
+                retry_after_seconds=1.0,
+                metadata={"subject": f"tenant:{tenant}"},
+            )
+        self._open[tenant] += 1
+        try:
+            yield
+        finally:
+            self._open[tenant] -= 1
+            self._open += Counter()  # forgets tenants without watches
+
+
+def _event(generation: int, change: LeaseChange) -> pb.LeaseEvent:
+    revision, lease = compose_epoch(generation, change.revision), to_message(change.lease)
+    if change.held:
+        return pb.LeaseEvent(revision=revision, held=lease)
+    return pb.LeaseEvent(revision=revision, ended=lease)
+
+
+def _expired(why: str) -> OutOfRange:
+    return OutOfRange(f"leases cannot be watched from this revision: {why}; list them again", reason="CURSOR_EXPIRED")

@@ -1,0 +1,196 @@
+"""Leases of named resources, held as long as a block runs.
+
+async with Client(address) as tenure, tenure.lease("tables/orders", holder="importer-1", ttl_seconds=10) as lease:
+    await write(rows, lease.token)        # the guard compares lease.epoch: see docs/tokens.md
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import TYPE_CHECKING, Final, Self
+
+import uuid_utils
+
+from tenure.domain.errors import Fenced, LeaseHeld, StaleEpoch, TenureError, TryLater
+from tenure.domain.retry import RetryPolicy
+from tenure.domain.trust import TrustWindow
+from tenure.runtime.retrying import retrying
+from tenure.runtime.status import PeerFailed
+from tenure.v1 import lease_service_pb2 as pb
+from tenure.v1 import token_pb2
+from tenure.wire.times import duration, seconds
+
+if TYPE_CHECKING:  # it exists for type checkers only
+    from tenure.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
+
+_log: Final = logging.getLogger(__name__)
+CALL_TIMEOUT_SECONDS: Final = 5.0
+PATIENCE: Final = RetryPolicy(max_attempts=5, initial_seconds=0.1, factor=2.0, cap_seconds=1.0)
+AGAIN: Final = RetryPolicy(initial_seconds=0.1, factor=2.0, cap_seconds=1.0)
+LONGEST_WAIT_SECONDS: Final = 1.0
+"""Between two looks at a lease that another holds: it may be given back long before it runs out."""
+
+
+class HeldLease:
+    """Acquired at the beginning of the `async with` block, renewed while it runs, given back at its end.
+
+    When the lease is lost, or could not be renewed within its trust window, the block is cancelled and StaleEpoch is
+    raised in its place (LEASE_LOST, or TRUST_WINDOW_CLOSED). With `cancel_on_loss=False` the block runs on and may look
+    at `lost`. Neither makes a write safe: a process may be paused at any instruction. The guard's comparison does.
+    """
+
+    def __init__(
+        self,
+        stub: LeaseServiceAsyncStub,
+        resource: str,
+        *,
+        holder: str,
+        ttl_seconds: float = 10.0,
+        wait_seconds: float = 0.0,
+        margin_seconds: float | None = None,
+        cancel_on_loss: bool = True,
+    ) -> None:
+        """`wait_seconds`: how long to wait for another holder. `margin_seconds`: how much earlier than the lease the
+        trust window ends; a fifth of the ttl if not given.
+        """
+        self._stub, self._resource, self._holder = stub, resource, holder
+        self._ttl_seconds, self._wait_seconds = ttl_seconds, wait_seconds
+        self._margin_seconds = ttl_seconds / 5 if margin_seconds is None else margin_seconds
+        self._cancel_on_loss = cancel_on_loss
+        self._loss: Fenced | None = None
+        self._is_cancelling = False
+        self.lost = asyncio.Event()
+
+    @property
+    def token(self) -> token_pb2.FencingToken:
+        """To be shown to guards; ask anew for each write, renewals sign it again."""
+        return self._lease.token
+
+    @property
+    def epoch(self) -> int:
+        """The number in the token. Stays the same as long as the lease is held."""
+        return self._lease.epoch
+
+    @property
+    def claim_id(self) -> str:
+        """The claim in the token."""
+        return self._lease.claim_id
+
+    @property
+    def info(self) -> pb.Lease:
+        """All there is to know: how the lease before ended, the epoch before."""
+        return self._lease
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether something new may be started now."""
+        return not self.lost.is_set() and self._window.is_open(_now())
+
+    async def __aenter__(self) -> Self:
+        await self._acquire()
+        self._body = asyncio.current_task()
+        self._cancelled_before = self._body.cancelling() if self._body is not None else 0
+        self._duties = [asyncio.create_task(self._renew()), asyncio.create_task(self._watch_window())]
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, _error: object, _trace: object) -> None:
+        for duty in self._duties:
+            duty.cancel()
+        await asyncio.gather(*self._duties, return_exceptions=True)
+        if self._is_cancelling and self._body is not None:
+            mine = self._body.uncancel() <= self._cancelled_before
+            if mine and kind is not None and issubclass(kind, asyncio.CancelledError):
+                raise self._loss or StaleEpoch("the lease is lost") from None
+        if self._loss is None:
+            await self._release()
+
+    async def _acquire(self) -> None:
+        ends_at = _now() + self._wait_seconds
+        request = pb.AcquireLeaseRequest(
+            resource=self._resource,
+            holder=self._holder,
+            ttl=duration(self._ttl_seconds),
+            request_id=str(uuid_utils.uuid7()),
+        )
+        while True:
+            try:
+                sent_at, answer = await self._acquire_once(request)
+            except LeaseHeld as error:
+                left_seconds = ends_at - _now()
+                if left_seconds <= 0:
+                    raise
+                asked_seconds = error.retry_after_seconds or LONGEST_WAIT_SECONDS
+                await asyncio.sleep(min(asked_seconds, left_seconds, LONGEST_WAIT_SECONDS))
+                continue
+            self._take(sent_at, answer.lease)
+            return
+
+    async def _acquire_once(self, request: pb.AcquireLeaseRequest) -> tuple[float, pb.AcquireLeaseResponse]:
+        """Repeated with the same request_id when no answer comes: a lost one costs nothing."""
+
+        async def call() -> tuple[float, pb.AcquireLeaseResponse] | LeaseHeld:
+            sent_at = _now()
+            try:
+                return sent_at, await self._stub.AcquireLease(request, timeout=CALL_TIMEOUT_SECONDS)
+            except LeaseHeld as error:  # an answer, not a failure
+                return error
+
+        answer = await retrying(call, PATIENCE, on=(TryLater,))
+        if isinstance(answer, LeaseHeld):
+            raise answer
+        return answer
+
+    def _take(self, sent_at: float, lease: pb.Lease) -> None:
+        self._lease = lease
+        self._window = TrustWindow(sent_at, seconds(lease.remaining), self._margin_seconds)
+
+    async def _renew(self) -> None:
+        """Three times in a trust window; sooner again after a failure."""
+        failures = 0
+        while True:
+            interval_seconds = (seconds(self._lease.ttl) - self._margin_seconds) / 3
+            await asyncio.sleep(AGAIN.wait_seconds(failures, random.random()) if failures else interval_seconds)
+            sent_at = _now()
+            try:
+                request = pb.RenewLeaseRequest(token=self._lease.token)
+                answer = await self._stub.RenewLease(request, timeout=min(interval_seconds, CALL_TIMEOUT_SECONDS))
+            except (TryLater, PeerFailed) as error:
+                failures += 1
+                _log.info("a lease could not be renewed", extra={"lease": self._resource, "error": error})
+            except TenureError as error:
+                self._lose(error if isinstance(error, Fenced) else StaleEpoch(str(error), reason="LEASE_LOST"))
+                return
+            else:
+                failures = 0
+                self._take(sent_at, answer.lease)
+
+    async def _watch_window(self) -> None:
+        """A duty of its own, because a renewal may hang."""
+        while True:
+            left_seconds = self._window.ends_at - _now()
+            if left_seconds <= 0:
+                self._lose(StaleEpoch(f"{self._resource} could not be renewed in time", reason="TRUST_WINDOW_CLOSED"))
+                return
+            await asyncio.sleep(left_seconds)
+
+    def _lose(self, loss: Fenced) -> None:
+        if self._loss is not None:
+            return
+        self._loss = loss
+        self.lost.set()
+        if self._cancel_on_loss and self._body is not None:
+            self._is_cancelling = self._body.cancel()
+
+    async def _release(self) -> None:
+        """So that others need not wait; if nobody answers, they do."""
+        try:
+            request = pb.ReleaseLeaseRequest(token=self._lease.token)
+            await self._stub.ReleaseLease(request, timeout=CALL_TIMEOUT_SECONDS)
+        except (TenureError, PeerFailed) as error:
+            _log.info("a lease is left to run out", extra={"lease": self._resource, "error": error})
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
