@@ -15,11 +15,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
+from tenure.dev.postgres_errors import EmbeddedPostgresError
 from tests.fault.suite.installation import Installation
 from tests.fault.suite.schedule import PlannedFault, Schedule
 from tests.fix_proxy import Lost
 
 Inject = Callable[[Installation, PlannedFault], Awaitable[None]]
+POSTGRES_TRIES: Final = 3
 STORES: Final = "postgres", "etcd"
 
 
@@ -73,7 +75,14 @@ async def _mend_stores(install: Installation) -> None:
 
 async def _start_postgres(install: Installation) -> None:
     async with install.postgres_lock:
-        await install.postgres.start_async()
+        for tries_left in reversed(range(POSTGRES_TRIES)):
+            try:
+                await install.postgres.start_async()
+            except EmbeddedPostgresError:
+                if not tries_left:  # everybody comes back at once: our own look may find no connection left
+                    raise
+            else:
+                return
 
 
 async def kill(install: Installation, fault: PlannedFault) -> None:

@@ -13,6 +13,7 @@ from tests.fault.suite.evidence import Marks
 from tests.fault.suite.trial import Verdict
 
 MOST_TOLD: Final = 12
+MOST_SHOWN: Final = 400
 
 
 @dataclass(slots=True)
@@ -57,7 +58,7 @@ def told(verdict: Verdict) -> Iterator[str]:
     )
     if verdict.violations:
         yield from (f"    {fault}" for fault in schedule.faults)
-        yield from (f"  ! {violation}" for violation in verdict.violations[:MOST_TOLD])
+        yield from (f"  ! {str(violation)[:MOST_SHOWN]}" for violation in verdict.violations[:MOST_TOLD])
         yield f"  replay: make faults SEED={schedule.seed}"
 
 
