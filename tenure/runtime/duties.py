@@ -7,6 +7,7 @@ import logging
 import random
 from typing import TYPE_CHECKING, Final, Self
 
+from tenure.domain.errors import TryLater
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime import metrics
 from tenure.runtime.logs import log_context
@@ -53,8 +54,17 @@ class Duties:
                 began = clock()
                 try:
                     return await duty()
-                except Exception:  # noqa: BLE001  whatever it was: logged with its stack, and the duty goes on
+                except Exception as error:  # noqa: BLE001  whatever it was: it is logged, and the duty goes on
                     failures = 1 if clock() - began > self._restart.cap_seconds else failures + 1
                     metrics.count("tenure_duty_failures_total", duty=name)
-                    _log.exception("a duty failed and will be started again", extra={"failures": failures})
+                    _tell(error, failures)
                 await asyncio.sleep(self._restart.wait_seconds(failures, random.random()))
+
+
+def _tell(error: Exception, failures: int) -> None:
+    """A part that is away is no fault of ours: a line is enough. Anything else is, and comes with its stack."""
+    facts: dict[str, object] = {"failures": failures}
+    if isinstance(error, TryLater):
+        _log.warning("a duty failed and will be started again", extra={**facts, "error": error})
+    else:
+        _log.error("a duty failed and will be started again", extra=facts, exc_info=error)
