@@ -82,7 +82,9 @@ class TcpProxy:
         """Break the open connections by RST; new ones are accepted."""
         for writers in self._connections.values():
             for writer in writers:
-                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
+                end = writer.get_extra_info("socket")
+                if end.fileno() >= 0:
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
         await self._end_connections()
 
     async def _listen(self, port: int) -> socket.socket:
@@ -132,8 +134,10 @@ class TcpProxy:
 
     @staticmethod
     def _lingers(writer: asyncio.StreamWriter) -> bool:
-        option = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, len(_ABORT))
-        return bool(option == _ABORT)
+        end = writer.get_extra_info("socket")
+        if end.fileno() < 0:  # broken by the other side just now
+            return False
+        return bool(end.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, len(_ABORT)) == _ABORT)
 
 
 class MakeProxy(Protocol):

@@ -74,6 +74,10 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
         {"text": "One slow call.", "calls": [_append("append_record_unsafe", "slow", 6000)]},
         {"text": "It is written."},
     ],
+    "worker-program": [
+        {"text": "Wait.", "calls": [{"name": "execute_python", "arguments": {"code": "import time; time.sleep(9)"}}]},
+        {"text": "It has waited."},
+    ],
     "worker-unsafe": [
         {"text": "One call.", "calls": [_append("append_record_unsafe", "once")]},
         {"text": "I was told what came of it."},
@@ -87,6 +91,11 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
         {"text": "and the second."},
     ],
     "worker-paced": [*map(_paced, range(6)), {"text": "Done at last."}],
+    "worker-steady": [{**_paced(0), "latency_ms": 200, "repeat": 30}, {"text": "Done at last."}],
+    "worker-slow-model": [
+        {"text": "One call.", "latency_ms": 1500, "calls": [_append("append_record_unsafe", "once")]},
+        {"text": "It is written."},
+    ],
     "worker-long-answer": [{"text": "word " * 2000, "latency_ms": 60000, "deltas": 1000}],
 }
 """The goal names the record they write to."""

@@ -37,11 +37,12 @@ Tagged = tuple[int, Any]
 
 @dataclass(slots=True)
 class _Asked:
-    """A message without its last answer. `size`: its bytes in a frame, at most."""
+    """A message without its last answer. `size`: its bytes in a frame, at most. `stream`: the one it went by last."""
 
     message: Message
     size: int
     on_event: OnEvent
+    stream: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,8 @@ class FrameClient:
         self._ready = asyncio.Event()
         self._next_tag = 1
         self._failures = 0
+        self._stream = 0
+        self._given_up = asyncio.Event()
 
     def ask(self, message: Message, on_event: OnEvent) -> int:
         """Sends `message` as soon as may be; `on_event` is called with each event. LimitReached when too many wait."""
@@ -79,6 +82,17 @@ class FrameClient:
         """No event of this tag is wanted any more; if it was not sent yet it never will be."""
         self._asked.pop(tag, None)
 
+    def give_up_stream_of(self, tag: int) -> None:
+        """Whoever answers there cannot do this: the next stream may lead to another replica, which can."""
+        asked = self._asked.get(tag)
+        if asked is not None and asked.stream == self._stream:
+            self._given_up.set()
+
+    @property
+    def is_broken(self) -> bool:
+        """A stream broke, and none has brought a frame since."""
+        return self._failures > 0
+
     async def run(self) -> None:
         """Keeps a stream for ever."""
         while True:
@@ -93,9 +107,12 @@ class FrameClient:
 
     async def _one_stream(self) -> None:
         call = self._shape.connect()
+        self._stream += 1
+        self._given_up.clear()
         self._unsent = deque(self._asked)  # all that is unanswered, in the order it was asked
         try:
             async with asyncio.TaskGroup() as group:
+                group.create_task(self._give_up())
                 group.create_task(self._write(call))
                 group.create_task(self._read(call))
         finally:
@@ -117,6 +134,10 @@ class FrameClient:
                     asked.on_event(event)
         raise Unavailable(f"{self._shape.name} ended the stream", reason="STREAM_ENDED")
 
+    async def _give_up(self) -> Never:
+        await self._given_up.wait()
+        raise Unavailable(f"{self._shape.name} is there and of no use", reason="STREAM_GIVEN_UP")
+
     def _take(self) -> list[Tagged]:
         """The next frame's content, at least one message if any waits."""
         batch: list[Tagged] = []
@@ -127,6 +148,7 @@ class FrameClient:
                 left_bytes -= asked.size
                 if batch and left_bytes < 0:
                     break
+                asked.stream = self._stream
                 batch.append((self._unsent[0], asked.message))
             self._unsent.popleft()
         return batch

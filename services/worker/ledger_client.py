@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
+import grpc
+
 from services.worker.frames import FrameClient, FrameShape, Tagged
 from tenure.domain.errors import Unavailable
 from tenure.runtime.rpc_channel import TenureChannel
@@ -25,6 +27,7 @@ class LedgerClient:
     """Raises domain errors: Fenced when the claim is no longer the ledger's, TryLater when it may work later."""
 
     def __init__(self, channel: TenureChannel) -> None:
+        self._channel = channel
         self._stub: Any = grpc_pb.CheckpointServiceStub(channel)
         shape = FrameShape("checkpoint", self._stub.CommitStream, _build_frame, _events)
         self._frames = FrameClient(shape)
@@ -32,6 +35,11 @@ class LedgerClient:
     async def run(self) -> None:
         """Keeps the commit stream; a duty."""
         await self._frames.run()
+
+    @property
+    def in_reach(self) -> bool:
+        """False while its stream is broken and no connection stands."""
+        return not self._frames.is_broken or self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def open(self, token: token_pb2.FencingToken) -> Opened:
         """Takes the task over. Repeatable under the same claim. WrongState when it cannot be opened."""
@@ -46,14 +54,18 @@ class LedgerClient:
         try:
             async with asyncio.timeout(timeout_seconds):
                 result = await answer
+            if result.HasField("refusal"):
+                raise refusal_to_domain(result.refusal)
         except TimeoutError:
+            self._frames.give_up_stream_of(tag)
             raise Unavailable(
                 f"no answer to a commit within {timeout_seconds:g} s", reason="TIMEOUT", metadata=OUTCOME_UNKNOWN
             ) from None
+        except Unavailable:
+            self._frames.give_up_stream_of(tag)
+            raise
         finally:
             self._frames.forget(tag)
-        if result.HasField("refusal"):
-            raise refusal_to_domain(result.refusal)
         return result.response
 
 

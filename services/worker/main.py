@@ -17,6 +17,7 @@ from services.worker.ledger_client import LedgerClient
 from services.worker.live import LiveServicer
 from services.worker.model import ModelClient
 from services.worker.parts import ModelDefaults, Parts
+from services.worker.rests import Rests
 from services.worker.session import Session, WorkerIdentity
 from services.worker.supervisor import Supervisor
 from services.worker.tools_client import ToolsClient
@@ -92,17 +93,19 @@ class Settings:
 async def compose(process: Process, settings: Settings) -> None:
     """Clients, the server of live text, then the session, which brings tasks. Draining comes before all closing."""
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # else a line for every call, which the ledger has anyway
-    holdings, trust = Holdings(), TrustGate()
+    holdings, trust, rests = Holdings(), TrustGate(), Rests()
     duties = await process.open(Duties())
     parts = await _open_parts(process, settings, trust, duties)
     port = await _serve_live_text(process, settings, holdings)
 
     def free_slots() -> int:
-        return 0 if process.stopping.is_set() else max(0, settings.slots - len(holdings))
+        if process.stopping.is_set() or not parts.in_reach:
+            return 0
+        return max(0, settings.slots - len(holdings) - rests.count())
 
     addresses = settings.coordinator_addresses
     session = Session(addresses, settings.identity(port), holdings, trust, free_slots)
-    supervisor = await process.open(Supervisor(parts, holdings, session.release, settings.slots))
+    supervisor = await process.open(Supervisor(parts, holdings, rests, session.release, settings.slots))
     duties.start("session", lambda: session.run(supervisor.take))
     await process.run_until_stopped()
     await drain(session, holdings, settings.drain_seconds)

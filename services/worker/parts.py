@@ -27,3 +27,8 @@ class Parts:
     model: ModelClient
     trust: TrustGate
     defaults: ModelDefaults
+
+    @property
+    def in_reach(self) -> bool:
+        """Whether a task that is taken now could be worked on. A worker cut off must not take what others could do."""
+        return self.ledger.in_reach and self.tools.in_reach

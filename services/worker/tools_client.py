@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import grpc
+
 from services.worker.frames import FrameClient, FrameShape, Tagged
 from tenure.domain.entries import ToolIntent, ToolsDefined
 from tenure.domain.errors import Unavailable
@@ -26,12 +28,18 @@ class ToolsClient:
     """Raises domain errors: Fenced when the tools' fence is above this claim."""
 
     def __init__(self, channel: TenureChannel) -> None:
+        self._channel = channel
         self._stub: Any = grpc_pb.ToolServiceStub(channel)
         self._frames = FrameClient(FrameShape("tools", self._stub.ExecuteStream, _build_frame, _events))
 
     async def run(self) -> None:
         """Keeps the call stream; a duty."""
         await self._frames.run()
+
+    @property
+    def in_reach(self) -> bool:
+        """False while its stream is broken and no connection stands."""
+        return not self._frames.is_broken or self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def list_tools(self, token: token_pb2.FencingToken) -> ToolsDefined:
         """The tools this token may call, and the names it allows in vain; both by name."""
@@ -74,16 +82,20 @@ class ToolsClient:
         try:
             async with asyncio.timeout(timeout_seconds):
                 event = await ending
+            if event.HasField("refusal"):
+                raise refusal_to_domain(event.refusal)
         except TimeoutError:
+            self._frames.give_up_stream_of(tag)
             raise Unavailable(
                 f"call {intent.call_id} of {intent.tool} gave no outcome within {timeout_seconds:g} s",
                 reason="TIMEOUT",
                 metadata=OUTCOME_UNKNOWN,
             ) from None
+        except Unavailable:
+            self._frames.give_up_stream_of(tag)
+            raise
         finally:
             self._frames.forget(tag)
-        if event.HasField("refusal"):
-            raise refusal_to_domain(event.refusal)
         return outcome_to_domain(event.outcome)
 
 
