@@ -3,25 +3,40 @@
 An etcd that was restored or replaced goes back in revisions, and its old claims may revive. So the generation is
 compared at the start, after every reconnect and whenever something does not fit; where it does not hold, it is raised
 by compare-and-set in the ledger, then in etcd, and whatever is older is deleted.
+
+Why no old token ever supersedes a newer one, even where nobody noticed the restore:
+- A token is signed only after the ledger put its (epoch, claim_id) into the task's row, where the epoch had to exceed
+  the last one put there. So along a task tokens ascend in the order in which they came to be, whatever etcd does; a
+  restore that was overlooked, because the revision has passed the old maximum by now, only makes numbers skip.
+- The ledger lets in who *equals* that row, so there a higher number in the hands of an older owner is worth nothing.
+  The tools let in who is not lower; what they hold never exceeds the ledger's row, so the next token opens their door.
+- A revived claim is not the registered one: nothing is signed for it, and the reconciliation deletes it.
+- Nothing older than the ledger's generation is registered: who slept through a raise grants nothing from before it.
+- A deletion names revision and lease, and leases are not given twice: none hits a claim of another life.
+The raise is thus not what makes old tokens harmless. It is what lets new claims be registered at all where etcd is
+behind, and what clears away in one go what a restore revived. There is one exception. If ledger and etcd are both put
+back, but the tools' database is not, the tools may hold epochs that nobody remembers: docs/etcd.md says what to do.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from services.coordinator.lease_store import ETCD_OUT_OF_SPACE, ETCD_UNAVAILABLE
 from services.coordinator.losses import Losses, LostClaim
 from tenure.domain.epochs import compose_epoch, describe_epoch
 from tenure.domain.errors import TenureError, Unavailable
 from tenure.domain.states import Reason
 from tenure.runtime import metrics
 from tenure.runtime.failpoint import failpoint
+from tenure.runtime.status import PeerFailed
 
 if TYPE_CHECKING:
-    from services.coordinator.lease_store import LeaseStore
+    from services.coordinator.lease_store import HeldSession, LeaseStore
     from services.coordinator.lease_store.generation_key import EtcdGeneration
     from services.coordinator.ledger import Ledger
     from tenure.v1 import checkpoint_service_pb2 as pb
@@ -30,6 +45,8 @@ _log: Final = logging.getLogger(__name__)
 _POLL_SECONDS: Final = 1.0
 _ANSWER_SECONDS: Final = 2.0
 _ROUNDS: Final = 10
+_SESSIONS_AT_ONCE: Final = 32
+_NO_SPACE: Final = "NOSPACE"
 
 
 class Generation:
@@ -43,10 +60,13 @@ class Generation:
         self._losses = losses
         self._on_health = on_health
         self._settled: int | None = None
+        self._why_not = ("etcd is not reached, or its generation is being settled", ETCD_UNAVAILABLE)
         self._last: int | None = None
+        self._cleared = -1
         self._revision = 0
         self._lost_life = -1
-        self._silent = False
+        self._doubts = 0
+        self._told: str | None = None
         self._doubted = asyncio.Event()
         self._looked = asyncio.Event()
         self._now_settled = asyncio.Event()
@@ -59,7 +79,8 @@ class Generation:
     def current(self) -> int:
         """The generation. Raises Unavailable while it is in doubt."""
         if self._settled is None:
-            raise Unavailable("etcd is not reached, or its generation is being settled", reason="ETCD_UNAVAILABLE")
+            message, reason = self._why_not
+            raise Unavailable(message, reason=reason)
         return self._settled
 
     async def first_look(self) -> None:
@@ -78,8 +99,9 @@ class Generation:
 
         `lost_life`: etcd went back behind what was seen in that generation, which therefore must not be granted in.
         """
-        self._unsettle()
+        self._doubts += 1
         self._lost_life = max(self._lost_life, lost_life)
+        self._unsettle("etcd's generation is being settled", ETCD_UNAVAILABLE)
         self._doubted.set()
 
     async def watch_over(self) -> None:
@@ -88,12 +110,8 @@ class Generation:
             self._doubted.clear()
             try:
                 await self._check()
-                self._silent = False
-            except TenureError as error:
-                if not self._silent:  # once for each outage
-                    _log.warning("nothing is granted until etcd and the ledger answer", extra={"error": error})
-                self._silent = True
-                self._unsettle()
+            except (TenureError, PeerFailed) as error:
+                self._fail(error)
             await self._on_health(self.is_settled)
             self._looked.set()
             try:
@@ -102,12 +120,20 @@ class Generation:
             except TimeoutError:
                 continue
 
-    def _unsettle(self) -> None:
-        self._settled = None
+    def _fail(self, error: TenureError | PeerFailed) -> None:
+        reason = error.reason if isinstance(error, Unavailable) else ETCD_UNAVAILABLE
+        if self._told != reason:  # once for each outage
+            _log.warning("nothing is granted until etcd and the ledger answer", extra={"error": error})
+        self._told = reason
+        self._unsettle(f"nothing is granted: {error}", reason)
+
+    def _unsettle(self, message: str, reason: str) -> None:
+        self._settled, self._why_not = None, (message, reason)
         self._now_settled.clear()
 
     async def _check(self) -> None:
         etcd = await self._store.generation.read(timeout_seconds=_ANSWER_SECONDS)
+        await self._check_alarms()
         unchanged = self._settled is not None and etcd.generation == self._settled and etcd.revision >= self._revision
         if not unchanged:
             if self._last is not None and etcd.revision < self._revision:
@@ -115,15 +141,35 @@ class Generation:
             etcd = await self._settle()
         self._revision = etcd.revision
 
+    async def _check_alarms(self) -> None:
+        """With an alarm etcd answers reads and takes few writes or none.
+
+        It may still take claims, as its quota does not count the puts of nested transactions; it needs no more of them.
+        """
+        alarms = await self._store.alarms(timeout_seconds=_ANSWER_SECONDS)
+        metrics.gauge("tenure_etcd_out_of_space", float(_NO_SPACE in alarms))
+        if not alarms:
+            return
+        if _NO_SPACE in alarms:
+            advice = "compact it, defragment each member, then `etcdctl alarm disarm`; what runs goes on meanwhile"
+            raise Unavailable(f"etcd is out of space: {advice}", reason=ETCD_OUT_OF_SPACE)
+        raise Unavailable(f"etcd has raised the alarm {', '.join(sorted(alarms))}", reason=ETCD_UNAVAILABLE)
+
     async def _settle(self) -> EtcdGeneration:
         for _ in range(_ROUNDS):
+            doubts = self._doubts
             ledger, etcd = await self._ledger.get_epochs(), await self._store.generation.read()
             why = self._why_raise(ledger, etcd)
-            if why is None:
-                await self._adopt(ledger.generation)
+            if why is not None:
+                await self._raise(ledger.generation, etcd.generation, why)
+                continue
+            if ledger.generation != self._cleared:
+                await self._clear_older(ledger.generation)
+                self._cleared = ledger.generation
+            if doubts == self._doubts:  # whoever doubted meanwhile knew something that was not asked for yet
+                self._adopt(ledger.generation)
                 return etcd
-            await self._raise(ledger.generation, etcd.generation, why)
-        raise Unavailable("the generation does not settle: others keep raising it")
+        raise Unavailable("the generation does not settle: others keep raising it", reason=ETCD_UNAVAILABLE)
 
     def _why_raise(self, ledger: pb.GetEpochsResponse, etcd: EtcdGeneration) -> str | None:
         if etcd.generation != ledger.generation:
@@ -142,23 +188,37 @@ class Generation:
         await failpoint("coordinator.after_ledger_raise")
         moved = await self._store.generation.move(etcd, target)
         await failpoint("coordinator.after_raise")
-        metrics.count("tenure_generation_raised_total")
+        if moved:
+            metrics.count("tenure_generation_raised_total")
         _log.warning("raised the generation", extra={"generation": target, "why": why, "by_us": moved})
 
-    async def _adopt(self, generation: int) -> None:
-        if generation != self._last:
-            await self._clear_older(generation)
+    def _adopt(self, generation: int) -> None:
+        if self._told is not None or generation != self._last:
+            _log.info("granting in this generation", extra={"generation": generation})
+        self._told = None
         self._settled = self._last = generation
         self._now_settled.set()
         metrics.gauge("tenure_generation", generation)
 
     async def _clear_older(self, generation: int) -> None:
         """Claims first: a claim that goes alone is requeued by who deleted it, so that the reason is told truly."""
+        await self._store.leases.delete_older(generation)
         found = await self._store.claims.list_all()
         claims = [each for each in found.values() if each.record.generation < generation]
+        sessions = [each for each in await self._store.sessions.list_all() if each.record.generation < generation]
+        if not claims and not sessions:
+            return
         await self._store.claims.delete_many(claims)
         message = f"etcd was restored or replaced; claims from before generation {generation} do not hold"
         await self._losses.requeue(LostClaim.of(each, Reason.CLAIM_LOST, message) for each in claims)
-        for session in await self._store.sessions.list_all():
-            if session.record.generation < generation:
-                await self._store.sessions.end(session)
+        await self._end_sessions(sessions)
+        facts = {"generation": generation, "claims": len(claims), "sessions": len(sessions)}
+        _log.warning("ended what was left of older generations; its tasks are queued again", extra=facts)
+
+    async def _end_sessions(self, sessions: Sequence[HeldSession]) -> None:
+        for start in range(0, len(sessions), _SESSIONS_AT_ONCE):
+            batch = sessions[start : start + _SESSIONS_AT_ONCE]
+            results = await asyncio.gather(*map(self._store.sessions.end, batch), return_exceptions=True)
+            for failure in results:
+                if isinstance(failure, BaseException):
+                    raise failure

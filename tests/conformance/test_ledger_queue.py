@@ -89,24 +89,24 @@ async def test_an_offer_tells_all_tools_from_none(checkpoint):
 async def test_a_grant_counts_only_above_the_registered_one_and_a_repeat_gives_the_same(checkpoint):
     replica = await checkpoint()
     task_id = (await replica.create()).task_id
-    assert await register(replica, task_id, 10, "a") == ["a"]
-    assert await register(replica, task_id, 10, "a") == ["a"]
-    assert await register(replica, task_id, 10, "b") == []
-    assert await register(replica, task_id, 9, "c") == []
-    assert await register(replica, task_id, 11, "d") == ["d"]
-    assert await register(replica, str(uuid4()), 11, "e") == []
+    ninth, tenth, eleventh = (compose_epoch(1, revision) for revision in (9, 10, 11))
+    assert await register(replica, task_id, tenth, "a") == ["a"]
+    assert await register(replica, task_id, tenth, "a") == ["a"]
+    assert await register(replica, task_id, tenth, "b") == []
+    assert await register(replica, task_id, ninth, "c") == []
+    assert await register(replica, task_id, eleventh, "d") == ["d"]
+    assert await register(replica, str(uuid4()), eleventh, "e") == []
     epochs = await replica.stub.GetEpochs(pb.GetEpochsRequest(), timeout=TIMEOUT_SECONDS)
-    assert epochs.highest_epoch == 11
+    assert epochs.highest_epoch == eleventh
 
 
 async def test_of_two_claims_registered_at_once_the_higher_stands(checkpoint):
     replica = await checkpoint()
     other = await checkpoint(dsn=replica.dsn)
     task_id = (await replica.create()).task_id
-    await asyncio.gather(
-        *[register(side, task_id, epoch, f"c{epoch}") for epoch in range(1, 21) for side in (replica, other)]
-    )
-    assert await replica.query("select granted, granted_claim from ledger.tasks") == [(20, "c20")]
+    epochs = [compose_epoch(1, revision) for revision in range(1, 21)]
+    await asyncio.gather(*[register(side, task_id, each, f"c{each}") for each in epochs for side in (replica, other)])
+    assert await replica.query("select granted, granted_claim from ledger.tasks") == [(epochs[-1], f"c{epochs[-1]}")]
 
 
 async def test_a_lost_claim_is_put_back_once_and_only_while_it_runs_under_it(checkpoint):
@@ -176,6 +176,15 @@ async def test_a_raised_generation_is_above_every_epoch_ever_registered(checkpoi
     task = await replica.create()
     await register(replica, task.task_id, compose_epoch(9, 5), "a")
     assert await raise_generation(replica, 1) == 10
+
+
+async def test_nothing_of_a_generation_that_was_left_is_registered(checkpoint):
+    """A coordinator that slept through a restore comes too late, for a task that nobody was granted since, too."""
+    replica = await checkpoint()
+    task_id = (await replica.create()).task_id
+    assert await raise_generation(replica, 1) == 2
+    assert await register(replica, task_id, compose_epoch(1, 5_000), "slept") == []
+    assert await register(replica, task_id, compose_epoch(2, 3), "awake") == ["awake"]
 
 
 async def test_hints_tell_of_new_work_and_of_cancels_at_every_replica(checkpoint):

@@ -52,13 +52,18 @@ def test_a_write_that_was_never_proposed_was_not_applied(code: StatusCode, detai
     assert type(write_error(_error(code, details))) is EtcdUnavailable
 
 
+def test_a_write_that_met_the_quota_is_told_apart_and_may_have_been_applied() -> None:
+    meaning = write_error(_error(StatusCode.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded"))
+    assert type(meaning) is SpaceExhausted
+    assert isinstance(meaning, EtcdUnclear)
+
+
 @pytest.mark.parametrize(
     ("code", "details", "kind"),
     [
         (StatusCode.NOT_FOUND, "etcdserver: requested lease not found", LeaseExpired),
         (StatusCode.OUT_OF_RANGE, "etcdserver: mvcc: required revision has been compacted", Compacted),
         (StatusCode.OUT_OF_RANGE, "etcdserver: mvcc: required revision is a future revision", FutureRevision),
-        (StatusCode.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded", SpaceExhausted),
         (StatusCode.INVALID_ARGUMENT, "etcdserver: duplicate key given in txn request", EtcdRefused),
         (StatusCode.INVALID_ARGUMENT, "etcdserver: request is too large", EtcdRefused),
     ],

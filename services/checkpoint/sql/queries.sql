@@ -254,7 +254,9 @@ update tasks t set offered_until = now() + make_interval(secs => %(reserve_secon
 returning t.task_id::text, t.tenant, t.ending_state, t.ending_reason, t.ending_message, t.ending_at;
 
 -- name: register_grants
--- One statement for all: a grant counts from here on or is left out. A repeat finds its own row.
+-- One statement for all: a grant counts from here on or is left out. A repeat finds its own row. Nothing is registered
+-- that was claimed in a generation left since: a coordinator that slept through a restore comes too late for all tasks,
+-- not only for those granted anew.
 with asked as (
   select * from unnest(%(task_ids)b::text[]::uuid[], %(epochs)b::bigint[], %(claim_ids)b::text[])
              as a(task_id, epoch, claim_id)
@@ -266,6 +268,7 @@ with asked as (
     from asked a join held using (task_id)
    where t.task_id = a.task_id
      and (t.granted < a.epoch or (t.granted = a.epoch and t.granted_claim = a.claim_id))
+     and a.epoch >> 40 >= (select generation from epochs)
   returning a.claim_id, a.epoch
 ), highest as (
   update epochs set highest_epoch = greatest(highest_epoch, (select max(epoch) from registered))

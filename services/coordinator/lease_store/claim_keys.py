@@ -31,6 +31,7 @@ from tenure.runtime.etcd.transactions import (
     absent,
     created_at,
     modified_at,
+    under_lease,
     value_is,
 )
 from tenure.runtime.failpoint import failpoint
@@ -165,7 +166,8 @@ def _claim_txn(wanted: NewClaim) -> Txn:
 
 def _delete_txn(claim: HeldClaim) -> Txn:
     key = claim_key(claim.task_id)
-    return Txn(when=(created_at(key, claim.create_revision),), then=(Delete(key),))
+    # A restored etcd gives revisions again: what was seen of its former life must not hit a claim made since.
+    return Txn(when=(created_at(key, claim.create_revision), under_lease(key, claim.lease)), then=(Delete(key),))
 
 
 def _claimed(wanted: NewClaim, result: TxnResult) -> Claimed:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from services.coordinator.lease_store.records import GENERATION_KEY
-from services.coordinator.lease_store.refusals import asking_etcd
+from services.coordinator.lease_store.refusals import ETCD_UNREADABLE, asking_etcd
+from tenure.domain.epochs import MAX_GENERATION
+from tenure.domain.errors import Unavailable
 from tenure.runtime.etcd.transactions import Compare, Get, Txn, absent, value_is
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ class GenerationKey:
         self._etcd = etcd
 
     async def read(self, *, timeout_seconds: float | None = None) -> EtcdGeneration:
-        """Linearizable. Raises Unavailable."""
+        """Linearizable. Raises Unavailable, also when the key holds no generation."""
         with asking_etcd():
             result = await self._etcd.txn(Txn(then=(Get(GENERATION_KEY),)), timeout_seconds=timeout_seconds)
         found = result.key_values
@@ -49,7 +51,11 @@ def write_generation(generation: int) -> bytes:
 
 
 def read_generation(value: bytes) -> int:
-    """ValueError when the key holds something else: nobody may guess a generation."""
-    if not value.isdigit():
-        raise ValueError(f"{GENERATION_KEY.decode()} holds no generation: {value!r}")
+    """Raises Unavailable when the key holds something else: nobody may guess a generation."""
+    if not value.isdigit() or len(value) > len(str(MAX_GENERATION)) or int(value) > MAX_GENERATION:
+        raise Unavailable(
+            f"etcd's key {GENERATION_KEY.decode()} holds no generation but {value[:40]!r}: keep others from writing "
+            "under /tenure/, then delete the key; a new generation is settled by itself",
+            reason=ETCD_UNREADABLE,
+        )
     return int(value)

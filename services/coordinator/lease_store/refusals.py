@@ -7,12 +7,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tenure.domain.errors import Unavailable
-from tenure.runtime.etcd.errors import EtcdError, LeaseExpired
+from tenure.runtime.etcd.errors import EtcdError, LeaseExpired, SpaceExhausted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ETCD_UNAVAILABLE = "ETCD_UNAVAILABLE"
+ETCD_OUT_OF_SPACE = "ETCD_OUT_OF_SPACE"
+ETCD_UNREADABLE = "ETCD_UNREADABLE"
 
 
 class SessionLost(Exception):
@@ -30,5 +32,7 @@ def asking_etcd() -> Iterator[None]:
         yield
     except LeaseExpired as error:
         raise SessionLost(str(error)) from error
+    except SpaceExhausted as error:
+        raise Unavailable(f"etcd: {error}", reason=ETCD_OUT_OF_SPACE) from error
     except EtcdError as error:
         raise Unavailable(f"etcd: {error}", reason=ETCD_UNAVAILABLE) from error

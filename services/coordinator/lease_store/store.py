@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from services.coordinator.lease_store.claim_keys import ClaimKeys
 from services.coordinator.lease_store.events import Doubt, Vanished, watch_events
 from services.coordinator.lease_store.generation_key import GenerationKey
+from services.coordinator.lease_store.refusals import asking_etcd
 from services.coordinator.lease_store.session_keys import SessionKeys
 from tenure.runtime.etcd.client import EtcdClient
 from tenure.runtime.etcd.endpoints import TlsIdentity
@@ -25,6 +26,11 @@ class LeaseStore:
         self.sessions = SessionKeys(etcd)
         self.claims = ClaimKeys(etcd)
         self.generation = GenerationKey(etcd)
+
+    async def alarms(self, *, timeout_seconds: float) -> frozenset[str]:
+        """The alarms that etcd itself has raised. Raises Unavailable."""
+        with asking_etcd():
+            return await self._etcd.alarms(timeout_seconds=timeout_seconds)
 
     def watch(self, start_revision: int) -> AsyncGenerator[Vanished | Doubt, None]:
         """What vanishes from a revision on. See `watch_events`."""

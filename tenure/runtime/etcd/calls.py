@@ -10,7 +10,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from tenure.runtime.etcd.endpoints import REQUIRE_LEADER, Endpoint, Endpoints
-from tenure.runtime.etcd.errors import EtcdRefused, EtcdUnavailable, read_error, write_error
+from tenure.runtime.etcd.errors import EtcdRefused, EtcdUnavailable, SpaceExhausted, read_error, write_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +47,7 @@ async def write(
         return await method(endpoint)(request, timeout=timeout_seconds, metadata=REQUIRE_LEADER)
     except grpc.aio.AioRpcError as error:
         meaning = write_error(error)
-        if not isinstance(meaning, EtcdRefused):
+        if not isinstance(meaning, EtcdRefused | SpaceExhausted):  # those are the cluster's answer, not the member's
             endpoints.rotate(endpoint)
         raise meaning from error
 

@@ -88,6 +88,11 @@ class EtcdClient:
                 continue  # its revision was compacted between two pages: begin again at the present one
         raise EtcdUnavailable(f"the listing of {prefix!r} was overtaken by compaction {_LIST_TRIES} times")
 
+    async def count(self, prefix: bytes, *, timeout_seconds: float | None = None) -> int:
+        """How many keys there are under a prefix."""
+        request = stubs.RangeRequest(key=prefix or b"\x00", range_end=prefix_end(prefix), count_only=True)
+        return (await self._range(request, timeout_seconds)).count
+
     async def revision(self, *, timeout_seconds: float | None = None) -> int:
         """The store's present revision, confirmed by a quorum."""
         answer = await self._range(stubs.RangeRequest(key=b"\x00", count_only=True), timeout_seconds)
@@ -194,6 +199,13 @@ class EtcdClient:
             is_leader=answer.leader == header.member_id,
         )
 
+    async def alarms(self, *, timeout_seconds: float | None = None) -> frozenset[str]:
+        """The alarms that stand, such as NOSPACE: the cluster's, so any member that has a leader can tell."""
+        timeout = self._timeout(timeout_seconds)
+        request = stubs.StatusRequest()
+        answer = await read(self.endpoints, lambda e: e.maintenance.Status, request, timeout_seconds=timeout)
+        return frozenset(name for error in answer.errors if (name := _alarm(error)))
+
     async def _list(self, prefix: bytes, page_keys: int, max_keys: int, timeout_seconds: float | None) -> Listing:
         found: list[KeyValue] = []
         start, end, revision = prefix or b"\x00", prefix_end(prefix), 0
@@ -214,3 +226,8 @@ class EtcdClient:
 
     def _timeout(self, timeout_seconds: float | None) -> float:
         return self._timeout_seconds if timeout_seconds is None else timeout_seconds
+
+
+def _alarm(error: str) -> str:
+    """The alarm in a line of a member's status: `memberID:11 alarm:NOSPACE`. Other lines are no alarms."""
+    return error.partition("alarm:")[2].strip()

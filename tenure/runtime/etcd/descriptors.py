@@ -37,6 +37,7 @@ class EtcdApi:
         for name in _FILES:
             file = _file_descriptor(folder / name)
             _add_progress_request(file)
+            _add_status_errors(file)
             self._pool.Add(file)
 
     def message(self, full_name: str) -> Any:
@@ -113,4 +114,18 @@ def _add_progress_request(file: descriptor_pb2.FileDescriptorProto) -> None:
         type=descriptor_pb2.FieldDescriptorProto.TYPE_MESSAGE,
         type_name=f".{file.package}.WatchProgressRequest",
         oneof_index=0,
+    )
+
+
+def _add_status_errors(file: descriptor_pb2.FileDescriptorProto) -> None:
+    """Add what etcd 3.4 added to a member's status: its alarms, in words."""
+    messages = {message.name: message for message in file.message_type}
+    status = messages.get("StatusResponse")
+    if status is None or any(field.name == "errors" for field in status.field):
+        return
+    status.field.add(
+        name="errors",
+        number=8,  # etcd, api/etcdserverpb/rpc.proto
+        label=descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED,
+        type=descriptor_pb2.FieldDescriptorProto.TYPE_STRING,
     )

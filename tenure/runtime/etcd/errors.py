@@ -3,11 +3,11 @@
     EtcdError
     ├── EtcdUnavailable         nothing was done, or nothing was read: the same call may succeed later
     ├── EtcdUnclear             a write that may or may not have been applied, now or in a moment: read it back
+    │   └── SpaceExhausted      etcd is out of space: it refuses writes, and may have applied this one nevertheless
     └── EtcdRefused             etcd's answer is no; nothing was done
         ├── LeaseExpired        there is no such lease (expired, revoked, or never granted)
         ├── Compacted           the revision asked for is no longer kept: list again
-        ├── FutureRevision      the revision asked for is not there yet
-        └── SpaceExhausted      etcd is out of space and takes reads and deletes only
+        └── FutureRevision      the revision asked for is not there yet
 
 A write is called unclear unless etcd's own words prove the contrary. A refused connection is no proof: the channel
 may have broken after the request left.
@@ -52,8 +52,12 @@ class FutureRevision(EtcdRefused):
     """The revision asked for is not there yet: this etcd is behind the one that named it."""
 
 
-class SpaceExhausted(EtcdRefused):
-    """etcd is out of space (NOSPACE alarm): it takes reads and deletes only until an operator intervenes."""
+class SpaceExhausted(EtcdUnclear):
+    """etcd is out of space (NOSPACE alarm): it takes reads and deletes only until an operator intervenes.
+
+    Unclear all the same: the write that first meets the quota where it is applied, and not at the door, is carried
+    out and then answered with this (quotaApplierV3 of every release).
+    """
 
 
 # etcd, api/v3rpc/rpctypes/error.go: the texts are the API, several of them share a code.
@@ -61,8 +65,8 @@ _REFUSALS: dict[str, type[EtcdRefused]] = {
     "requested lease not found": LeaseExpired,
     "mvcc: required revision has been compacted": Compacted,
     "mvcc: required revision is a future revision": FutureRevision,
-    "mvcc: database space exceeded": SpaceExhausted,
 }
+_OUT_OF_SPACE = "mvcc: database space exceeded"
 
 # Given before anything is proposed to raft: a full queue of proposals; a member that knows of no leader (asked for by
 # the `hasleader` metadata and checked by an interceptor in front of the handler).
@@ -93,9 +97,10 @@ def write_error(error: AioRpcError) -> EtcdRefused | EtcdUnavailable | EtcdUncle
     """What a failed write means. Unclear, unless etcd said otherwise."""
     if refusal := _refusal(error):
         return refusal
-    if any(text in (error.details() or "") for text in _NOTHING_PROPOSED):
+    details = error.details() or ""
+    if any(text in details for text in _NOTHING_PROPOSED):
         return EtcdUnavailable(_told(error))
-    return EtcdUnclear(_told(error))
+    return SpaceExhausted(_told(error)) if _OUT_OF_SPACE in details else EtcdUnclear(_told(error))
 
 
 def _refusal(error: AioRpcError) -> EtcdRefused | None:

@@ -112,6 +112,13 @@ def absent(key: bytes) -> Compare:
     return created_at(key, 0)
 
 
+def none_under(prefix: bytes) -> Compare:
+    """No key begins with the prefix."""
+    return _compare(
+        stubs.Compare(key=prefix, range_end=prefix_end(prefix), target=stubs.Compare.CREATE, create_revision=0)
+    )
+
+
 def present(key: bytes) -> Compare:
     """The key exists."""
     return _compare(
@@ -122,6 +129,11 @@ def present(key: bytes) -> Compare:
 def created_at(key: bytes, revision: int) -> Compare:
     """The key exists and was created at this revision: it is still the same one, whatever was put since."""
     return _compare(stubs.Compare(key=key, target=stubs.Compare.CREATE, create_revision=revision))
+
+
+def under_lease(key: bytes, lease: int) -> Compare:
+    """The key exists under this lease. Ids of leases contain the time, so another life of etcd gives others."""
+    return _compare(stubs.Compare(key=key, target=stubs.Compare.LEASE, lease=lease))
 
 
 def modified_at(key: bytes, revision: int) -> Compare:
