@@ -1,0 +1,125 @@
+"""F20, F21: a cluster of three loses its leader, or its majority. Tasks, claims and epochs are not lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tenure.domain.errors import Unavailable
+from tenure.runtime.etcd.client import EtcdClient
+from tenure.runtime.etcd.errors import EtcdUnavailable, EtcdUnclear
+from tenure.v1 import checkpoint_service_pb2 as ledger_pb
+from tests.owners import Owners, health_becomes
+from tests.scripted_worker import ScriptedWorker
+
+if TYPE_CHECKING:
+    from tests.fix_coordinator import Fleet
+    from tests.fix_etcd_cluster import EtcdCluster
+
+# A new leader is elected after some two seconds, and a lost renewal costs an interval.
+PATIENT = {"ttl_seconds": "5", "renew_interval_seconds": "1", "start_timeout_seconds": "3"}
+
+
+@pytest.mark.parametrize("fault", ["kill", "freeze"])
+async def test_a_lost_leader_evicts_nobody_and_only_delays_what_is_submitted(
+    cluster_fleet: Fleet, cluster: EtcdCluster, fault: str
+) -> None:
+    replicas = [await cluster_fleet.coordinator(**PATIENT) for _ in range(2)]
+    async with Owners(cluster_fleet) as owners:
+        for replica in replicas:
+            await owners.add(replica, slots=6)
+        running = await cluster_fleet.submit_many(6)
+        await owners.of(running)
+        leader = await cluster.leader()
+        leader.kill() if fault == "kill" else leader.pause()
+        began = time.monotonic()
+        waiting = await cluster_fleet.submit_many(6)
+        assert time.monotonic() - began < 2.0, "taking a task in needs no etcd"
+        await owners.of(waiting)
+        assert all(len(owners.by_task[task_id]) == 1 for task_id in running | waiting)
+        assert [worker.ended_with for worker in owners.workers] == [None, None]
+        await cluster.heal()
+        await owners.check_one_owner_each()
+        claims = await cluster_fleet.claims(replicas[0])
+        assert {claim.epoch for claim in claims} == {owners.newest(task_id).epoch for task_id in running | waiting}
+
+
+async def test_without_a_quorum_nothing_is_granted_and_what_runs_may_write(
+    cluster_fleet: Fleet, cluster: EtcdCluster
+) -> None:
+    replica = await cluster_fleet.coordinator()
+    await health_becomes(replica, serving=True)
+    async with Owners(cluster_fleet) as owners:
+        worker = await owners.add(replica, slots=4)
+        running = await cluster_fleet.submit_many(2)
+        await owners.of(running)
+        async with cluster.frozen(*await cluster.majority()):
+            began = time.monotonic()
+            await health_becomes(replica, serving=False, within_seconds=10.0)
+            waiting = await cluster_fleet.submit_many(2)
+            for task_id in running:
+                assert await owners.may_write(owners.newest(task_id))
+                assert await streamed(cluster_fleet, task_id) == len(await cluster_fleet.entries(task_id))
+            late = cluster_fleet.keep(ScriptedWorker(replica.address, cluster_fleet.ledger, worker_id="late"))
+            with pytest.raises(Unavailable) as refused:
+                await late.attach()
+            assert refused.value.reason == "ETCD_UNAVAILABLE"
+            # Longer than the leases last. Nothing can be seen to happen in it, and nothing may.
+            await asyncio.sleep(max(0.0, 6.0 - (time.monotonic() - began)))
+            assert set(owners.by_task) == running
+            assert worker.ended_with is None
+        await health_becomes(replica, serving=True)
+        await owners.add(replica, slots=4)  # the first one's lease may have run out before the election extended it
+        await owners.of(running | waiting)
+        await owners.settled(replica)
+        await owners.check_one_owner_each()
+
+
+async def streamed(fleet: Fleet, task_id: str) -> int:
+    """How many entries a watcher is sent at once."""
+    request = ledger_pb.WatchEntriesRequest(task_id=task_id)
+    async with asyncio.timeout(20), aclosing(fleet.ledger.WatchEntries(request, timeout=20.0).__aiter__()) as answers:
+        async for answer in answers:
+            if answer.entries:
+                return len(answer.entries)
+    return 0
+
+
+async def test_without_a_quorum_no_write_counts_as_done_and_no_read_outlasts_its_deadline(cluster: EtcdCluster) -> None:
+    """Etcd's own answers come after seven seconds, some as UNKNOWN; nobody here waits for them."""
+    majority = await cluster.majority()
+    survivor = next(member for member in cluster.members if member not in majority)
+    async with EtcdClient([survivor.endpoint]) as client:
+        lease = await client.grant(60)
+        async with cluster.frozen(*majority):
+            began = time.monotonic()
+            answers = await asyncio.gather(
+                client.put(b"/k", b"", lease=lease.id),
+                client.delete(b"/k"),
+                client.grant(5),
+                client.revoke(lease.id),
+                client.keep_alive(lease.id),
+                return_exceptions=True,
+            )
+            assert all(isinstance(answer, EtcdUnclear | EtcdUnavailable) for answer in answers), answers
+            with pytest.raises(EtcdUnavailable):
+                await client.get(b"/k", timeout_seconds=1.0)
+            assert time.monotonic() - began < 6.0
+
+
+async def test_a_client_of_three_members_reads_within_its_deadline_while_one_is_frozen(cluster: EtcdCluster) -> None:
+    leader = await cluster.leader()
+    follower = next(member for member in cluster.members if member is not leader)
+    async with EtcdClient(cluster.endpoints(follower), timeout_seconds=3.0) as client:
+        lease = await client.grant(60)
+        assert await client.keep_alive(lease.id) == 60
+        async with cluster.frozen(follower):
+            began = time.monotonic()
+            await client.revision()
+            assert client.endpoints.current.target != follower.endpoint
+            await client.put(b"/k", b"")
+            assert time.monotonic() - began < 3.0
