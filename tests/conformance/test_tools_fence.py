@@ -8,7 +8,7 @@ import uuid
 
 import pytest
 
-from tenure.domain.errors import StaleEpoch
+from tenure.domain.errors import StaleEpoch, Unavailable
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_pb2, tool_service_pb2
 from tests.fix_tools import appear, execute_request
@@ -146,6 +146,25 @@ async def test_a_close_turns_what_was_accepted_into_not_run(tool_service, grants
     assert outside.lines("a") == []
     after = await tools.outcome(grants.claim(owner.task_id, epoch=99), "1.0", "append_record", file="a", line="x")
     assert after.status is OutcomeStatus.NOT_RUN
+
+
+async def test_a_repeat_that_is_called_off_is_in_doubt_and_not_unrun(tool_service, grants, outside, tmp_path):
+    dying = await tool_service(failpoints="tools.after_effect=kill9")
+    owner = grants.claim()
+    with pytest.raises(Unavailable):
+        await dying.outcome(owner, "1.0", "append_record", file="a", line="x")
+    await dying.ended()
+    tools = await tool_service(failpoints=f"tools.after_accept=touch({tmp_path}/accepted)->wait({tmp_path}/go)")
+    again = tools.begin(owner, "1.0", "append_record", file="a", line="x")
+    await appear(tmp_path / "accepted")
+    calls = await tools.fence(owner, close=True)
+    assert calls["1.0"].state == tool_pb2.CALL_STATE_IN_DOUBT
+    (tmp_path / "go").touch()
+    with pytest.raises(StaleEpoch):
+        await again
+    after = await tools.outcome(grants.claim(owner.task_id, epoch=99), "1.0", "append_record", file="a", line="x")
+    assert after.status is OutcomeStatus.IN_DOUBT
+    assert len(outside.lines("a")) == 1
 
 
 async def test_a_close_kills_the_program_within_a_second(tool_service, grants, sandbox_detection):
