@@ -114,7 +114,6 @@ returning h.ord;
 -- name: call_off
 -- Part of closing: what was accepted and not started can no longer start. In the transaction that closes the fence.
 -- If an attempt before it began, nobody knows what that one did.
--- If an attempt before it began, nobody knows what that one did.
 with held as materialized (
   select call_id from calls where task_id = %(task_id)b::uuid and state = 'ACCEPTED' order by call_id for no key update
 )
