@@ -41,13 +41,14 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found, and what was looked at."""
+    """What was found, and what was looked at. `unread`: entries of kinds that this version does not know."""
 
     violations: tuple[Violation, ...]
     runs: tuple[Run, ...]
     tasks: int = 0
     entries: int = 0
     calls: int = 0
+    unread: int = 0
 
     @property
     def not_run(self) -> tuple[Run, ...]:
@@ -64,7 +65,7 @@ class Examination:
     _alone: list[Check] = field(init=False)
     _sums: list[Sum] = field(init=False)
     _violations: list[Violation] = field(default_factory=list)
-    _counts: list[int] = field(default_factory=lambda: [0, 0, 0])
+    _counts: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
 
     def __post_init__(self) -> None:
         runnable = [check for check in self.checks if self.collected.issuperset(check.needs)]
@@ -81,7 +82,8 @@ class Examination:
         ]
         for each in self._sums:
             each.add(task)
-        for index, count in enumerate((task.row is not None, len(task.entries), len(task.calls))):
+        unread = sum(1 for entry in task.entries if entry.body is None)
+        for index, count in enumerate((task.row is not None, len(task.entries), len(task.calls), unread)):
             self._counts[index] += count
         self._violations += found
         return found
