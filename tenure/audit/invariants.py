@@ -22,9 +22,7 @@ INVARIANTS: Final[dict[str, Invariant]] = {
     "I2": Invariant("One claim holds a task at a time; its epoch is its key's own revision; it is opened once."),
     "I3": Invariant("In a task's ledger the epochs of accepted writes never go back."),
     "I4": Invariant("Every accepted write is the newest opened claim's, made while that claim held the task."),
-    "I5": Invariant(
-        "Every accepted write names a claim that was made and opened; no owner's fact is without one."
-    ),
+    "I5": Invariant("Every accepted write names a claim that was made and opened; no owner's fact is without one."),
     "I6": Invariant("Nothing is refused as stale that was not."),
     "I7": Invariant("A task's sequences are 1, 2, 3 … without gap or repeat, and its row ends where they end."),
     "I8": Invariant("Steps never go back, and go up by one at a time."),

@@ -5,6 +5,30 @@ from __future__ import annotations
 from typing import Final
 
 from tenure.audit.check import Check, SumCheck
-from tenure.audit.checks import fencing, sequences
+from tenure.audit.checks import (
+    accounting,
+    budgets,
+    calls_and_effects,
+    conversation,
+    fencing,
+    grants,
+    refusals,
+    sequences,
+    streams,
+    submits,
+    transitions,
+)
 
-CHECKS: Final[tuple[Check | SumCheck, ...]] = (*fencing.CHECKS, *sequences.CHECKS)
+CHECKS: Final[tuple[Check | SumCheck, ...]] = (
+    *grants.CHECKS,
+    *fencing.CHECKS,
+    *refusals.CHECKS,
+    *sequences.CHECKS,
+    *calls_and_effects.CHECKS,
+    *conversation.CHECKS,
+    *budgets.CHECKS,
+    *accounting.CHECKS,
+    *transitions.CHECKS,
+    *streams.CHECKS,
+    *submits.CHECKS,
+)
