@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from services.checkpoint.queries import QUERIES, fetch_all, in_ledger_transaction, ledger_connection
+from tenure.domain.deaths import SUSPECT_DEATHS, is_suspect
 from tenure.domain.states import TaskState
 from tenure.runtime.failpoint import failpoint
 from tenure.v1 import checkpoint_service_pb2 as pb
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 
 DEFAULT_RESERVE_SECONDS: Final = 1.0
 ENDING_RESERVE_SECONDS: Final = 2.0
+MOST_ENDING_RESERVE_SECONDS: Final = 30.0
+"""The longest pause between two tries to end a task, and so how long after an outage the last one may wait."""
 DEFAULT_RUNNING_PAGE: Final = 500
+_ANY_DEATHS: Final = 2**31
 _FIRST_ID: Final = "00000000-0000-0000-0000-000000000000"
 
 
@@ -29,6 +33,7 @@ async def list_claimable(pool: Pool, request: pb.ListClaimableRequest) -> list[p
         "priorities": [int(PRIORITIES.to_domain(priority)) for priority in request.priorities],
         "loops": list(request.loops),
         "limit": request.limit,
+        "deaths_below": SUSPECT_DEATHS if request.without_suspects else _ANY_DEATHS,
         "reserve_seconds": seconds(request.reserve_duration) or DEFAULT_RESERVE_SECONDS,
     }
     statement = QUERIES.offer_from_any
@@ -45,6 +50,7 @@ async def list_endings(pool: Pool, request: pb.ListEndingsRequest) -> list[pb.Li
         "grace_seconds": seconds(request.grace),
         "limit": request.limit,
         "reserve_seconds": ENDING_RESERVE_SECONDS,
+        "most_seconds": MOST_ENDING_RESERVE_SECONDS,
     }
     rows = await _offered(pool, QUERIES.offer_endings, parameters)
     rows.sort(key=lambda row: row[5])
@@ -103,9 +109,14 @@ async def list_running(pool: Pool, request: pb.ListRunningRequest) -> list[pb.Li
         rows = await fetch_all(connection, QUERIES.list_running, parameters)
     return [
         pb.ListRunningResponse.Running(
-            task_id=task_id, claim_id=claim_id, epoch=epoch, owner=owner, update_time=timestamp(updated_at)
+            task_id=task_id,
+            claim_id=claim_id,
+            epoch=epoch,
+            owner=owner,
+            update_time=timestamp(updated_at),
+            suspect=is_suspect(deaths),
         )
-        for task_id, claim_id, epoch, owner, updated_at in rows
+        for task_id, claim_id, epoch, owner, updated_at, deaths in rows
     ]
 
 
@@ -120,7 +131,7 @@ async def _offered(pool: Pool, statement: bytes, parameters: dict[str, Any]) -> 
 
 
 def _offer(row: tuple[Any, ...]) -> pb.Offer:
-    task_id, tenant, queue, priority, loop, epoch, reason, tools, _, _ = row
+    task_id, tenant, queue, priority, loop, epoch, reason, tools, _, _, deaths = row
     return pb.Offer(
         task_id=task_id,
         tenant=tenant,
@@ -130,4 +141,5 @@ def _offer(row: tuple[Any, ...]) -> pb.Offer:
         previous_epoch=epoch,
         reason=reason,
         tools=None if tools is None else task_pb2.ToolAllowlist(names=tools),
+        suspect=is_suspect(deaths),
     )

@@ -59,10 +59,10 @@ async def _requeue(lost: Sequence[pb.RequeueLostRequest.Lost], connection: Conne
 def _put_back(draft: Draft, lost: pb.RequeueLostRequest.Lost) -> None:
     row = draft.row
     if lost.reason not in NOBODY_DIED:
-        row.deaths += 1
+        row.count_death(row.owner)
     if row.ending is None:
         policy = LeaseLostPolicy(row.on_lease_lost)
-        ending = ending_of_lost_claim(policy, row.deaths, lost.reason, lost.message)
+        ending = ending_of_lost_claim(policy, row.died, lost.reason, lost.message)
         if ending is not None:
             draft.ask_ending(ending)
     draft.settle_lost(lost.output_tokens)

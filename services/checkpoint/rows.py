@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from services.checkpoint.queries import QUERIES, fetch_all
 from tenure.domain.admission import FenceRow
 from tenure.domain.budget import Budget, TokenUsage
+from tenure.domain.deaths import Deaths
 from tenure.domain.endings import Ending
 from tenure.domain.epochs import Fence
 from tenure.domain.states import TaskState
@@ -41,6 +42,7 @@ class TaskRow:
     granted_claim: str
     claim_count: int
     deaths: int
+    dead_owners: tuple[str, ...]
     commit_number: int
     last_commit_id: str
     last_commit_hash: bytes
@@ -70,6 +72,7 @@ class TaskRow:
         """What the database gives as text and list becomes what the rules speak of."""
         self.state = TaskState(self.state)
         self.open_calls = tuple(self.open_calls)
+        self.dead_owners = tuple(self.dead_owners)
 
     @property
     def fence(self) -> FenceRow:
@@ -90,6 +93,16 @@ class TaskRow:
         if not self.ending_state:
             return None
         return Ending(TaskState(self.ending_state), self.ending_reason, self.ending_message, self.ending_actor)
+
+    @property
+    def died(self) -> Deaths:
+        """The deaths of its owners since its newest step."""
+        return Deaths(self.deaths, self.dead_owners)
+
+    def count_death(self, owner: str) -> None:
+        """One more."""
+        died = self.died.and_of(owner)
+        self.deaths, self.dead_owners = died.count, died.owners
 
     @property
     def model_reserved(self) -> int:

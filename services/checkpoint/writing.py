@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 Columns = dict[str, type[Column[Any]]]
 
+OWNERS_SEPARATOR: Final = "\x1f"
+"""Between names of workers: what an array of arrays cannot carry."""
+
 _STEP_COLUMNS: Final[Columns] = {
     "task_id": Texts,
     "sequence": Int8s,
@@ -121,6 +124,7 @@ def _move_arrays(drafts: Sequence[Draft]) -> dict[str, Any]:
         "ending_at": Texts(row.ending_at.isoformat() if row.ending_at else "" for row in rows),
         "next_retry_at": Texts(row.next_retry_at.isoformat() if row.next_retry_at else "" for row in rows),
         "ended": Bools(draft.ended for draft in drafts),
+        "dead_owners": Texts(OWNERS_SEPARATOR.join(row.dead_owners) for row in rows),
     }
 
 

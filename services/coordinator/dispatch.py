@@ -88,7 +88,8 @@ class Dispatch:
         if limit == 0:
             return False
         hints = self._hints
-        offers = await self._ledger.list_claimable(profile.queues, profile.priorities, profile.loops, limit)
+        without_suspects = all(session.has_suspect for session in sessions)
+        offers = await self._ledger.list_claimable(profile, limit, without_suspects=without_suspects)
         if len(offers) < limit and hints == self._hints:
             self._dry.add(profile)
         if offers:

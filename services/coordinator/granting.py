@@ -67,13 +67,13 @@ class Granting:
         """
         assigned = _assign(offers, sessions, asyncio.get_running_loop().time())
         for each in assigned:
-            each.session.take_slot()
+            each.session.take_slot(suspect=each.offer.suspect)
         try:
             with span("claim_batch", {semconv.CLAIMS: len(assigned)}):
                 return await self._grant(assigned)
         finally:
             for each in assigned:
-                each.session.put_slot_back()
+                each.session.put_slot_back(suspect=each.offer.suspect)
 
     async def _grant(self, assigned: Sequence[Assigned]) -> int:
         claims = await self._claim(assigned)
@@ -135,6 +135,7 @@ class Granting:
             loop=offer.loop,
             key_id=self._issuer.key_id,
             tools=tuple(offer.tools.names) if offer.HasField("tools") else None,
+            suspect=offer.suspect,
         )
         return NewClaim(offer.task_id, record, session.held)
 
@@ -205,18 +206,25 @@ def _attributes(held: HeldClaim) -> dict[str, str | int]:
 
 
 def _assign(offers: Sequence[pb.Offer], sessions: Sequence[Session], now: float) -> list[Assigned]:
-    """In the order of the offers, each to the session with the most free slots."""
+    """In the order of the offers, each to the session with the most free slots, but no session two suspects."""
     free = [(-session.free_slots(now), index) for index, session in enumerate(sessions)]
     heap = [each for each in free if each[0] < 0]
     heapq.heapify(heap)
+    without_suspect = {index for _, index in heap if not sessions[index].has_suspect}
     assigned: list[Assigned] = []
     for offer in offers:
-        if not heap:
-            break
-        slots, index = heap[0]
-        assigned.append(Assigned(offer, sessions[index]))
-        if slots == -1:
-            heapq.heappop(heap)
-        else:
-            heapq.heapreplace(heap, (slots + 1, index))
+        passed_over: list[tuple[int, int]] = []
+        while heap and offer.suspect and heap[0][1] not in without_suspect:
+            passed_over.append(heapq.heappop(heap))
+        if heap:
+            slots, index = heap[0]
+            assigned.append(Assigned(offer, sessions[index]))
+            if offer.suspect:
+                without_suspect.discard(index)
+            if slots == -1:
+                heapq.heappop(heap)
+            else:
+                heapq.heapreplace(heap, (slots + 1, index))
+        for each in passed_over:
+            heapq.heappush(heap, each)
     return assigned

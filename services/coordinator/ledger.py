@@ -10,11 +10,12 @@ from tenure.wire.opened import read_opened
 from tenure.wire.times import duration
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from services.coordinator.lease_store import HeldClaim
+    from services.coordinator.session import Profile
     from tenure.runtime.rpc_channel import TenureChannel
-    from tenure.v1 import task_pb2, token_pb2
+    from tenure.v1 import token_pb2
     from tenure.wire.opened import Opened
 
 MAX_CLAIMS: Final = 512
@@ -31,11 +32,15 @@ class Ledger:
     def __init__(self, channel: TenureChannel) -> None:
         self._stub = CheckpointServiceStub(channel)
 
-    async def list_claimable(
-        self, queues: Iterable[str], priorities: Iterable[task_pb2.Priority.ValueType], loops: Iterable[str], limit: int
-    ) -> Sequence[pb.Offer]:
+    async def list_claimable(self, profile: Profile, limit: int, *, without_suspects: bool) -> Sequence[pb.Offer]:
         """Queued tasks that nobody else is offered for the next second."""
-        request = pb.ListClaimableRequest(queues=queues, priorities=priorities, loops=loops, limit=limit)
+        request = pb.ListClaimableRequest(
+            queues=profile.queues,
+            priorities=profile.priorities,
+            loops=profile.loops,
+            limit=limit,
+            without_suspects=without_suspects,
+        )
         return (await self._stub.ListClaimable(request, timeout=_TIMEOUT_SECONDS)).offers
 
     async def register(self, claims: Sequence[HeldClaim]) -> set[str]:

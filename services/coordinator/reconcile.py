@@ -62,10 +62,23 @@ class Reconciliation:
         running = {row.task_id: row for row in await self._ledger.list_running()}
         claims = await self._store.claims.list_all()
         lost = [row for row in running.values() if _claim_id(claims.get(row.task_id)) != row.claim_id]
-        others = [claim for claim in claims.values() if _running_under(running.get(claim.task_id)) != _claim_id(claim)]
+        others = [
+            claim
+            for claim in claims.values()
+            if _running_under(running.get(claim.task_id)) != _claim_id(claim) or self._is_dropped(claim)
+        ]
+        self._clear_suspects(running)
         await self._end_absent_sessions()
         await self._delete_unworked(others)
         await self._requeue(lost)
+
+    def _clear_suspects(self, running: dict[str, pb.ListRunningResponse.Running]) -> None:
+        """Tasks that made a step since they were granted may be held beside any other."""
+        for session in self._sessions:
+            for claim in session.claims.values():
+                row = running.get(claim.held.task_id) if claim.suspect else None
+                if row is not None and row.claim_id == claim.held.record.claim_id:
+                    claim.suspect = row.suspect
 
     async def _end_absent_sessions(self) -> None:
         """Streams of sessions that etcd has no more: the watch may have missed their end."""
@@ -85,7 +98,10 @@ class Reconciliation:
         )
 
     async def _delete_unworked(self, claims: list[HeldClaim]) -> None:
-        """Claims that are not the running one of their task: about to be opened or released, or left behind."""
+        """Claims that are not the running one of their task, or that their worker does not hold.
+
+        They are about to be opened or released, or they were left behind.
+        """
         now = asyncio.get_running_loop().time()
         since = {each.record.claim_id: self._suspects.get(each.record.claim_id, now) for each in claims}
         self._suspects = since
@@ -106,10 +122,17 @@ class Reconciliation:
             return None
         if not verdict.registered:
             return "the ledger does not know it"
+        return "its worker does not hold it" if self._is_dropped(claim) else None
+
+    def _is_dropped(self, claim: HeldClaim) -> bool:
+        """Whether it is a claim of a session attached here whose worker came without it, or was told that it is lost.
+
+        A release that died with the replica it was said to leaves one behind, and so does a deletion that failed.
+        """
         session = self._sessions.get(claim.record.session_id)
-        if session is not None and claim.record.claim_id not in session.claims:
-            return "its worker does not hold it"
-        return None
+        if session is None or claim.record.claim_id in session.claims:
+            return False
+        return session.is_current(asyncio.get_running_loop().time())
 
     async def _delete(self, claim: HeldClaim, why: str) -> None:
         _log.warning("a claim that nobody works under is deleted", extra={"task": claim.task_id, "why": why})

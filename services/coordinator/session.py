@@ -40,6 +40,11 @@ class Timing:
         """A lease is in doubt when so long after its last renewal the next one has not come: one was missed."""
         return 2 * self.renew_interval_seconds
 
+    @property
+    def unanswered_seconds(self) -> float:
+        """A worker leaves when a renewal stays unanswered for an interval; the one before is then two intervals old."""
+        return 1.75 * self.renew_interval_seconds
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -63,33 +68,39 @@ class Profile:
 class WorkedClaim:
     """A claim of a session, and what its worker's renewals say of it. `unnamed_since` None: the last one named it.
 
-    `key_id`: what its newest token was signed with.
+    `key_id`: what its newest token was signed with. `suspect`: it may be what kills its owners.
     """
 
     held: HeldClaim
     progress: ProgressWatch
     unnamed_since: float | None
     key_id: str
+    suspect: bool
 
 
 class Session:
     """One attachment of a worker's session to this replica. Re-attaching makes a new one."""
 
-    def __init__(self, held: HeldSession, hello: pb.Hello, timing: Timing, *, renewed_at: float | None) -> None:
+    def __init__(
+        self, held: HeldSession, hello: pb.Hello, timing: Timing, *, attached_at: float, renewed_at: float | None
+    ) -> None:
         self.held = held
         self.profile = Profile.of(hello)
         self.timing = timing
         self.claims: dict[str, WorkedClaim] = {}
         self.draining = False
+        self.sent_away = False
         self.lost = False
-        self.heard_at: float | None = None
         self.ended = asyncio.Event()
         self.error: TenureError | None = None
+        self._attached_at = attached_at
         self._renewed_at = renewed_at
+        self._unanswered = False
         self._reported_slots = hello.free_slots
         self._grants_sent = 0
         self._grants_read: int | None = None
         self._taken_slots = 0
+        self._taken_by_suspects = 0
         self._outbox: asyncio.Queue[pb.SessionResponse] = asyncio.Queue(OUTBOX_MESSAGES)
 
     @property
@@ -110,16 +121,41 @@ class Session:
 
     def may_be_granted(self, now: float) -> bool:
         """Whether it takes tasks at all. Nothing is handed over while its lease is in doubt."""
-        trusted = self._renewed_at is not None and now - self._renewed_at <= self.timing.doubt_seconds
-        return trusted and not self.draining and not self.ended.is_set()
+        return self.is_current(now) and not self.draining and not self.sent_away
 
-    def take_slot(self) -> None:
+    @property
+    def renewed_at(self) -> float | None:
+        """When the newest renewal came that etcd has answered; None: none yet."""
+        return self._renewed_at
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether its newest renewal is one that etcd did not answer (yet): that its lease ends is not its fault."""
+        return self._unanswered
+
+    def is_current(self, now: float) -> bool:
+        """Whether what is known of it here is fresh. A replica that slept knows nothing until the next renewal."""
+        renewed = self._renewed_at is not None and now - self._renewed_at <= self.timing.doubt_seconds
+        return renewed and not self.ended.is_set()
+
+    def silent_seconds(self, now: float) -> float:
+        """How long ago etcd last confirmed that it is attached here."""
+        return now - (self._attached_at if self._renewed_at is None else self._renewed_at)
+
+    def take_slot(self, *, suspect: bool = False) -> None:
         """Set a slot aside for a claim in the making."""
         self._taken_slots += 1
+        self._taken_by_suspects += suspect
 
-    def put_slot_back(self) -> None:
+    def put_slot_back(self, *, suspect: bool = False) -> None:
         """The claim came to nothing, or was sent."""
         self._taken_slots -= 1
+        self._taken_by_suspects -= suspect
+
+    @property
+    def has_suspect(self) -> bool:
+        """Whether it has, or is about to have, a task that may be a poison: a second one must not die with it."""
+        return self._taken_by_suspects > 0 or any(claim.suspect for claim in self.claims.values())
 
     def report_slots(self, free_slots: int, grants_read: int | None) -> None:
         """What the worker says it can take, counted when it had read so many of our grants."""
@@ -139,11 +175,13 @@ class Session:
     def hold(self, claim: HeldClaim, now: float, *, named: bool) -> None:
         """From now on this claim is one of the session's."""
         watch = ProgressWatch.begin(now, self.timing.progress_timeout_seconds)
-        self.claims[claim.record.claim_id] = WorkedClaim(claim, watch, None if named else now, claim.record.key_id)
+        record = claim.record
+        unnamed_since = None if named else now
+        self.claims[record.claim_id] = WorkedClaim(claim, watch, unnamed_since, record.key_id, record.suspect)
 
     def hear(self, holdings: Iterable[pb.Holding], now: float) -> list[pb.Holding]:
         """Take in what a renewal names. Returns what it names and does not hold: to be revoked."""
-        self.heard_at = now
+        self._unanswered = True
         named = {each.claim_id: each for each in holdings}
         for claim_id, claim in self.claims.items():
             if claim_id in named:
@@ -154,8 +192,9 @@ class Session:
         return [each for claim_id, each in named.items() if claim_id not in self.claims]
 
     def renewed(self, sent_at: float) -> None:
-        """Etcd has answered a renewal that was sent at that moment."""
+        """Etcd has answered a renewal that came at that moment."""
         self._renewed_at = sent_at
+        self._unanswered = False
 
     def revoke(self, claim_id: str, reason: str) -> WorkedClaim | None:
         """Tell the worker that a claim is lost; the claim, if it was the session's."""

@@ -9,6 +9,7 @@ from typing import Final, Self
 
 from services.worker.holdings import Holding, Holdings
 from services.worker.parts import Parts
+from services.worker.rests import Rests
 from services.worker.task_loop import TaskLoop
 from tenure.domain.epochs import describe_epoch
 from tenure.domain.errors import Fenced, TryLater, Unauthenticated, WrongState
@@ -27,8 +28,8 @@ Release = Callable[[Holding, ReleaseReason], None]
 class Supervisor:
     """Closing it cancels what still works and lets those tasks go."""
 
-    def __init__(self, parts: Parts, holdings: Holdings, release: Release, slots: int) -> None:
-        self._parts, self._holdings, self._release = parts, holdings, release
+    def __init__(self, parts: Parts, holdings: Holdings, rests: Rests, release: Release, slots: int) -> None:
+        self._parts, self._holdings, self._rests, self._release = parts, holdings, rests, release
         self._most = 2 * slots  # a grant may cross a message about slots; far beyond that somebody miscounts
         self._working: set[asyncio.Task[None]] = set()
 
@@ -62,10 +63,17 @@ class Supervisor:
                 holding.live.close()
                 self._holdings.remove(holding)
                 if not holding.lost:
+                    self._rest(reason)
                     self._release(holding, reason)
                 told = "LOST" if holding.lost else reason
                 metrics.count("tenure_worker_releases_total", reason=told)
                 _log.info("task left", extra={"reason": told, "sequence": holding.progress.sequence})
+
+    def _rest(self, reason: ReleaseReason) -> None:
+        if reason is ReleaseReason.WORKER_CRASHED:
+            self._rests.after_crash()
+        elif reason is ReleaseReason.CLOSED:
+            self._rests.after_success()
 
     async def _loop(self, holding: Holding) -> ReleaseReason:
         attributes = {

@@ -10,10 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from tenure.domain.deaths import Deaths
 from tenure.domain.entries import ToolIntent, ToolOutcome
 from tenure.domain.errors import InvalidRequest, TenureError, WrongState
 from tenure.domain.states import MOVES, TERMINAL, WAITING, Reason, TaskState
-from tenure.domain.task import CRASH_LOOP_DEATHS, LeaseLostPolicy
+from tenure.domain.task import LeaseLostPolicy
 from tenure.domain.tools import IN_DOUBT, NOT_RUN, CallStandings, CallState, Outcome
 
 PARKED: Final = WAITING | {TaskState.RETRY_SCHEDULED}
@@ -21,7 +22,8 @@ ORDERLY: Final = frozenset({Reason.WORKER_DRAINED, Reason.WORKER_HALTED, "OPERAT
 """Reasons of claims that were given back: no lease was lost."""
 
 NOBODY_DIED: Final = ORDERLY | {Reason.CLAIM_LOST}
-"""Reasons that do not count toward CRASH_LOOP: a claim that vanished with etcd says nothing of its owner."""
+"""Reasons that do not count toward CRASH_LOOP. CLAIM_LOST: a claim that vanished with etcd, or with the replica that
+had made it, says nothing of its owner; that one died is told by its stream, its lease or its silence, which have others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +49,12 @@ def follow_up(state: TaskState, ending: Ending | None, *, has_open_calls: bool) 
     return None if has_open_calls else ending.to_state
 
 
-def ending_of_lost_claim(policy: LeaseLostPolicy, deaths: int, reason: str, message: str) -> Ending | None:
+def ending_of_lost_claim(policy: LeaseLostPolicy, deaths: Deaths, reason: str, message: str) -> Ending | None:
     """What a lost claim leads to besides the queue; `deaths` counts this one."""
     if policy is LeaseLostPolicy.TIME_OUT and reason not in ORDERLY:
         return Ending(TaskState.TIMED_OUT, reason, message, "checkpoint")
-    if deaths >= CRASH_LOOP_DEATHS:
-        told = f"{deaths} owners died in a row without a new step"
+    if deaths.is_crash_loop:
+        told = f"owners died {deaths.count} times in a row without a new step: {', '.join(deaths.owners)}"
         return Ending(TaskState.FAILED, Reason.CRASH_LOOP, told, "checkpoint")
     return None
 

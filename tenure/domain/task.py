@@ -14,8 +14,6 @@ DEFAULT_MAX_TOKENS: Final = 2_000_000
 DEFAULT_MAX_STEPS: Final = 200
 DEFAULT_TIMEOUT_SECONDS: Final = 24 * 3600.0
 MAX_TIMEOUT_SECONDS: Final = 24 * 3600.0
-CRASH_LOOP_DEATHS: Final = 5
-"""So many deaths of owners in a row without a new step, and the task is a poison: it ends as FAILED, CRASH_LOOP."""
 
 
 class Priority(IntEnum):

@@ -188,13 +188,50 @@ async def test_a_task_that_waits_for_a_person_does_not_time_out(checkpoint):
     assert (await replica.get(owner.task.task_id)).state == task_pb2.TASK_STATE_WAITING_USER
 
 
-async def test_five_deaths_without_a_new_step_are_a_crash_loop(checkpoint):
+async def test_deaths_of_several_owners_without_a_new_step_are_a_crash_loop(checkpoint):
     replica = await checkpoint()
     task = await replica.create()
-    for _ in range(5):
-        await replica.requeue(await replica.claim(task.task_id))
+    for owner in ("w1", "w2", "w3", "w1", "w2"):
+        await replica.requeue(await replica.claim(task.task_id, holder=owner))
     ended = await replica.get(task.task_id)
     assert (ended.state, ended.reason) == (task_pb2.TASK_STATE_FAILED, "CRASH_LOOP")
+    assert ended.message == "owners died 5 times in a row without a new step: w1, w2, w3"
+
+
+async def test_one_worker_that_dies_again_and_again_makes_no_crash_loop_of_its_tasks_until_it_is_too_much(checkpoint):
+    replica = await checkpoint()
+    task = await replica.create()
+    for _ in range(9):
+        await replica.requeue(await replica.claim(task.task_id, holder="broken"), reason="WORKER_CRASHED")
+    assert (await replica.get(task.task_id)).state == task_pb2.TASK_STATE_QUEUED
+    await replica.requeue(await replica.claim(task.task_id, holder="broken"), reason="WORKER_CRASHED")
+    assert (await replica.get(task.task_id)).reason == "CRASH_LOOP"
+
+
+async def test_a_new_step_forgets_who_died(checkpoint):
+    replica = await checkpoint()
+    task = await replica.create()
+    for owner in ("w1", "w2", "w3", "w4"):
+        await replica.requeue(await replica.claim(task.task_id, holder=owner))
+    owner = await replica.claim(task.task_id, holder="w5")
+    await owner.commit(reserve=reserve())
+    await replica.requeue(owner)
+    assert await replica.query("select deaths, dead_owners from ledger.tasks") == [(1, ["w5"])]
+
+
+async def test_an_ending_that_cannot_be_carried_out_is_offered_ever_more_rarely(checkpoint):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    await owner.commit(intent())
+    await replica.cancel(owner.task.task_id)
+    kept_seconds = []
+    for age in ("1 second", "20 seconds", "10 minutes"):
+        await replica.query(f"update ledger.tasks set offered_until = null, ending_at = now() - interval '{age}'")
+        assert len(await endings(replica)) == 1
+        assert await endings(replica) == []
+        query = "select extract(epoch from offered_until - now())::float8 from ledger.tasks"
+        kept_seconds.append((await replica.query(query))[0][0])
+    assert kept_seconds == pytest.approx([2.0, 10.0, 30.0], abs=1.5)  # the clock goes on between statements
 
 
 async def test_an_orderly_release_is_no_death(checkpoint):

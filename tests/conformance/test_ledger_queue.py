@@ -3,17 +3,23 @@
 import asyncio
 from uuid import uuid4
 
+import psycopg
+import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from tenure.domain.epochs import compose_epoch
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tests.fix_checkpoint import TIMEOUT_SECONDS, kinds
+from tests.fix_checkpoint import TIMEOUT_SECONDS, kinds, reserve
 
 
 async def offers(replica, limit=10, **fields):
     request = pb.ListClaimableRequest(limit=limit, **fields)
     return list((await replica.stub.ListClaimable(request, timeout=TIMEOUT_SECONDS)).offers)
+
+
+async def running(replica):
+    return list((await replica.stub.ListRunning(pb.ListRunningRequest(), timeout=TIMEOUT_SECONDS)).running)
 
 
 async def register(replica, task_id, epoch, claim_id):
@@ -45,6 +51,40 @@ async def test_offers_are_disjoint_among_coordinators(checkpoint):
     assert len(ids) == len(set(ids))
     rest = [offer.task_id for offer in await offers(replica, limit=30)]
     assert sorted(ids + rest) == sorted(made)
+
+
+@pytest.mark.parametrize("queues", [["default"], []])
+async def test_who_asks_while_another_looks_at_the_head_of_the_queue_is_offered_what_comes_after(checkpoint, queues):
+    replica = await checkpoint()
+    made = [(await replica.create()).task_id for _ in range(6)]
+    async with await psycopg.AsyncConnection.connect(replica.dsn) as another:  # another coordinator, in its transaction
+        await another.execute("select from ledger.tasks where task_id = any(%s::uuid[]) for no key update", (made[:3],))
+        found = await offers(replica, limit=3, queues=queues)
+    assert [offer.task_id for offer in found] == made[3:]
+
+
+async def test_suspects_are_marked_and_left_out_for_those_who_have_one(checkpoint):
+    replica = await checkpoint()
+    innocent, suspect = [(await replica.create()).task_id for _ in range(2)]
+    for holder in ("w1", "w2", "w3"):
+        await replica.requeue(await replica.claim(suspect, holder=holder))
+    without = await offers(replica, without_suspects=True, queues=["default"])
+    assert [offer.task_id for offer in without] == [innocent]
+    await replica.query("update ledger.tasks set offered_until = null")
+    assert [offer.task_id for offer in await offers(replica, without_suspects=True)] == [innocent]
+    await replica.query("update ledger.tasks set offered_until = null")
+    assert [(offer.task_id, offer.suspect) for offer in await offers(replica)] == [(suspect, True), (innocent, False)]
+
+
+async def test_a_running_suspect_is_none_any_more_with_its_next_step(checkpoint):
+    replica = await checkpoint()
+    task_id = (await replica.create()).task_id
+    for holder in ("w1", "w2", "w3"):
+        await replica.requeue(await replica.claim(task_id, holder=holder))
+    owner = await replica.claim(task_id)
+    assert [each.suspect for each in await running(replica)] == [True]
+    await owner.commit(reserve=reserve())
+    assert [each.suspect for each in await running(replica)] == [False]
 
 
 async def test_an_offer_nobody_took_is_offered_again(checkpoint):

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from tenure.domain.deaths import Deaths
 from tenure.domain.endings import NOBODY_DIED, Ending, ending_of_lost_claim, follow_up, outcomes_of_ended_calls
 from tenure.domain.entries import ToolIntent
 from tenure.domain.states import MOVES, TERMINAL, Reason, TaskState
@@ -53,6 +54,6 @@ def test_an_open_call_of_an_ended_task_comes_to_what_the_closed_fence_knows_of_i
 
 def test_a_claim_that_vanished_with_etcd_is_nobodys_death_and_yet_a_lost_lease():
     assert Reason.CLAIM_LOST in NOBODY_DIED
-    ending = ending_of_lost_claim(LeaseLostPolicy.TIME_OUT, 0, Reason.CLAIM_LOST, "gone")
+    ending = ending_of_lost_claim(LeaseLostPolicy.TIME_OUT, Deaths(), Reason.CLAIM_LOST, "gone")
     assert ending is not None
     assert ending.to_state is TaskState.TIMED_OUT

@@ -14,6 +14,7 @@ from services.worker import tool_step
 from services.worker.holdings import Holding, Holdings
 from services.worker.ledger_client import LedgerClient
 from services.worker.live import LiveServicer
+from services.worker.rests import Rests
 from services.worker.supervisor import Supervisor
 from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import NotFound, TryLater, Unauthenticated, Unavailable
@@ -69,7 +70,7 @@ async def test_a_key_that_a_service_does_not_know_yet_is_no_crash() -> None:
     released: list[str] = []
     holdings, held = Holdings(), holding()
     parts = cast("Any", SimpleNamespace(ledger=Raises(Unauthenticated("an unknown key"))))
-    async with Supervisor(parts, holdings, lambda _, reason: released.append(reason), 1) as supervisor:
+    async with Supervisor(parts, holdings, Rests(), lambda _, reason: released.append(reason), 1) as supervisor:
         supervisor.take(held)
         assert held.work is not None
         await held.work

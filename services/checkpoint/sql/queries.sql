@@ -18,6 +18,7 @@ select clock_timestamp() as locked_at,
        held.task_id::text, held.tenant, held.root_task_id::text, held.max_steps, held.on_lease_lost,
        held.state, held.reason, held.message, held.attempt,
        held.epoch, held.claim_id, held.holds, held.owner, held.granted, held.granted_claim, held.claim_count, held.deaths,
+       held.dead_owners,
        held.commit_number, held.last_commit_id, held.last_commit_hash, held.last_reply, held.last_base,
        held.sequence, held.step, held.open_calls,
        held.model_open, held.model_step, held.model_attempt, held.model_name, held.model_input, held.model_output,
@@ -86,6 +87,7 @@ update tasks t
    set state = c.state, reason = c.reason, message = c.message, result = coalesce(nullif(c.result, ''), t.result),
        epoch = c.epoch, claim_id = c.claim_id, holds = c.holds, owner = c.owner, claim_count = c.claim_count,
        ending_state = c.ending_state, ending_reason = c.ending_reason, ending_message = c.ending_message,
+       dead_owners = string_to_array(c.dead_owners, e'\x1f'),
        ending_actor = c.ending_actor, ending_at = nullif(c.ending_at, '')::timestamptz,
        next_retry_at = nullif(c.next_retry_at, '')::timestamptz,
        started_at = case when c.holds then coalesce(t.started_at, %(locked_at)b::timestamptz) else t.started_at end,
@@ -97,9 +99,10 @@ update tasks t
          %(task_id)b::text[]::uuid[], %(state)b::text[], %(reason)b::text[], %(message)b::text[], %(result)b::bytea[],
          %(epoch)b::bigint[], %(claim_id)b::text[], %(holds)b::boolean[], %(owner)b::text[], %(claim_count)b::bigint[],
          %(ending_state)b::text[], %(ending_reason)b::text[], %(ending_message)b::text[], %(ending_actor)b::text[],
-         %(ending_at)b::text[], %(next_retry_at)b::text[], %(ended)b::boolean[])
+         %(ending_at)b::text[], %(next_retry_at)b::text[], %(ended)b::boolean[],
+         %(dead_owners)b::text[])
        as c(task_id, state, reason, message, result, epoch, claim_id, holds, owner, claim_count, ending_state,
-            ending_reason, ending_message, ending_actor, ending_at, next_retry_at, ended)
+            ending_reason, ending_message, ending_actor, ending_at, next_retry_at, ended, dead_owners)
  where t.task_id = c.task_id;
 
 -- name: create_task
@@ -196,30 +199,28 @@ select sequence, state from tasks where task_id = %(task_id)b::text::uuid and te
 select task_id::text, sequence, ended_at is not null from tasks where task_id = any(%(task_ids)b::text[]::uuid[]);
 
 -- name: offer_from_queues
--- Disjoint offers: rows another coordinator is looking at are skipped, those offered lately are left alone.
-with offered as (
-  select o.task_id from (
-    select t.task_id, t.priority, t.claim_count, t.created_at
-      from unnest(%(queues)b::text[]) as q(name)
-     cross join lateral (
-           select * from tasks t
-            where t.queue = q.name and t.state = 'QUEUED' and t.ending_state = ''
-              and (t.offered_until is null or t.offered_until < now())
-              and (cardinality(%(priorities)b::bigint[]) = 0 or t.priority = any(%(priorities)b::bigint[]))
-              and (cardinality(%(loops)b::text[]) = 0 or t.loop = any(%(loops)b::text[]))
-            order by t.priority, (t.claim_count = 0), t.created_at
-            limit %(limit)b) t
-     order by t.priority, (t.claim_count = 0), t.created_at
-     limit %(limit)b) o
-)
-, locked as (
-  select t.task_id from tasks t join offered using (task_id)
-   where t.state = 'QUEUED' and t.ending_state = '' and (t.offered_until is null or t.offered_until < now())
-   for no key update of t skip locked
+-- Disjoint offers: rows another coordinator is looking at are skipped, those offered lately are left alone. Rows are
+-- locked as they are found: found first and locked later, two who ask at once would find the same, and one get nothing.
+with found as (
+  select t.task_id, t.priority, t.claim_count, t.created_at
+    from unnest(%(queues)b::text[]) as q(name)
+   cross join lateral (
+         select c.task_id, c.priority, c.claim_count, c.created_at from tasks c
+          where c.queue = q.name and c.state = 'QUEUED' and c.ending_state = ''
+            and (c.offered_until is null or c.offered_until < now())
+            and (cardinality(%(priorities)b::bigint[]) = 0 or c.priority = any(%(priorities)b::bigint[]))
+            and (cardinality(%(loops)b::text[]) = 0 or c.loop = any(%(loops)b::text[]))
+            and c.deaths < %(deaths_below)b
+          order by c.priority, (c.claim_count = 0), c.created_at
+          limit %(limit)b
+          for no key update of c skip locked) t
+), chosen as (
+  select task_id from found order by priority, (claim_count = 0), created_at limit %(limit)b
 )
 update tasks t set offered_until = now() + make_interval(secs => %(reserve_seconds)b)
-  from locked where t.task_id = locked.task_id
-returning t.task_id::text, t.tenant, t.queue, t.priority, t.loop, t.epoch, t.reason, t.tools, t.claim_count, t.created_at;
+  from chosen where t.task_id = chosen.task_id
+returning t.task_id::text, t.tenant, t.queue, t.priority, t.loop, t.epoch, t.reason, t.tools, t.claim_count, t.created_at,
+          t.deaths;
 
 -- name: offer_from_any
 -- The same without a choice of queues.
@@ -229,17 +230,20 @@ with locked as (
      and (t.offered_until is null or t.offered_until < now())
      and (cardinality(%(priorities)b::bigint[]) = 0 or t.priority = any(%(priorities)b::bigint[]))
      and (cardinality(%(loops)b::text[]) = 0 or t.loop = any(%(loops)b::text[]))
+     and t.deaths < %(deaths_below)b
    order by t.priority, (t.claim_count = 0), t.created_at
    limit %(limit)b
    for no key update of t skip locked
 )
 update tasks t set offered_until = now() + make_interval(secs => %(reserve_seconds)b)
   from locked where t.task_id = locked.task_id
-returning t.task_id::text, t.tenant, t.queue, t.priority, t.loop, t.epoch, t.reason, t.tools, t.claim_count, t.created_at;
+returning t.task_id::text, t.tenant, t.queue, t.priority, t.loop, t.epoch, t.reason, t.tools, t.claim_count, t.created_at,
+          t.deaths;
 
 -- name: offer_endings
 -- Tasks that somebody other than their worker must end now, disjoint among coordinators like offers. Those that were
--- offered before come last: one that cannot be ended for now must not keep the others waiting.
+-- offered before come last: one that cannot be ended for now must not keep the others waiting. The longer one has been
+-- due, the longer it is kept: what cannot be ended, such as while its tools are away, is tried ever more rarely.
 with locked as (
   select t.task_id from tasks t
    where t.ended_at is null and t.ending_state <> ''
@@ -249,7 +253,8 @@ with locked as (
    limit %(limit)b
    for no key update of t skip locked
 )
-update tasks t set offered_until = now() + make_interval(secs => %(reserve_seconds)b)
+update tasks t set offered_until = now() + make_interval(secs => least(
+         greatest(%(reserve_seconds)b, extract(epoch from now() - t.ending_at)::float8 / 2), %(most_seconds)b))
   from locked where t.task_id = locked.task_id
 returning t.task_id::text, t.tenant, t.ending_state, t.ending_reason, t.ending_message, t.ending_at;
 
@@ -286,7 +291,7 @@ select coalesce(t.granted_claim = a.claim_id, false), coalesce(t.state, ''),
 
 -- name: list_running
 -- Running tasks by id, through the index that has only these.
-select task_id::text, claim_id, epoch, owner, updated_at from tasks
+select task_id::text, claim_id, epoch, owner, updated_at, deaths from tasks
  where holds and task_id > %(after_task_id)b::text::uuid
  order by task_id limit %(page_size)b;
 
@@ -345,3 +350,41 @@ select method, presented_epoch, current_epoch, holder, refused_at from refusals
 -- name: notify
 -- Hints for other replicas, in transactions of their own: inside of commits they were measured to halve the rate.
 select pg_notify('tenure_ledger', payload) from unnest(%(payloads)b::text[]) as p(payload);
+
+-- name: get_lease_grant
+-- The last grant of a named resource, and how it was given back.
+select epoch, claim_id, holder, previous_epoch, request_id, reason, message, release_reason, release_message
+  from lease_grants where tenant = %(tenant)b::text and resource = %(resource)b::text;
+
+-- name: register_lease
+-- Compare-and-set under the row's lock: a grant follows exactly the one it says, and epochs only grow. Without a row only a
+-- first grant is taken. Nothing for a repeat: it finds its own row. Nothing from a generation left since, as with tasks.
+insert into lease_grants as g (tenant, resource, epoch, claim_id, holder, previous_epoch, request_id, reason, message)
+select %(tenant)b::text, %(resource)b::text, %(epoch)b::bigint, %(claim_id)b::text, %(holder)b::text,
+       %(previous_epoch)b::bigint, %(request_id)b::text, %(reason)b::text, %(message)b::text
+ where %(epoch)b::bigint >> 40 >= (select generation from epochs)
+   and (%(previous_epoch)b::bigint = 0
+        or exists (select from lease_grants where tenant = %(tenant)b::text and resource = %(resource)b::text))
+on conflict (tenant, resource) do update
+   set epoch = excluded.epoch, claim_id = excluded.claim_id, holder = excluded.holder,
+       previous_epoch = excluded.previous_epoch, request_id = excluded.request_id, reason = excluded.reason,
+       message = excluded.message, granted_at = now(), release_reason = '', release_message = '', released_at = null
+ where g.epoch = excluded.previous_epoch and g.epoch < excluded.epoch
+returning epoch;
+
+-- name: raise_highest_epoch
+-- So that an etcd that went back behind it is noticed.
+update epochs set highest_epoch = %(epoch)b::bigint where highest_epoch < %(epoch)b::bigint;
+
+-- name: note_lease_release
+-- The first who says why is believed.
+update lease_grants
+   set release_reason = %(reason)b::text, release_message = %(message)b::text, released_at = now()
+ where tenant = %(tenant)b::text and resource = %(resource)b::text and claim_id = %(claim_id)b::text
+   and release_reason = '';
+
+-- name: inspect_leases
+-- Of claims found in etcd those that are the last grant of their resource.
+select a.claim_id
+  from unnest(%(tenants)b::text[], %(resources)b::text[], %(claim_ids)b::text[]) as a(tenant, resource, claim_id)
+  join lease_grants g using (tenant, resource, claim_id);

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from tenure.domain.epochs import Fence, compose_epoch
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from tenure.runtime.etcd.values import KeyValue
 
 PREFIX: Final = b"/tenure/"
@@ -18,7 +20,7 @@ SESSIONS: Final = b"/tenure/sessions/"
 CLAIMS: Final = b"/tenure/claims/"
 
 _log: Final = logging.getLogger(__name__)
-_Record = TypeVar("_Record")
+_Record = TypeVar("_Record", bound="DataclassInstance")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,10 @@ class SessionRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRecord:
-    """Who claimed and why. Has all that is needed to sign its token again: any replica may have to."""
+    """Who claimed and why. Has all that is needed to sign its token again: any replica may have to.
+
+    `suspect`: owners died with the task, so its session is to hold no second such.
+    """
 
     claim_id: str
     worker_id: str
@@ -51,6 +56,7 @@ class ClaimRecord:
     loop: str = ""
     key_id: str = ""
     tools: tuple[str, ...] | None = None
+    suspect: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,26 +97,27 @@ def claim_key(task_id: str) -> bytes:
     return CLAIMS + task_id.encode()
 
 
-def write_record(record: SessionRecord | ClaimRecord) -> bytes:
+def write_record(record: DataclassInstance) -> bytes:
     return json.dumps(asdict(record), separators=(",", ":")).encode()
 
 
 def read_session(found: KeyValue) -> HeldSession | None:
     """The session in a key, or None for something that is none: told in the log and left alone."""
-    record = _read_record(SessionRecord, found)
+    record = read_record(SessionRecord, found)
     session_id = found.key.removeprefix(SESSIONS).decode(errors="replace")
     return None if record is None else HeldSession(session_id, record, found.lease, found.mod_revision)
 
 
 def read_claim(found: KeyValue) -> HeldClaim | None:
     """The claim in a key, or None for something that is none: told in the log and left alone."""
-    record = _read_record(ClaimRecord, found)
+    record = read_record(ClaimRecord, found)
     task_id = found.key.removeprefix(CLAIMS).decode(errors="replace")
     return None if record is None else HeldClaim(task_id, record, found.create_revision, found.lease)
 
 
-def _read_record(kind: type[_Record], found: KeyValue) -> _Record | None:
-    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # both kinds are dataclasses
+def read_record(kind: type[_Record], found: KeyValue) -> _Record | None:
+    """The record in a key; None, told in the log, for something that is none."""
+    known = {field.name for field in fields(kind)}
     try:
         values: dict[str, Any] = {name: _frozen(value) for name, value in json.loads(found.value).items()}
         return kind(**{name: value for name, value in values.items() if name in known})
