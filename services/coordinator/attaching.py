@@ -46,7 +46,7 @@ class Attaching:
         if held is None:
             held, former = await self._begin(hello), False
         # Of a lease that is older than this stream nobody here knows how long it still lives: its renewal will tell.
-        session = Session(held, hello, self._timing, renewed_at=None if former else began)
+        session = Session(held, hello, self._timing, attached_at=began, renewed_at=None if former else began)
         kept = await self._kept(held, hello) if former else {}
         for held_claim in kept.values():
             session.hold(held_claim, clock(), named=True)

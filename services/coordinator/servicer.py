@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Final
 
 from services.coordinator.listings import list_claims, list_workers
-from services.coordinator.session_stream import Ending, SessionStream
+from services.coordinator.session_stream import NOTHING_TAKEN, Ending, SessionStream
 from tenure.domain.errors import InvalidRequest
 from tenure.runtime.rpc_server import draining
 from tenure.v1 import coordinator_service_pb2 as pb
@@ -61,7 +61,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             await stream.serve(request_iterator, context)
         finally:
             self._sessions.detach(session)
-            if stream.ending is not Ending.ANNOUNCED:
+            if stream.ending not in NOTHING_TAKEN:
                 self._takeover.begin(session, announced=stream.ending is Ending.GOODBYE)
 
     async def ListWorkers(self, _request: Any, _context: Any) -> pb.CoordinatorServiceListWorkersResponse:
@@ -71,10 +71,6 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     async def ListClaims(self, request: Any, _context: Any) -> pb.CoordinatorServiceListClaimsResponse:
         """Live claims."""
         return pb.CoordinatorServiceListClaimsResponse(claims=await list_claims(self._store, request.task_id))
-
-    async def ListSigningKeys(self, _request: Any, _context: Any) -> pb.ListSigningKeysResponse:
-        """Public keys."""
-        return pb.ListSigningKeysResponse(keys=self._issuer.signing_keys())
 
 
 async def _hello(requests: AsyncIterator[pb.SessionRequest]) -> pb.Hello:

@@ -30,6 +30,9 @@ _log: Final = logging.getLogger(__name__)
 GOAWAY_SECONDS: Final = 3.0
 """How long a worker has to move after Goaway before its stream is ended for it."""
 _STREAM_AGE_SECONDS: Final = 1500.0
+MOST_TOKENS: Final = 1000
+MOST_TOKEN_BYTES: Final = 1024 * 1024
+"""What one Renewed brings of tokens signed anew; the rest comes with the next ones."""
 
 
 class Ending(Enum):
@@ -38,7 +41,12 @@ class Ending(Enum):
     BROKEN = auto()  # no goodbye: the worker may be dead, or on its way to another replica
     GOODBYE = auto()  # the worker drained and closed
     ANNOUNCED = auto()  # we sent it away: it goes elsewhere, nothing is taken from it
+    UNANSWERED = auto()  # it left because we, or etcd, did not answer: its lease tells whether it lives
     LOST = auto()  # its session is gone
+
+
+NOTHING_TAKEN: Final = frozenset({Ending.ANNOUNCED, Ending.UNANSWERED})
+"""Ends after which the session goes on: it lives or dies with its lease."""
 
 
 class SessionStream:
@@ -61,8 +69,8 @@ class SessionStream:
         self._stopping = stopping
         self._renew: pb.Renew | None = None
         self._renew_arrived = asyncio.Event()
-        self._sent_away = False
         self._said_goodbye = False
+        self._was_silent = False
 
     @property
     def ending(self) -> Ending:
@@ -71,20 +79,30 @@ class SessionStream:
             return Ending.LOST
         if self._said_goodbye:
             return Ending.GOODBYE
-        return Ending.ANNOUNCED if self._sent_away else Ending.BROKEN
+        if self._session.sent_away:
+            return Ending.ANNOUNCED
+        return Ending.UNANSWERED if self._was_silent else Ending.BROKEN
 
     async def serve(self, requests: AsyncIterator[pb.SessionRequest], context: Any) -> None:
         """Until the worker closes or breaks the stream, or the session ends it. Raises the session's error."""
         session = self._session
         with log_context(worker=session.worker_id, session=session.session_id):
-            async with asyncio.TaskGroup() as group:
-                parts = [self._read(requests), self._write(context), self._renewals(), self._send_away()]
-                running = [group.create_task(part) for part in parts]
-                await session.ended.wait()
-                for task in running:
-                    task.cancel()
+            try:
+                await self._serve(requests, context)
+            finally:
+                # When it was this side that was silent, the worker lives, and looks for another replica.
+                silent_seconds = session.silent_seconds(asyncio.get_running_loop().time())
+                self._was_silent = silent_seconds >= session.timing.unanswered_seconds
         if session.error is not None:
             raise session.error
+
+    async def _serve(self, requests: AsyncIterator[pb.SessionRequest], context: Any) -> None:
+        async with asyncio.TaskGroup() as group:
+            parts = [self._read(requests), self._write(context), self._renewals(), self._send_away()]
+            running = [group.create_task(part) for part in parts]
+            await self._session.ended.wait()
+            for task in running:
+                task.cancel()
 
     async def _read(self, requests: AsyncIterator[pb.SessionRequest]) -> None:
         try:
@@ -134,11 +152,9 @@ class SessionStream:
             assert self._renew is not None
             number, sent_at = self._renew.renew_number, clock()
             try:
-                await self._store.sessions.keep_alive(
-                    session.held, timeout_seconds=session.timing.renew_interval_seconds
-                )
+                await self._keep_alive(sent_at)
             except SessionLost:
-                session.lose("the session's lease has ended")
+                session.lose("the session has ended, or is attached to another coordinator")
                 return
             except Unavailable as error:
                 _log.warning("a renewal was not answered by etcd", extra={"error": error})
@@ -147,13 +163,33 @@ class SessionStream:
             session.send(pb.SessionResponse(renewed=pb.Renewed(renew_number=number, tokens=self._rotated())))
             self._dispatch.on_slots(session)
 
+    async def _keep_alive(self, now: float) -> None:
+        """Raises SessionLost, also when the worker is attached elsewhere by now.
+
+        A replica that slept finds old renewals in its buffers: after a silence etcd is asked first whose session it is.
+        """
+        session = self._session
+        if session.silent_seconds(now) > session.timing.doubt_seconds:
+            found = await self._store.sessions.find(session.session_id)
+            if found is None or found.mod_revision != session.held.mod_revision:
+                raise SessionLost("the session has ended, or is attached to another coordinator")
+        await self._store.sessions.keep_alive(session.held, timeout_seconds=session.timing.renew_interval_seconds)
+
     def _rotated(self) -> list[token_pb2.FencingToken]:
-        """Tokens signed anew, for claims whose tokens were signed with another key than now signs."""
-        key_id, tokens = self._issuer.key_id, []
+        """Tokens signed anew, for claims whose tokens were signed with another key than now signs.
+
+        A portion with each renewal: all of them at once would be too large a message, and hold up other sessions.
+        """
+        key_id, left_bytes = self._issuer.key_id, MOST_TOKEN_BYTES
+        tokens: list[token_pb2.FencingToken] = []
         for claim in self._session.claims.values():
-            if claim.key_id != key_id:
-                tokens.append(self._issuer.issue(claim.held))
-                claim.key_id = key_id
+            if claim.key_id == key_id:
+                continue
+            if left_bytes <= 0 or len(tokens) == MOST_TOKENS:
+                break
+            tokens.append(self._issuer.issue(claim.held))
+            left_bytes -= tokens[-1].ByteSize()
+            claim.key_id = key_id
         return tokens
 
     async def _write(self, context: Any) -> None:
@@ -171,7 +207,7 @@ class SessionStream:
                 await self._stopping.wait()
         except TimeoutError:
             _log.info("a stream is old; its worker is asked to come again")
-        self._sent_away = True
+        self._session.sent_away = True  # from here on nothing is granted that it would not read any more
         self._session.send(pb.SessionResponse(goaway=pb.Goaway()))
         await asyncio.sleep(GOAWAY_SECONDS)
         self._session.end(draining())

@@ -31,7 +31,9 @@ class Stalled:
                 await asyncio.sleep(_LOOK_SECONDS)
                 now = asyncio.get_running_loop().time()
                 for session in self._sessions:
-                    for claim, why in _judge(session, now):
+                    if not session.is_current(now):
+                        continue  # a replica that slept judges nobody by what it heard before
+                    for claim, why in _judge(session):
                         group.create_task(self._take_away(claim, *why))
 
     async def _take_away(self, claim: WorkedClaim, reason: str, message: str) -> None:
@@ -40,22 +42,24 @@ class Stalled:
         await self._losses.take_away(claim.held, LostClaim.of(claim.held, reason, message, tokens))
 
 
-def _judge(session: Session, now: float) -> list[tuple[WorkedClaim, tuple[str, str]]]:
+def _judge(session: Session) -> list[tuple[WorkedClaim, tuple[str, str]]]:
     """The claims that have to go; they are the session's no more, and its worker is told."""
-    stalled = [(claim, why) for claim in session.claims.values() if (why := _why(session, claim, now)) is not None]
+    stalled = [(claim, why) for claim in session.claims.values() if (why := _why(session, claim)) is not None]
     for claim, (reason, _) in stalled:
         session.revoke(claim.held.record.claim_id, reason)
     return stalled
 
 
-def _why(session: Session, claim: WorkedClaim, now: float) -> tuple[str, str] | None:
-    worker, timing = session.worker_id, session.timing
+def _why(session: Session, claim: WorkedClaim) -> tuple[str, str] | None:
+    worker, timing, renewed_at = session.worker_id, session.timing, session.renewed_at
     # Counted by renewals: a worker that sends none is not idle but dead, and its lease will tell.
-    if claim.unnamed_since is not None and session.heard_at is not None:
-        unnamed_seconds = session.heard_at - claim.unnamed_since
+    if renewed_at is None:
+        return None
+    if claim.unnamed_since is not None:
+        unnamed_seconds = renewed_at - claim.unnamed_since
         if unnamed_seconds >= timing.start_timeout_seconds:
             return Reason.CLAIM_LOST, f"worker {worker} did not name the claim for {unnamed_seconds:.1f} s"
-    if claim.progress.is_stuck(now):
+    if claim.progress.is_stuck(renewed_at):
         patience = timing.progress_timeout_seconds
         return Reason.WORKER_STUCK, f"worker {worker} is alive but made no progress for {patience:g} s"
     return None

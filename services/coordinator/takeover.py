@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from services.coordinator.session import Session
 
 _log: Final = logging.getLogger(__name__)
-_TRIES: Final = 5
-_PAUSE_SECONDS: Final = 0.2
 
 
 class Takeover:
@@ -44,13 +42,11 @@ class Takeover:
     async def _end(self, session: Session, grace_seconds: float) -> None:
         await asyncio.sleep(grace_seconds)
         facts = {"worker": session.worker_id, "session": session.session_id, "claims": len(session.claims)}
-        for _ in range(_TRIES):
-            try:
-                ended = await self._store.sessions.end(session.held)
-            except Unavailable as error:
-                _log.warning("a session could not be ended; its lease will", extra={**facts, "error": error})
-                await asyncio.sleep(_PAUSE_SECONDS)
-                continue
-            metrics.count("tenure_takeovers_total", ended=str(ended).lower())
-            _log.info("ended a session" if ended else "a worker came back elsewhere", extra=facts)
+        try:
+            ended = await self._store.sessions.end(session.held)
+        except Unavailable as error:
+            # Not tried again: while etcd did not answer, the worker could not come back either.
+            _log.warning("a session could not be ended; its lease will", extra={**facts, "error": error})
             return
+        metrics.count("tenure_takeovers_total", ended=str(ended).lower())
+        _log.info("ended a session" if ended else "a worker came back elsewhere", extra=facts)

@@ -106,6 +106,8 @@ class Vanishing:
 
 
 def _why(worker_id: str, session: Session | None, *, expired: bool) -> tuple[str, str]:
+    if expired and session is not None and session.is_unanswered:
+        return Reason.CLAIM_LOST, f"worker {worker_id} renewed its lease, and etcd did not answer"
     if expired:
         return Reason.LEASE_EXPIRED, f"worker {worker_id} did not renew its lease in time"
     if session is not None and session.draining:

@@ -14,7 +14,8 @@ NOW = 1000.0
 def session(free_slots: int = 4, *, renewed_at: float | None = NOW) -> Session:
     record = SessionRecord(worker_id="w", coordinator_id="c", generation=1, started_at=0.0)
     held = HeldSession("s", record, 7, 100)
-    return Session(held, pb.Hello(worker_id="w", free_slots=free_slots), TIMING, renewed_at=renewed_at)
+    hello = pb.Hello(worker_id="w", free_slots=free_slots)
+    return Session(held, hello, TIMING, attached_at=NOW, renewed_at=renewed_at)
 
 
 def claim(number: int) -> HeldClaim:

@@ -1,0 +1,172 @@
+"""Laws of silence: a replica that slept, or whose etcd did not answer, takes nothing from workers that live."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tenure.domain.errors import StaleEpoch, TenureError
+from tenure.v1 import task_pb2
+from tests.fix_coordinator import Fleet, epoch_of
+
+if TYPE_CHECKING:
+    from tenure.dev.etcd_process import EtcdProcess
+    from tests.scripted_worker import ScriptedWorker
+    from tests.service_process import ServiceProcess
+
+SUCCEEDED = {"to_state": task_pb2.TASK_STATE_SUCCEEDED, "reason": "FINAL_ANSWER"}
+
+
+async def test_a_replica_that_sleeps_longer_than_a_lease_takes_nothing_from_workers_that_went_elsewhere(fleet: Fleet):
+    first, second = await fleet.coordinator(progress_timeout_seconds="2"), await fleet.coordinator()
+    worker = await fleet.worker(first)
+    await fleet.submit()
+    grant = await worker.next_grant()
+    await worker.open(grant)
+    first.signal(signal.SIGSTOP)
+    again = fleet.keep(await worker.reattach(second.address))  # its old renewals stay in the sleeper's buffers
+    assert again.lost == []
+    await asyncio.sleep(4.0)  # longer than the TTL, and than the patience with a claim without progress
+    await worker.break_off()
+    first.signal(signal.SIGCONT)
+    await _works(fleet, first)
+    await renewals(again, 4)
+    [claim] = await fleet.claims(second, grant.task_id)
+    assert (claim.claim_id, claim.epoch) == (grant.claim_id, epoch_of(grant.token))
+    assert again.ended_with is None
+    await again.commit(grant, 1, transition=SUCCEEDED)
+    assert (await fleet.task(grant.task_id)).claim_count == 1
+
+
+async def test_a_replica_that_slept_keeps_no_lease_alive_that_is_attached_elsewhere(fleet: Fleet):
+    first, second = await fleet.coordinator(), await fleet.coordinator()
+    worker = await fleet.worker(first)
+    task_id = await fleet.submit()
+    lost = await worker.next_grant()
+    await worker.open(lost)
+    first.signal(signal.SIGSTOP)
+    again = fleet.keep(await worker.reattach(second.address))
+    await again.hears("renewed")
+    other = await fleet.worker(second)
+    again.freeze()  # and the old stream goes on renewing, at a replica that does not have the session any more
+    await asyncio.sleep(1.5)
+    first.signal(signal.SIGCONT)
+    grant = await other.next_grant(8.0)
+    assert grant.task_id == task_id
+    await other.open(grant)
+    assert "LEASE_EXPIRED" in [each.reason for each in await fleet.transitions(task_id)]
+
+
+async def test_a_replica_that_slept_before_it_sent_a_grant_does_not_send_it(fleet: Fleet, tmp_path: Path):
+    asleep = tmp_path / "asleep"
+    first = await fleet.coordinator(failpoints=f"coordinator.after_register=1#touch({asleep})->1#freeze")
+    worker = await fleet.worker(first)
+    task_id = await fleet.submit()
+    async with asyncio.timeout(20.0):
+        while not asleep.exists():
+            await asyncio.sleep(0.02)
+    second = await fleet.coordinator()
+    again = fleet.keep(await worker.reattach(second.address))
+    grant = await again.next_grant()  # the sleeper's claim is cleaned up: nobody works under it
+    assert grant.task_id == task_id
+    await again.open(grant)
+    first.signal(signal.SIGCONT)
+    await _works(fleet, first)
+    await renewals(again, 3)
+    assert worker.grants_waiting == 0
+    await again.commit(grant, 1, transition=SUCCEEDED)
+
+
+async def test_a_short_sleep_of_the_only_replica_evicts_nobody_however_late_its_workers_come_back(fleet: Fleet):
+    replica = await fleet.coordinator(ttl_seconds="20")
+    worker = await fleet.worker(replica)
+    await fleet.submit()
+    grant = await worker.next_grant()
+    await worker.open(grant)
+    await worker.hears("renewed")
+    replica.signal(signal.SIGSTOP)
+    await asyncio.sleep(1.5)
+    await worker.break_off()
+    replica.signal(signal.SIGCONT)
+    await asyncio.sleep(2.0)  # longer than the grace for a worker that is said to be dead
+    again = fleet.keep(await worker.reattach())
+    assert (again.session_id, again.lost) == (worker.session_id, [])
+    await again.commit(grant, 1, transition=SUCCEEDED)
+
+
+async def test_workers_that_left_because_etcd_did_not_answer_keep_their_claims(own_fleet: Fleet, own_etcd: EtcdProcess):
+    replica = await own_fleet.coordinator(ttl_seconds="20")
+    worker = await own_fleet.worker(replica)
+    await own_fleet.submit()
+    grant = await worker.next_grant()
+    await worker.open(grant)
+    own_etcd.pause()
+    try:
+        await replica.logged("a renewal was not answered by etcd")
+        await asyncio.sleep(0.5)
+        await worker.break_off()
+        await asyncio.sleep(1.0)
+    finally:
+        own_etcd.resume()
+    await asyncio.sleep(1.0)  # longer than the grace
+    again = await _reattached(own_fleet, worker)
+    assert (again.session_id, again.lost) == (worker.session_id, [])
+    await again.commit(grant, 1, transition=SUCCEEDED)
+
+
+async def test_a_lease_that_ends_because_etcd_did_not_answer_is_nobodys_death(own_fleet: Fleet, own_etcd: EtcdProcess):
+    replica = await own_fleet.coordinator()
+    worker = await own_fleet.worker(replica)
+    task_id = await own_fleet.submit()
+    grant = await worker.next_grant()
+    await worker.open(grant)
+    own_etcd.pause()
+    try:
+        await replica.logged("a renewal was not answered by etcd")
+        await asyncio.sleep(4.0)  # longer than the TTL: etcd ends the lease as soon as it wakes
+    finally:
+        own_etcd.resume()
+    await worker.ends()
+    again = await _reattached(own_fleet, worker)
+    assert again.lost == [grant.claim_id]
+    new = await again.next_grant()
+    await again.open(new)
+    reasons = [each.reason for each in await own_fleet.transitions(task_id)]
+    assert reasons[-2:] == ["CLAIM_LOST", "OPENED"]
+    with pytest.raises(StaleEpoch):
+        await worker.commit(grant, 1, transition=SUCCEEDED)
+
+
+async def renewals(worker: ScriptedWorker, count: int) -> None:
+    """So many more renewals of it are answered: time passes, and it lives."""
+    wanted = _answered(worker) + count
+    async with asyncio.timeout(20.0):
+        while _answered(worker) < wanted:
+            assert worker.ended_with is None, f"the stream ended with {worker.ended_with!r}"
+            await asyncio.sleep(0.05)
+
+
+def _answered(worker: ScriptedWorker) -> int:
+    return sum(each.HasField("renewed") for each in worker.heard)
+
+
+async def _works(fleet: Fleet, replica: ServiceProcess) -> None:
+    """It is awake: it takes a session and grants."""
+    worker = await fleet.worker(replica, worker_id="witness", queues=["witness"])
+    await fleet.submit(queue="witness")
+    await worker.succeed(await worker.next_grant())
+    await renewals(worker, 2)
+
+
+async def _reattached(fleet: Fleet, worker: ScriptedWorker) -> ScriptedWorker:
+    """Back again, as soon as the replica takes sessions."""
+    async with asyncio.timeout(20.0):
+        while True:
+            try:
+                return fleet.keep(await worker.reattach())
+            except TenureError:  # etcd has just come back: its generation is being settled
+                await asyncio.sleep(0.1)

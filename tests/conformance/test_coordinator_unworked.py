@@ -1,0 +1,189 @@
+"""Laws of claims that nobody works under: each is found, whoever died or forgot, and its task goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from services.coordinator.lease_store import ClaimRecord, LeaseStore
+from services.coordinator.lease_store.claim_keys import NewClaim, Refusal
+from tenure.runtime.etcd.client import EtcdClient
+from tenure.runtime.etcd.errors import EtcdUnclear
+from tenure.runtime.etcd.transactions import Txn, TxnResult
+from tenure.v1 import task_pb2
+from tests.fix_coordinator import Fleet, epoch_of
+
+SUCCEEDED = {"to_state": task_pb2.TASK_STATE_SUCCEEDED, "reason": "FINAL_ANSWER"}
+
+
+async def test_a_running_task_that_its_worker_came_back_without_goes_on(fleet: Fleet):
+    """As when it let go of the task, and the replica it said so to died before it read it."""
+    first, second = await fleet.coordinator(), await fleet.coordinator()
+    worker = await fleet.worker(first)
+    task_id = await fleet.submit()
+    lost = await worker.next_grant()
+    await worker.open(lost)
+    await first.kill()
+    worker.held.clear()
+    again = fleet.keep(await worker.reattach(second.address))
+    assert again.session_id == worker.session_id
+    grant = await again.next_grant()
+    assert grant.task_id == task_id
+    assert epoch_of(grant.token) > epoch_of(lost.token)
+    await again.succeed(grant)
+    assert "CLAIM_LOST" in [each.reason for each in await fleet.transitions(task_id)]
+
+
+async def test_a_grant_sent_over_a_stream_that_its_worker_has_left_goes_on(fleet: Fleet):
+    first, second = await fleet.coordinator(failpoints="coordinator.after_register=sleep(700)"), None
+    worker = await fleet.worker(first)
+    second = await fleet.coordinator()
+    task_id = await fleet.submit()
+    async with asyncio.timeout(10.0):
+        while not await fleet.claims(second, task_id):
+            await asyncio.sleep(0.02)
+    again = fleet.keep(await worker.reattach(second.address))  # the claim is made, and the grant not sent
+    assert (again.session_id, again.lost) == (worker.session_id, [])
+    sent = await worker.next_grant()
+    grant = await again.next_grant()
+    assert (sent.task_id, grant.task_id) == (task_id, task_id)
+    assert sent.claim_id != grant.claim_id
+    await again.succeed(grant)
+
+
+async def test_a_replica_that_drains_grants_nothing_over_the_streams_it_has_sent_away(fleet: Fleet):
+    first = await fleet.coordinator(failpoints="coordinator.after_register=sleep(700)")
+    second = await fleet.coordinator(start_timeout_seconds="60", reconcile_interval_seconds="60")
+    worker, other = await fleet.worker(first), await fleet.worker(second, slots=0)
+    task_id = await fleet.submit()
+    async with asyncio.timeout(10.0):
+        while not await fleet.claims(second, task_id):
+            await asyncio.sleep(0.02)
+    stopping = asyncio.create_task(first.stop())
+    await worker.hears("goaway")
+    await other.tell_slots(1)
+    grant = await other.next_grant()  # given back at once, not found by somebody much later
+    assert grant.task_id == task_id
+    assert await stopping == 0
+    assert worker.grants_waiting == 0
+    await other.succeed(grant)
+
+
+async def test_a_watch_that_has_gone_deaf_costs_no_task(fleet: Fleet):
+    """The lists find what it should have told."""
+    replica = await fleet.coordinator(failpoints="coordinator.before_requeue=1#sleep(600000)")
+    worker = await fleet.worker(replica)
+    task_id = await fleet.submit()
+    await worker.open(await worker.next_grant())
+    other = await fleet.worker(replica)
+    await worker.break_off()
+    grant = await other.next_grant()
+    assert grant.task_id == task_id
+    await other.open(grant)
+    assert "CLAIM_LOST" in [each.reason for each in await fleet.transitions(task_id)]
+
+
+async def test_a_running_task_whose_claim_was_deleted_is_queued_and_its_owner_told(fleet: Fleet):
+    replica = await fleet.coordinator()
+    worker = await fleet.worker(replica)
+    task_id = await fleet.submit()
+    lost = await worker.next_grant()
+    await worker.open(lost)
+    async with EtcdClient([fleet.etcd_endpoint]) as etcd:
+        await etcd.delete(f"/tenure/claims/{task_id}".encode())
+    assert (await worker.hears("revoke")).claim_id == lost.claim_id
+    grant = await worker.next_grant()
+    assert grant.task_id == task_id
+    await worker.succeed(grant)
+
+
+async def test_a_claim_left_behind_by_a_task_that_ended_is_deleted(fleet: Fleet):
+    replica = await fleet.coordinator(start_timeout_seconds="60")
+    worker = await fleet.worker(replica)
+    task_id = await fleet.submit()
+    grant = await worker.next_grant()
+    header = await worker.open(grant)
+    await worker.commit(grant, header.next_commit_number, transition=SUCCEEDED)
+    assert (await worker.hears("revoke")).claim_id == grant.claim_id  # it goes on naming it; the claim is gone
+    assert await fleet.claims(replica, task_id) == []
+
+
+async def test_a_claim_of_nobody_is_deleted_and_its_task_goes_on(fleet: Fleet):
+    """As an unclear one that lands late, after the replica that made it died."""
+    replica = await fleet.coordinator()
+    worker = await fleet.worker(replica, slots=0)
+    task_id = await fleet.submit()
+    async with lease_store(fleet) as (_, store):
+        [claimed] = await store.claims.claim_many([await new_claim(store, task_id, worker.session_id)])
+    assert claimed.held is not None
+    await worker.tell_slots(1)
+    grant = await worker.next_grant()
+    assert grant.task_id == task_id
+    assert grant.claim_id != claimed.held.record.claim_id
+    await worker.succeed(grant)
+
+
+async def test_a_claim_whose_answer_was_lost_is_found_by_its_id_and_is_mine(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+):
+    replica = await fleet.coordinator()
+    worker = await fleet.worker(replica, slots=0)
+    task_id = await fleet.submit()
+    async with lease_store(fleet) as (etcd, store):
+        apply = etcd.txn
+
+        async def unclear(txn: Txn, **options: float | None) -> TxnResult:
+            await apply(txn, **options)
+            monkeypatch.undo()
+            raise EtcdUnclear("the answer is lost on its way")
+
+        wanted = await new_claim(store, task_id, worker.session_id)
+        monkeypatch.setattr(etcd, "txn", unclear)
+        [mine] = await store.claims.claim_many([wanted])
+        monkeypatch.setattr(etcd, "txn", unclear)
+        [others] = await store.claims.claim_many([await new_claim(store, task_id, worker.session_id)])
+    assert mine.held is not None
+    assert mine.held.record == wanted.record
+    assert (others.held, others.refusal, others.holder) == (None, Refusal.TAKEN, mine.held)
+
+
+async def test_a_claim_of_which_nothing_is_found_is_unclear_and_not_lost(fleet: Fleet, monkeypatch: pytest.MonkeyPatch):
+    replica = await fleet.coordinator()
+    worker = await fleet.worker(replica, slots=0)
+    task_id = await fleet.submit()
+    async with lease_store(fleet) as (etcd, store):
+        wanted = await new_claim(store, task_id, worker.session_id)
+
+        async def nowhere(_txn: Txn, **_options: float | None) -> TxnResult:
+            monkeypatch.undo()
+            raise EtcdUnclear("sent, and still on its way")
+
+        monkeypatch.setattr(etcd, "txn", nowhere)
+        [claimed] = await store.claims.claim_many([wanted])
+    assert (claimed.held, claimed.refusal) == (None, Refusal.UNCLEAR)
+
+
+@asynccontextmanager
+async def lease_store(fleet: Fleet) -> AsyncIterator[tuple[EtcdClient, LeaseStore]]:
+    async with EtcdClient([fleet.etcd_endpoint]) as etcd:
+        yield etcd, LeaseStore(etcd)
+
+
+async def new_claim(store: LeaseStore, task_id: str, session_id: str) -> NewClaim:
+    """A claim under a live session, as a coordinator would make it."""
+    session = await store.sessions.find(session_id)
+    assert session is not None
+    record = ClaimRecord(
+        claim_id=str(uuid.uuid4()),
+        worker_id=session.record.worker_id,
+        session_id=session_id,
+        generation=session.record.generation,
+        tenant="default",
+        reason="SUBMITTED",
+        previous_epoch=0,
+    )
+    return NewClaim(task_id, record, session)
