@@ -88,16 +88,21 @@ def reference(lease: pb.Lease) -> pb.LeaseReference:
     return pb.LeaseReference(resource=lease.resource, epoch=lease.epoch)
 
 
+async def new_ledger(server: PostgresProcess) -> str:
+    """A database for a module, gone with the server."""
+    name = f"leases_{next(_numbers)}"
+    async with await psycopg.AsyncConnection.connect(server.dsn(), autocommit=True) as postgres:
+        await postgres.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+    await migrate(server.dsn(name), MIGRATIONS)
+    return server.dsn(name)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def lease_fleet(
     etcd_process: EtcdProcess, postgres_server: PostgresProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Fleet]:
     """A ledger for the tests of a module, which share a loop."""
-    name = f"leases_{next(_numbers)}"
-    async with await psycopg.AsyncConnection.connect(postgres_server.dsn(), autocommit=True) as postgres:
-        await postgres.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
-    dsn = postgres_server.dsn(name)
-    await migrate(dsn, MIGRATIONS)
+    dsn = await new_ledger(postgres_server)
     fleet = await make_fleet(etcd_process, dsn, tmp_path_factory.mktemp("leases"))
     yield fleet
     await fleet.aclose()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from services.coordinator.leases.granting import Wanted
 from services.coordinator.leases.listing import list_leases
 from services.coordinator.leases.messages import to_holders_message, to_message
-from services.coordinator.leases.target import target_of, target_of_token
+from services.coordinator.leases.target import Target, lost, target_of, target_of_token
 from tenure.domain.errors import NotFound
 from tenure.domain.leases import LeaseReason
 from tenure.runtime.tenancy import current_tenant
@@ -92,5 +92,8 @@ class LeaseServicer(LeaseServiceServicer):
         return pb.ListSigningKeysResponse(keys=self._issuer.signing_keys())
 
     async def _granted(self, held: HeldLease) -> pb.Lease:
-        """What is left of it is asked of etcd: the answer to a repeat may come late in the life of a lease."""
-        return to_holders_message(self._issuer, held, await self._keys.remaining_seconds(held))
+        """What is left of it is asked of etcd: the answer may come late in its life, or after it."""
+        remaining_seconds = await self._keys.remaining_seconds(held)
+        if remaining_seconds <= 0:
+            raise lost(Target(held.resource, held.epoch, held.record.claim_id), None)
+        return to_holders_message(self._issuer, held, remaining_seconds)

@@ -1,0 +1,371 @@
+"""Laws of LeaseService when its parts die, freeze, or go back in time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import shutil
+import signal
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tenure.client.leases import HeldLease
+from tenure.client.verification import TokenVerifier
+from tenure.dev.etcd_process import EtcdProcess
+from tenure.dev.etcd_start import start_etcd
+from tenure.dev.postgres_process import PostgresProcess
+from tenure.domain.epochs import split_epoch
+from tenure.domain.errors import (
+    LeaseHeld,
+    NotFound,
+    OutOfRange,
+    PermissionDenied,
+    StaleEpoch,
+    TenureError,
+    Unauthenticated,
+    Unavailable,
+)
+from tenure.runtime.etcd import stubs
+from tenure.runtime.etcd.client import EtcdClient
+from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.signing import write_key_pair
+from tenure.v1 import lease_service_pb2 as pb
+from tests.fix_coordinator import Fleet, make_fleet
+from tests.fix_etcd import paused
+from tests.fix_leases import Leases, new_ledger
+from tests.service_process import ServiceProcess
+
+pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module")]
+PATIENCE_SECONDS = 30.0
+_tenants = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def broken_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdProcess]:
+    """An etcd of the module's own. Each test leaves it running, in whatever life."""
+    process = start_etcd(tmp_path_factory.mktemp("broken-etcd"))
+    yield process
+    process.stop()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def broken_fleet(
+    broken_etcd: EtcdProcess, postgres_server: PostgresProcess, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Fleet]:
+    """A ledger, to be frozen and woken again."""
+    dsn = await new_ledger(postgres_server)
+    fleet = await make_fleet(broken_etcd, dsn, tmp_path_factory.mktemp("broken-leases"))
+    yield fleet
+    await fleet.aclose()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def survivor(broken_fleet: Fleet) -> ServiceProcess:
+    """A replica that no test kills."""
+    return await broken_fleet.coordinator()
+
+
+class Backends:
+    """A tenant of the test's own, at any replica; and replicas of the test's own, to be killed."""
+
+    def __init__(self, fleet: Fleet, stack: AsyncExitStack) -> None:
+        self._fleet, self._stack, self.tenant = fleet, stack, f"t-{next(_tenants)}"
+
+    async def at(self, replica: ServiceProcess) -> Leases:
+        """As soon as it grants."""
+        channel = open_channel(replica.address, tenant=self.tenant)
+        leases = Leases(await self._stack.enter_async_context(channel))
+        await eventually(leases.list, "no generation is settled")
+        return leases
+
+    async def replica(self, **settings: Any) -> ServiceProcess:
+        """Another one, gone after the test."""
+        replica = await self._fleet.coordinator(**settings)
+        self._stack.push_async_callback(replica.kill)
+        return replica
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def backends(broken_fleet: Fleet) -> AsyncIterator[Backends]:
+    async with AsyncExitStack() as stack:
+        yield Backends(broken_fleet, stack)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def leases(backends: Backends, survivor: ServiceProcess) -> Leases:
+    """At the replica that no test kills."""
+    return await backends.at(survivor)
+
+
+async def eventually(attempt, why: str, errors: tuple[type[Exception], ...] = (Unavailable,)):
+    """What it gives once it is not refused any more."""
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while True:
+                try:
+                    return await attempt()
+                except errors:
+                    await asyncio.sleep(0.1)
+    except TimeoutError:
+        raise AssertionError(why) from None
+
+
+# Replicas die and freeze
+
+
+@pytest.mark.parametrize("moment", ["after_lease_claim", "after_lease_register"])
+async def test_an_acquire_whose_coordinator_died_is_taken_up_by_its_repeat(backends, leases, moment):
+    dying = await backends.at(await backends.replica(failpoints=f"coordinator.{moment}=kill9"))
+    with pytest.raises(TenureError):
+        await dying.acquire("a", "one", request_id="r-1")
+    lease = await leases.acquire("a", "one", request_id="r-1")
+    assert (await leases.renew(lease)).epoch == lease.epoch
+
+
+async def test_a_claim_that_nobody_registers_is_cleaned_up(backends, leases):
+    dying = await backends.at(await backends.replica(failpoints="coordinator.after_lease_claim=kill9"))
+    with pytest.raises(TenureError):
+        await dying.acquire("a", "one", ttl_seconds=600)
+    lease = await eventually(lambda: leases.acquire("a", "two"), "the claim stays", (LeaseHeld, Unavailable))
+    assert lease.previous_epoch == 0  # the claim before was never a grant
+
+
+async def test_a_coordinator_that_froze_between_claim_and_register_grants_nothing_late(backends, leases, tmp_path):
+    reached = tmp_path / "reached"
+    frozen = await backends.replica(failpoints=f"coordinator.after_lease_claim=1#touch({reached})->1#freeze")
+    late = await backends.at(frozen)
+    acquiring = asyncio.create_task(late.acquire("a", "one", ttl_seconds=600))
+    await eventually(lambda: exists(reached), "not reached", (FileNotFoundError,))
+    lease = await eventually(lambda: leases.acquire("a", "two"), "the claim stays", (LeaseHeld, Unavailable))
+    frozen.signal(signal.SIGCONT)
+    with pytest.raises(TenureError):
+        await acquiring
+    assert (await leases.renew(lease)).epoch == lease.epoch
+
+
+async def test_leases_live_on_when_their_coordinator_dies(backends, leases):
+    first = await backends.replica()
+    lease = await (await backends.at(first)).acquire("a")
+    await first.kill()
+    assert (await leases.renew(lease)).epoch == lease.epoch
+    assert await leases.release(lease)
+
+
+async def test_a_watch_ends_with_unavailable_when_its_replica_drains(backends):
+    replica = await backends.replica()
+    async with watch(await backends.at(replica)) as answers:
+        await anext(answers)
+        replica.signal(signal.SIGTERM)
+        with pytest.raises(Unavailable) as ended:
+            await anext(answers)
+    assert ended.value.reason == "DRAINING"
+
+
+async def test_while_the_ledger_is_away_nothing_is_granted_and_the_repeat_gets_it(broken_fleet: Fleet, leases):
+    held = await leases.acquire("held")
+    broken_fleet.checkpoint.signal(signal.SIGSTOP)
+    with pytest.raises(Unavailable):
+        await leases.acquire("a", request_id="r-1")
+    broken_fleet.checkpoint.signal(signal.SIGCONT)
+    lease = await eventually(lambda: leases.acquire("a", request_id="r-1"), "the ledger is back")
+    assert (await leases.get("a")).claim_id == lease.claim_id
+    assert (await eventually(lambda: leases.renew(held), "the ledger is back")).epoch == held.epoch
+
+
+# etcd is away, and goes back in time
+
+
+async def test_an_acquire_during_an_outage_of_etcd_is_one_lease_in_the_end(broken_etcd: EtcdProcess, leases):
+    async with paused(broken_etcd):
+        with pytest.raises(Unavailable):
+            await leases.acquire("a", "one", request_id="r-1")
+    lease = await eventually(lambda: leases.acquire("a", "one", request_id="r-1"), "etcd is back")
+    assert [one.claim_id for one in (await leases.list()).leases] == [lease.claim_id]
+    assert (await leases.renew(lease)).epoch == lease.epoch
+
+
+async def test_a_watch_whose_history_was_compacted_says_so(broken_etcd: EtcdProcess, leases):
+    revision = (await leases.list()).revision
+    await leases.release(await leases.acquire("a"))
+    await compact(broken_etcd)
+    async with watch(leases, revision) as answers:
+        with pytest.raises(OutOfRange) as refused:
+            await drained(answers)
+    assert refused.value.reason == "CURSOR_EXPIRED"
+
+
+async def test_epochs_grow_and_old_leases_are_lost_when_etcd_was_replaced(broken_etcd: EtcdProcess, leases):
+    for _ in range(20):  # so that the new etcd's revisions are behind
+        await leases.release(await leases.acquire("warm-up"))
+    lease = await leases.acquire("a", "one")
+    revision = (await leases.list()).revision
+    await wipe(broken_etcd)
+    after = await eventually(lambda: leases.acquire("a", "two"), "nobody grants", (LeaseHeld, Unavailable))
+    (former, old_revision), (generation, new_revision) = split_epoch(lease.epoch), split_epoch(after.epoch)
+    assert generation > former
+    assert new_revision < old_revision  # alone it could not have told them apart
+    assert (after.previous_epoch, after.reason) == (lease.epoch, "LEASE_EXPIRED")
+    with pytest.raises(StaleEpoch):
+        await eventually(lambda: leases.renew(lease), "the generation is not settled")
+    async with watch(leases, revision) as answers:
+        with pytest.raises(OutOfRange):
+            await drained(answers)
+
+
+async def test_leases_that_revive_with_a_backup_are_deleted_and_their_watches_end(
+    broken_etcd: EtcdProcess, survivor: ServiceProcess, leases
+):
+    """As after a restore: keys of the former generation are there again, with their leases."""
+    lease = await leases.acquire("a", "one", ttl_seconds=600)
+    async with watch(leases) as answers:
+        await anext(answers)
+        async with EtcdClient([broken_etcd.endpoint]) as etcd:
+            generation = await etcd.get(b"/tenure/generation")
+            assert generation is not None
+            await etcd.put(b"/tenure/generation", str(int(generation.value) - 1).encode())
+        after = await eventually(lambda: leases.acquire("a", "two"), "the old one stays", (LeaseHeld, Unavailable))
+        assert split_epoch(after.epoch)[0] > split_epoch(lease.epoch)[0]
+        with pytest.raises((OutOfRange, Unavailable)):
+            await drained(answers)
+    with pytest.raises(StaleEpoch) as lost:
+        await eventually(lambda: leases.renew(lease), "the generation is not settled")
+    assert lost.value.current == after.epoch
+
+
+# Holders
+
+
+async def test_who_cannot_renew_in_time_is_stopped_before_others_can_hold_the_lease(backends, leases):
+    replica = await backends.replica()
+    held = HeldLease((await backends.at(replica)).stub, "a", holder="one", ttl_seconds=3)
+
+    async def work() -> None:
+        async with held:
+            replica.signal(signal.SIGSTOP)
+            await asyncio.sleep(60)
+
+    with pytest.raises(StaleEpoch) as lost:
+        await work()
+    assert (lost.value.reason, held.is_trusted) == ("TRUST_WINDOW_CLOSED", False)
+    await eventually(lambda: leases.acquire("a", "two"), "the lease never ends", (LeaseHeld, Unavailable))
+
+
+async def test_who_lost_the_lease_is_stopped_and_gives_back_nothing(leases):
+    async def work() -> None:
+        async with HeldLease(leases.stub, "a", holder="one", ttl_seconds=3) as held:
+            await leases.transfer("two", lease=pb.LeaseReference(resource="a", epoch=held.epoch))
+            await asyncio.sleep(60)
+
+    with pytest.raises(StaleEpoch) as lost:
+        await work()
+    assert lost.value.reason == "LEASE_LOST"
+    assert (await leases.get("a")).holder == "two"
+
+
+async def test_who_is_cancelled_from_outside_is_just_cancelled_and_gives_the_lease_back(leases):
+    async def work() -> None:
+        async with HeldLease(leases.stub, "a", holder="one", ttl_seconds=30):
+            holding.set()
+            await asyncio.sleep(60)
+
+    holding = asyncio.Event()
+    working = asyncio.create_task(work())
+    await holding.wait()
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    with pytest.raises(NotFound):
+        await leases.get("a")
+
+
+async def test_a_held_lease_is_waited_for_renewed_and_given_back(leases):
+    async with HeldLease(leases.stub, "a", holder="one", ttl_seconds=2) as first:
+        waiting = asyncio.create_task(once_held(leases, "two"))
+        await asyncio.sleep(3)  # longer than a lease lives without renewals
+        assert first.is_trusted
+        assert not waiting.done()
+    after = await waiting
+    assert (after.reason, after.previous_epoch) == ("RELEASED", first.epoch)
+
+
+async def test_new_tokens_follow_the_signing_key_and_old_ones_verify_until_it_is_withdrawn(
+    broken_fleet: Fleet, backends, leases, tmp_path
+):
+    """The last one: from here on new replicas sign with another key."""
+    verifier = TokenVerifier(leases.stub, refresh_seconds=0.0)
+    lease = await leases.acquire("a")
+    assert (await verifier.verify(lease.token, resource="leases/a", tenant=backends.tenant)).epoch == lease.epoch
+    write_key_pair(tmp_path / "next.json", broken_fleet.verifying_keys, "test-2")
+    (tmp_path / "next.json").replace(broken_fleet.signing_key)
+    rotated = await backends.at(await backends.replica())
+    renewed = await rotated.renew(lease)
+    assert (lease.token.key_id, renewed.token.key_id, renewed.epoch) == ("test-1", "test-2", lease.epoch)
+    assert {key.key_id: key.active for key in (await rotated.keys()).values()} == {"test-1": False, "test-2": True}
+    verifier = TokenVerifier(rotated.stub, refresh_seconds=0.0)
+    for one in (lease, renewed):
+        claims = await verifier.verify(one.token, resource="leases/a", tenant=backends.tenant)
+        assert claims.claim_id == lease.claim_id
+    assert (await rotated.renew(lease)).epoch == lease.epoch  # the old token is still good for that
+    withdraw(broken_fleet, "test-1")
+    await asyncio.sleep(1.1)  # keys are asked for once a second at most
+    with pytest.raises(Unauthenticated):
+        await verifier.verify(lease.token, resource="leases/a", tenant=backends.tenant)
+
+
+async def test_a_good_token_of_another_resource_is_refused(backends, leases):
+    verifier, lease = TokenVerifier(leases.stub), await leases.acquire("a")
+    for resource, tenant in (("leases/b", backends.tenant), ("tasks/a", backends.tenant), ("leases/a", "default")):
+        with pytest.raises(PermissionDenied):
+            await verifier.verify(lease.token, resource=resource, tenant=tenant)
+
+
+@asynccontextmanager
+async def watch(leases: Leases, after_revision: int = 0) -> AsyncIterator[AsyncIterator[pb.WatchLeasesResponse]]:
+    call = leases.stub.WatchLeases(pb.WatchLeasesRequest(after_revision=after_revision), timeout=60)
+    try:
+        yield aiter(call)
+    finally:
+        call.cancel()
+
+
+async def drained(answers: AsyncIterator[pb.WatchLeasesResponse]) -> None:
+    """To the end of the stream."""
+    async for _ in answers:
+        pass
+
+
+async def once_held(leases: Leases, holder: str) -> pb.Lease:
+    async with HeldLease(leases.stub, "a", holder=holder, ttl_seconds=2, wait_seconds=PATIENCE_SECONDS) as held:
+        return held.info
+
+
+async def exists(path) -> None:
+    path.stat()
+
+
+async def compact(etcd: EtcdProcess) -> None:
+    async with EtcdClient([etcd.endpoint]) as client:
+        revision = await client.revision()
+        await client.endpoints.current.kv.Compact(stubs.CompactionRequest(revision=revision, physical=True), timeout=10)
+
+
+def withdraw(fleet: Fleet, key_id: str) -> None:
+    stored = json.loads(fleet.verifying_keys.read_text())
+    stored["keys"] = [key for key in stored["keys"] if key["key_id"] != key_id]
+    fresh = fleet.verifying_keys.with_suffix(f".{uuid.uuid4().hex}")
+    fresh.write_text(json.dumps(stored))
+    fresh.replace(fleet.verifying_keys)
+
+
+async def wipe(etcd: EtcdProcess) -> None:
+    """Another etcd at the same address, with nothing in it."""
+    etcd.kill()
+    shutil.rmtree(etcd.member.data_dir / "store")
+    etcd.start()
+    await asyncio.to_thread(etcd.wait_ready)
