@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -44,7 +45,7 @@ from tenure.v1.worker_service_pb2_grpc import WorkerServiceStub
 from tenure.wire.entries import entries_to_domain
 from tenure.wire.enums import state_name
 from tenure.wire.task import spec_to_wire
-from tests.fix_simulator import SimulatorControl, running_simulator
+from tests.fix_simulator import REPOSITORY, SimulatorControl, running_simulator
 
 PATIENCE_SECONDS: Final = 40.0
 CALL_SECONDS: Final = 10.0
@@ -92,6 +93,7 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
     ],
     "worker-paced": [*map(_paced, range(6)), {"text": "Done at last."}],
     "worker-steady": [{**_paced(0), "latency_ms": 200, "repeat": 30}, {"text": "Done at last."}],
+    "worker-bulky": [{**_paced(0), "text": "word " * 2000, "repeat": 10}, {"text": "Done at last."}],
     "worker-slow-model": [
         {"text": "One call.", "latency_ms": 1500, "calls": [_append("append_record_unsafe", "once")]},
         {"text": "It is written."},
@@ -112,18 +114,21 @@ class WorkerBench:
     queue: str = field(default_factory=lambda: f"q-{uuid.uuid4().hex[:12]}")
     workers: list[ServiceProcess] = field(default_factory=list)
 
-    async def start_worker(self, *, failpoints: str = "", **settings: str) -> ServiceProcess:
-        """A worker that takes this test's tasks, serving."""
-        worker = self.stack.add_worker(
-            {
-                "TENURE_WORKER_QUEUES": self.queue,
-                "TENURE_FAILPOINTS": failpoints,
-                "ANTHROPIC_API_KEY": "sk-test",
-                "ANTHROPIC_BASE_URL": self.simulator.url,
-                **{f"TENURE_WORKER_{name.upper()}": value for name, value in settings.items()},
-            }
-        )
+    async def start_worker(self, *, failpoints: str = "", mutation: str = "", **settings: str) -> ServiceProcess:
+        """A worker that takes this test's tasks, serving. `mutation`: one of its guards is missing."""
+        environment = {
+            "TENURE_WORKER_QUEUES": self.queue,
+            "TENURE_FAILPOINTS": failpoints,
+            "ANTHROPIC_API_KEY": "sk-test",
+            "ANTHROPIC_BASE_URL": self.simulator.url,
+            **{f"TENURE_WORKER_{name.upper()}": value for name, value in settings.items()},
+        }
+        worker = self.stack.add_worker(environment)
         self.workers.append(worker)
+        if mutation:
+            worker.kill()
+            worker.command = [sys.executable, "-P", "-m", "tests.fault.mutants", "worker", "--mutation", mutation]
+            worker.start({**environment, "PYTHONPATH": str(REPOSITORY)})
         await worker.wait_ready()
         return worker
 

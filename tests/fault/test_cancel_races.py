@@ -1,0 +1,117 @@
+"""Cancels that meet something else: one of two ends, once, and nothing begins once the end is committed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from datetime import UTC, datetime
+from typing import Any, LiteralString
+
+import psycopg
+import pytest
+
+from tenure.domain import entries as facts
+from tenure.domain.errors import WrongState
+from tenure.domain.states import TERMINAL, TaskState
+from tenure.domain.tools import OutcomeStatus
+from tenure.wire.enums import state_name
+from tests.fault.test_tools_runner_dies import programs_of
+from tests.fault.test_zombies import logged
+from tests.fix_worker import PATIENCE_SECONDS, WorkerBench
+
+pytestmark = pytest.mark.server
+
+LATEST_CANCEL_SECONDS = 1.5
+"""About as long as a paced run takes, so that some cancels come before its end and some after it."""
+
+
+async def ended_once(bench: WorkerBench, task_id: str) -> TaskState:
+    """How it ended; after that, neither the ledger nor the model nor a tool heard of it again."""
+    task = await bench.ended(task_id)
+    entries = await bench.entries(task_id)
+    endings = [entry for entry in entries if _is_end(entry)]
+    assert [entry.sequence for entry in endings] == [entries[-1].sequence]
+    opened = {entry.body.call_id for entry in entries if isinstance(entry.body, facts.ToolIntent)}
+    settled = {entry.body.call_id for entry in entries if isinstance(entry.body, facts.ToolOutcome)}
+    assert opened == settled
+    ended_at = task.end_time.ToDatetime(UTC)
+    assert all(datetime.fromisoformat(call["time"]) <= ended_at for call in bench.model_calls(task_id))
+    starts = await at_the_tools(bench, "started_at from tools.calls", task_id)
+    assert all(started_at is None or started_at <= ended_at for (started_at,) in starts)
+    return TaskState(state_name(task.state))
+
+
+def _is_end(entry: facts.Entry) -> bool:
+    return isinstance(entry.body, facts.Transition) and entry.body.to_state in TERMINAL
+
+
+async def at_the_tools(bench: WorkerBench, what: LiteralString, task_id: str) -> list[tuple[Any, ...]]:
+    """What the tool service's tables say of the task."""
+    async with await psycopg.AsyncConnection.connect(bench.stack.postgres_dsn) as postgres:
+        return await (await postgres.execute(f"select {what} where task_id = %s", (task_id,))).fetchall()
+
+
+async def cancelled_after(bench: WorkerBench, task_id: str, seconds: float) -> bool:
+    """Whether the cancel was taken; otherwise the task had ended."""
+    await asyncio.sleep(seconds)
+    try:
+        await bench.cancel(task_id)
+    except WrongState:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("latest_seconds", [0.0, LATEST_CANCEL_SECONDS])
+async def test_of_cancel_and_completion_one_wins_and_the_caller_was_told_which(
+    bench: WorkerBench, latest_seconds: float
+) -> None:
+    """At once: before a worker has it, or while it is handed out. Later: anywhere in a run, and after its end."""
+    await bench.start_worker()
+    luck = random.Random(46)
+    tasks = [await bench.submit("sim-worker-effects") for _ in range(12)]
+    waits = [luck.uniform(0.0, latest_seconds) for _ in tasks]
+    taken = await asyncio.gather(*(cancelled_after(bench, *each) for each in zip(tasks, waits, strict=True)))
+    ends = [await ended_once(bench, task_id) for task_id in tasks]
+    assert ends == [TaskState.CANCELLED if was_taken else TaskState.SUCCEEDED for was_taken in taken]
+
+
+async def test_many_cancels_at_once_are_one_end(bench: WorkerBench) -> None:
+    worker = await bench.start_worker()
+    task_id = await bench.submit("sim-worker-long-answer")
+    await bench.reached(task_id, facts.ModelAttempt)
+    await bench.speaking(task_id, worker)
+    await asyncio.gather(*(bench.cancel(task_id) for _ in range(10)))
+    assert await ended_once(bench, task_id) is TaskState.CANCELLED
+    assert len(await bench.bodies(task_id, facts.CancelRequest)) == 1
+    assert len(bench.model_calls(task_id)) == 1
+
+
+async def test_a_program_is_dead_when_the_cancel_of_its_task_is_committed(bench: WorkerBench) -> None:
+    await bench.start_worker()
+    task_id = await bench.submit("sim-worker-program")
+    tools = bench.stack.services["tools"].pid
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not await asyncio.to_thread(programs_of, tools):
+            await asyncio.sleep(0.02)
+    await bench.cancel(task_id)
+    assert await ended_once(bench, task_id) is TaskState.CANCELLED
+    assert await asyncio.to_thread(programs_of, tools) == []
+
+
+async def test_a_cancel_while_the_owner_sleeps_is_carried_out_for_it_and_its_call_comes_too_late(
+    bench: WorkerBench,
+) -> None:
+    """Frozen between intent and call, and deaf when it wakes: it does call its tool, and is refused."""
+    sleeper = await bench.start_worker(failpoints="worker.ignore_trust_window;worker.after_intent=1#freeze")
+    task_id = await bench.submit("sim-worker-unsafe")
+    await bench.reached(task_id, facts.ToolIntent)
+    await bench.cancel(task_id)
+    assert await ended_once(bench, task_id) is TaskState.CANCELLED
+    (outcome,) = await bench.bodies(task_id, facts.ToolOutcome)
+    assert outcome.outcome.status is OutcomeStatus.NOT_RUN
+    whole = await bench.entries(task_id)
+    sleeper.wake()
+    await logged(sleeper, '"task left"')
+    assert await bench.entries(task_id) == whole
+    assert await bench.effects(task_id) == []
+    assert {holder for (holder,) in await at_the_tools(bench, "holder from tools.refusals", task_id)} == {sleeper.name}
