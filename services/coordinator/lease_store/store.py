@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from services.coordinator.lease_store.claim_keys import ClaimKeys
 from services.coordinator.lease_store.events import Doubt, Vanished, watch_events
 from services.coordinator.lease_store.generation_key import GenerationKey
+from services.coordinator.lease_store.lease_events import LeaseChange, watch_leases
+from services.coordinator.lease_store.named_leases import NamedLeases
 from services.coordinator.lease_store.refusals import asking_etcd
 from services.coordinator.lease_store.session_keys import SessionKeys
 from tenure.runtime.etcd.client import EtcdClient
@@ -26,6 +28,7 @@ class LeaseStore:
         self.sessions = SessionKeys(etcd)
         self.claims = ClaimKeys(etcd)
         self.generation = GenerationKey(etcd)
+        self.leases = NamedLeases(etcd)
 
     async def alarms(self, *, timeout_seconds: float) -> frozenset[str]:
         """The alarms that etcd itself has raised. Raises Unavailable."""
@@ -35,6 +38,10 @@ class LeaseStore:
     def watch(self, start_revision: int) -> AsyncGenerator[Vanished | Doubt, None]:
         """What vanishes from a revision on. See `watch_events`."""
         return watch_events(self._etcd, start_revision)
+
+    def watch_leases(self, tenant: str, prefix: str, start_revision: int) -> AsyncGenerator[list[LeaseChange], None]:
+        """What happens to a tenant's named resources from a revision on. See `watch_leases`."""
+        return watch_leases(self._etcd, tenant, prefix, start_revision)
 
 
 @asynccontextmanager

@@ -1,0 +1,217 @@
+"""The keys of named resources (LeaseService), each under an etcd lease of its own.
+
+    /tenure/leases/<tenant>/<resource>@<claim_id>
+
+The claim is part of the key, so that a transfer can delete the old one and put the new one in one transaction: the new
+key is created by it, and its create_revision is higher. That there is one at most is the condition of every put.
+"""
+# ruff: noqa: N818 - like the domain's errors, these are named for what happened
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from services.coordinator.lease_store.generation_key import write_generation
+from services.coordinator.lease_store.records import GENERATION_KEY, read_record, write_record
+from services.coordinator.lease_store.refusals import GenerationMoved, asking_etcd
+from tenure.domain.epochs import compose_epoch
+from tenure.domain.errors import Unavailable
+from tenure.runtime.etcd.errors import EtcdError, EtcdUnclear, LeaseExpired
+from tenure.runtime.etcd.transactions import Delete, Get, Put, Txn, created_at, none_under, under_lease, value_is
+
+if TYPE_CHECKING:
+    from tenure.runtime.etcd.client import EtcdClient
+    from tenure.runtime.etcd.transactions import Compare
+    from tenure.runtime.etcd.values import KeyValue
+
+LEASES: Final = b"/tenure/leases/"
+_log: Final = logging.getLogger(__name__)
+
+
+class LeaseTaken(Exception):
+    """The resource is held, or the lease that was to be replaced is gone: look again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRecord:
+    """Who holds a resource and why. `acquired_at` is Unix time in seconds, for people.
+
+    `ttl_seconds` is what etcd granted. `transferred`: the holder was named by another and may still acquire it itself.
+    """
+
+    claim_id: str
+    holder: str
+    generation: int
+    request_id: str
+    asked_ttl_seconds: int
+    ttl_seconds: int
+    previous_epoch: int
+    reason: str
+    message: str
+    acquired_at: float
+    transferred: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLease:
+    """A named resource that is held, as etcd has it."""
+
+    tenant: str
+    resource: str
+    record: LeaseRecord
+    create_revision: int
+    lease: int
+
+    @property
+    def epoch(self) -> int:
+        """The number in its fencing token."""
+        return compose_epoch(self.record.generation, self.create_revision)
+
+    @property
+    def key(self) -> bytes:
+        """Its key in etcd."""
+        return _slot(self.tenant, self.resource) + self.record.claim_id.encode()
+
+
+class LeaseListing(NamedTuple):
+    """Leases by name, and etcd's revision at which it was so."""
+
+    revision: int
+    leases: list[HeldLease]
+
+
+class NamedLeases:
+    """Makes, finds, renews and ends leases of named resources."""
+
+    def __init__(self, etcd: EtcdClient) -> None:
+        self._etcd = etcd
+        self._listed: dict[KeyValue, HeldLease | None] = {}
+
+    async def claim(
+        self, tenant: str, resource: str, record: LeaseRecord, *, replacing: HeldLease | None = None
+    ) -> HeldLease:
+        """A lease of a free resource, or in the place of exactly this one; under an etcd lease of its own.
+
+        An unclear answer is read back by claim_id. Raises LeaseTaken, GenerationMoved; Unavailable also when it is not
+        known: then it may still appear, to be found by who repeats the request.
+        """
+        with asking_etcd():
+            granted = await self._etcd.grant(record.asked_ttl_seconds)
+            wanted = HeldLease(tenant, resource, replace(record, ttl_seconds=granted.ttl_seconds), 0, granted.id)
+            try:
+                result = await self._etcd.txn(_claim_txn(wanted, replacing))
+            except EtcdUnclear as error:
+                _log.warning("the claim of a lease is unclear and read back", extra={"lease": resource, "error": error})
+                found = await self.find(tenant, resource)
+                if found is None or found.record.claim_id != record.claim_id:
+                    raise
+                return found
+            except LeaseExpired as error:
+                raise Unavailable("the lease ran out while it was being made") from error
+        if result.succeeded:
+            return replace(wanted, create_revision=result.revision)
+        await self._revoke(granted.id)
+        generation = result.key_values
+        if not generation or generation[0].value != write_generation(record.generation):
+            raise GenerationMoved(f"etcd is not at generation {record.generation}")
+        raise LeaseTaken
+
+    async def find(self, tenant: str, resource: str) -> HeldLease | None:
+        """Who holds it, read linearizably. Raises Unavailable."""
+        with asking_etcd():
+            listing = await self._etcd.list(_slot(tenant, resource))
+        found = [lease for lease in map(read_lease, listing.key_values) if lease is not None]
+        return found[0] if found else None
+
+    async def count(self, tenant: str) -> int:
+        """How many leases the tenant holds. Raises Unavailable."""
+        with asking_etcd():
+            return await self._etcd.count(tenant_prefix(tenant))
+
+    async def list_tenant(self, tenant: str, prefix: str) -> LeaseListing:
+        """The tenant's leases whose names begin so. Raises Unavailable."""
+        with asking_etcd():
+            listing = await self._etcd.list(tenant_prefix(tenant) + prefix.encode())
+        found = [lease for lease in map(read_lease, listing.key_values) if lease is not None]
+        return LeaseListing(listing.revision, sorted(found, key=lambda lease: lease.resource))
+
+    async def list_all(self) -> list[HeldLease]:
+        """All tenants' leases at one revision. Raises Unavailable."""
+        with asking_etcd():
+            listing = await self._etcd.list(LEASES)
+        before = self._listed  # leases never change, so most are those of the last time
+        self._listed = {each: before[each] if each in before else read_lease(each) for each in listing.key_values}
+        return [lease for lease in self._listed.values() if lease is not None]
+
+    async def keep_alive(self, held: HeldLease) -> int:
+        """Renew it once; its time to live in seconds. Raises SessionLost, Unavailable."""
+        with asking_etcd():
+            return await self._etcd.keep_alive(held.lease)
+
+    async def remaining_seconds(self, held: HeldLease) -> int:
+        """How long it lives without a renewal, 0 for one that is gone. Raises Unavailable."""
+        with asking_etcd():
+            try:
+                return await self._etcd.time_to_live(held.lease)
+            except LeaseExpired:
+                return 0
+
+    async def delete(self, held: HeldLease) -> bool:
+        """End exactly this lease; whether it was still there. Raises Unavailable when it is not known; repeatable."""
+        with asking_etcd():
+            deleted = await self._etcd.delete(held.key, only_if=_still(held))
+        await self._revoke(held.lease)
+        return deleted
+
+    async def forget(self, replaced: HeldLease) -> None:
+        """After its key was replaced: end its etcd lease, which holds nothing any more."""
+        await self._revoke(replaced.lease)
+
+    async def delete_older(self, generation: int) -> None:
+        """End all leases from before a generation. Raises Unavailable."""
+        for held in await self.list_all():
+            if held.record.generation < generation:
+                await self.delete(held)
+
+    async def _revoke(self, lease: int) -> None:
+        try:
+            await self._etcd.revoke(lease)
+        except EtcdError as error:  # without a key it holds nothing, and ends by itself
+            _log.info("an etcd lease without keys is left to run out", extra={"error": error})
+
+
+def tenant_prefix(tenant: str) -> bytes:
+    return LEASES + tenant.encode() + b"/"
+
+
+def read_lease(found: KeyValue) -> HeldLease | None:
+    """The lease in a key, or None for something that is none: told in the log and left alone."""
+    record = read_record(LeaseRecord, found)
+    if record is None:
+        return None
+    tenant, _, rest = found.key.removeprefix(LEASES).decode(errors="replace").partition("/")
+    resource, _, _ = rest.rpartition("@")
+    return HeldLease(tenant, resource, record, found.create_revision, found.lease)
+
+
+def _slot(tenant: str, resource: str) -> bytes:
+    """What all claims of a resource begin with. Names have no `@`."""
+    return tenant_prefix(tenant) + resource.encode() + b"@"
+
+
+def _still(held: HeldLease) -> tuple[Compare, ...]:
+    """Exactly this lease: a restored etcd gives revisions again, but no etcd lease twice."""
+    return (created_at(held.key, held.create_revision), under_lease(held.key, held.lease))
+
+
+def _claim_txn(wanted: HeldLease, replacing: HeldLease | None) -> Txn:
+    slot = _slot(wanted.tenant, wanted.resource)
+    free = (none_under(slot),) if replacing is None else _still(replacing)
+    put = Put(wanted.key, write_record(wanted.record), lease=wanted.lease)
+    return Txn(
+        when=(*free, value_is(GENERATION_KEY, write_generation(wanted.record.generation))),
+        then=(put,) if replacing is None else (Delete(replacing.key), put),
+        otherwise=(Get(GENERATION_KEY),),
+    )
