@@ -91,7 +91,8 @@ class Examination:
     def report(self) -> Report:
         """All that was found, with what does not add up across tasks."""
         across = [violation for each in self._sums for violation in each.violations()]
-        found = sorted({*self._violations, *across}, key=lambda v: (v.task_id, int(v.invariant[1:]), v.message))
+        once = dict.fromkeys((*self._violations, *across))
+        found = sorted(once, key=lambda violation: (violation.task_id, int(violation.invariant[1:])))
         runs = tuple(Run(check.invariant, check.says, self._why_not(check)) for check in self.checks)
         return Report(tuple(found), runs, *self._counts)
 

@@ -103,10 +103,11 @@ class _Root:
 
 
 class _Roots:
-    """I17, of the budgets' rows. A root whose own use is all of it is forgotten at once: its children used nothing."""
+    """I17, of the budgets' rows. Of a root whose own use is all of its budget only that is kept: most have no child."""
 
     def __init__(self) -> None:
         self._roots: dict[str, _Root] = {}
+        self._alone: set[str] = set()
 
     def add(self, task: TaskHistory) -> None:
         if task.row is None:
@@ -117,6 +118,7 @@ class _Roots:
         if task.budget is not None:
             stands = (task.budget.budget.used_tokens, task.budget.budget.reserved_tokens)
             if root_id not in self._roots and stands == (sum_of.used.total, sum_of.reserved):
+                self._alone.add(root_id)
                 return
         root = self._roots.setdefault(root_id, _Root())
         root.used += sum_of.used.total
@@ -128,14 +130,17 @@ class _Roots:
     def violations(self) -> Iterator[Violation]:
         for root_id, root in self._roots.items():
             come_to = (root.used, root.reserved)
-            comparable = root.stands is not None and (root.tasks == 1 or root.at_rest)
-            if comparable and root.stands != come_to:
+            if root_id in self._alone and come_to != (0, 0):
+                told = f"has nothing of its children's {_pair(come_to)}"
+            elif root.stands is not None and root.stands != come_to and (root.tasks == 1 or root.at_rest):
                 told = f"has {_pair(root.stands)}, its entries come to {_pair(come_to)}"
-                yield Violation("I17", root_id, f"the budget {told}")
+            else:
+                continue
+            yield Violation("I17", root_id, f"the budget {told}")
 
 
-def _pair(pair: tuple[int, int] | None) -> str:
-    return "nothing" if pair is None else f"{pair[0]} used and {pair[1]} set aside"
+def _pair(pair: tuple[int, int]) -> str:
+    return f"{pair[0]} used and {pair[1]} set aside"
 
 
 def _usage(usage: TokenUsage) -> str:
