@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test check lint types imports protos protos-fresh bench clean
+.PHONY: help setup demo dev test check lint types imports protos protos-fresh faults bench clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,6 +47,9 @@ imports:
 
 protos: setup ## Generate tenure/v1 from protos/
 	$(BIN)/python protos/generate.py
+
+faults: setup ## Seeded faults under traffic, for MINUTES (10), or the SEEDS A..B, or one SEED again
+	$(BIN)/python -m tests.fault.suite $(if $(SEED),--seed $(SEED),$(if $(SEEDS),--seeds $(SEEDS),--minutes $(or $(MINUTES),10))) $(if $(MODE),--mode $(MODE))
 
 bench: setup ## Measure: latencies of takeover, commits and steps per second
 	$(BIN)/python -m bench

@@ -13,14 +13,28 @@ import subprocess
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Final
+from uuid import uuid4
 
+from services.coordinator.lease_store.records import GENERATION_KEY
 from tenure.dev.postgres_errors import EmbeddedPostgresError
+from tenure.domain.errors import Fenced, StaleEpoch, TryLater
+from tenure.domain.token import Claims
+from tenure.runtime.etcd.client import EtcdClient
+from tenure.runtime.etcd.errors import EtcdError
+from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.signing import Signer
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
+from tenure.wire.token import sign_claims
 from tests.fault.suite.installation import Installation
 from tests.fault.suite.schedule import PlannedFault, Schedule
 from tests.fix_proxy import Lost
 
 Inject = Callable[[Installation, PlannedFault], Awaitable[None]]
+CALL_SECONDS: Final = 5.0
+PAUSE_SECONDS: Final = 0.2
 POSTGRES_TRIES: Final = 3
 STORES: Final = "postgres", "etcd"
 
@@ -117,9 +131,16 @@ async def freeze(install: Installation, fault: PlannedFault) -> None:
 
 
 async def arm(install: Installation, fault: PlannedFault) -> None:
-    """Started anew with failpoints, as after a crash; they stay armed until they kill it or all is mended."""
+    """Started anew with failpoints, as after a crash; until they kill it, for `seconds` at most, or all is mended."""
+    before = len(install.keeper.deaths)
     process = install.keeper.expect_death(fault.target, armed=fault.detail)
     process.kill()
+    await install.keeper.died_armed(fault.target, fault.detail, before, fault.seconds)
+
+
+async def dies(install: Installation, fault: PlannedFault) -> None:
+    """Waits for the death of who was armed before, for `seconds` at most."""
+    await install.keeper.died_armed(fault.target, fault.detail, 0, fault.seconds)
 
 
 async def cut(install: Installation, fault: PlannedFault) -> None:
@@ -143,6 +164,38 @@ async def refuse(install: Installation, fault: PlannedFault) -> None:
 async def reset(install: Installation, fault: PlannedFault) -> None:
     """Connections end by RST."""
     await install.links.by_name[fault.target].reset()
+
+
+async def lose_generation(install: Installation, _fault: PlannedFault) -> None:
+    """As in an etcd that was replaced by an empty one: nobody ever told it which life this is."""
+    async with EtcdClient(install.etcd_log.endpoints) as etcd:
+        with suppress(EtcdError):  # it is away just now: a fault upon a fault
+            await etcd.delete(GENERATION_KEY)
+
+
+async def stale_write(install: Installation, _fault: PlannedFault) -> None:
+    """A commit under an epoch of long ago, for a task that runs: as a worker sends it that was away."""
+    async with open_channel(install.stack.replicas("checkpoint")[0].address) as channel:
+        ledger = CheckpointServiceStub(channel)
+        with suppress(TryLater):
+            running = (await ledger.ListRunning(pb.ListRunningRequest(page_size=1), timeout=CALL_SECONDS)).running
+            for one in running:
+                claims = Claims(f"tasks/{one.task_id}", "default", 1, str(uuid4()), "worker-of-old", None)
+                token = sign_claims(Signer.load(install.stack.layout.signing_key), claims, datetime.now(UTC))
+                request = pb.CommitRequest(token=token, commit_id=str(uuid4()), commit_number=1)
+                with suppress(StaleEpoch):
+                    await ledger.Commit(request, timeout=CALL_SECONDS)
+                    raise AssertionError("a commit of a stale epoch was taken")
+
+
+async def use_lease(install: Installation, fault: PlannedFault) -> None:
+    """A backend that leases a resource of its own and gives it back, as often as it takes."""
+    ends_at = asyncio.get_running_loop().time() + fault.seconds
+    while asyncio.get_running_loop().time() < ends_at:
+        with suppress(TryLater, Fenced):
+            async with install.users[0].lease(f"tables/{uuid4().hex}", holder="backend", ttl_seconds=5):
+                pass
+        await asyncio.sleep(PAUSE_SECONDS)
 
 
 async def model(install: Installation, fault: PlannedFault) -> None:
@@ -209,9 +262,13 @@ INJECTORS: Final[dict[str, Inject]] = {
     "terminate": terminate,
     "freeze": freeze,
     "arm": arm,
+    "dies": dies,
     "cut": cut,
     "cut_back": cut_back,
     "refuse": refuse,
     "reset": reset,
     "model": model,
+    "lose_generation": lose_generation,
+    "stale_write": stale_write,
+    "use_lease": use_lease,
 }

@@ -50,6 +50,7 @@ class Installation:
     simulator: SimulatorControl
     users: list[Client] = field(default_factory=list)
     postgres_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    duties: list[asyncio.Task[None]] = field(default_factory=list)
 
     @property
     def shape(self) -> Shape:
@@ -58,6 +59,12 @@ class Installation:
     @property
     def logs(self) -> Path:
         return self.stack.layout.logs
+
+    def check_duties(self) -> None:
+        """Raises what ended one of them: what is seen without them proves nothing."""
+        for duty in self.duties:
+            if duty.done():
+                duty.result()
 
 
 @asynccontextmanager
@@ -119,18 +126,19 @@ async def _opened(stack: Stack, postgres: PostgresProcess, etcd: dict[str, EtcdP
 @asynccontextmanager
 async def attended(install: Installation) -> AsyncIterator[None]:
     """Inside, the dead are started again, etcd is recorded, and the users are connected."""
-    async with asyncio.TaskGroup() as duties:
-        running = [duties.create_task(install.keeper.run()), duties.create_task(install.etcd_log.run())]
-        try:
-            for _ in range(USERS):
-                client = Client(install.stack.gateway_address)
-                install.users.append(await client.__aenter__())
-            yield
-        finally:
-            while install.users:
-                await install.users.pop().__aexit__(None, None, None)
-            for duty in running:
-                duty.cancel()
+    install.duties = [asyncio.create_task(install.keeper.run()), asyncio.create_task(install.etcd_log.run())]
+    try:
+        for _ in range(USERS):
+            client = Client(install.stack.gateway_address)
+            install.users.append(await client.__aenter__())
+        yield
+        install.check_duties()
+    finally:
+        while install.users:
+            await install.users.pop().__aexit__(None, None, None)
+        for duty in install.duties:
+            duty.cancel()
+        await asyncio.gather(*install.duties, return_exceptions=True)
 
 
 @asynccontextmanager

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tenure.audit.history import History
-from tenure.audit.verify import Violation, verify
+from tenure.audit.verify import Report, Violation
 from tests.fault.suite.evidence import Marks
 from tests.fault.suite.installation import Installation
 from tests.fault.suite.keeper import Death
@@ -23,11 +22,11 @@ EXPECTED_ERRORS: Final = re.compile(
 
 
 def judge(
-    install: Installation, traffic: Traffic, history: History, marks: Marks, deaths: list[Death]
+    install: Installation, traffic: Traffic, report: Report, marks: Marks, deaths: list[Death]
 ) -> list[Violation]:
     """Everything but the delays."""
     return [
-        *verify(history),
+        *report.violations,
         *(Violation("CLIENT", "", surprise) for surprise in traffic.log.surprises),
         *(Violation("DEATH", "", str(death)) for death in deaths if death.surprising),
         *(Violation("LOG", "", line) for path in sorted(install.logs.glob("*.log")) for line in _errors(marks, path)),

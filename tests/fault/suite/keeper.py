@@ -67,6 +67,24 @@ class Keeper:
         kept.asked, kept.down_until, kept.arm_next = True, time.monotonic() + down_seconds, armed
         return kept.process
 
+    async def died_armed(self, name: str, armed: str, since: int, within_seconds: float) -> bool:
+        """Waits until it died at one of these failpoints, after the first `since` deaths; whether it did."""
+        ends_at = time.monotonic() + within_seconds
+        while time.monotonic() < ends_at:
+            if any(one.name == name and one.armed == armed and one.by_failpoint for one in self.deaths[since:]):
+                return True
+            await asyncio.sleep(LOOK_SECONDS)
+        return False
+
+    async def serves_or_died(self, name: str, since: int) -> None:
+        """Waits until this one, ended and started again, either serves or has ended once more."""
+        kept = self._kept[name]
+        while True:
+            deaths = [one for one in self.deaths[since:] if one.name == name]
+            if len(deaths) > 1 or (deaths and kept.served):
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+
     def armed(self) -> list[str]:
         """Those that still run with failpoints, or are about to."""
         return [name for name, kept in self._kept.items() if kept.armed or kept.arm_next]

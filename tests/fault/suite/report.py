@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
+from tenure.runtime.failpoint_names import FAILPOINTS
 from tests.fault.suite.evidence import Marks
 from tests.fault.suite.trial import Verdict
 
@@ -23,6 +24,8 @@ class Summary:
     seeds: int = 0
     failed: list[int] = field(default_factory=list)
     injected: Counter[str] = field(default_factory=Counter)
+    hit: Counter[str] = field(default_factory=Counter)
+    not_checked: set[str] = field(default_factory=set)
     figures: Counter[str] = field(default_factory=Counter)
     violations: int = 0
     rested_after_seconds: list[float] = field(default_factory=list)
@@ -30,6 +33,8 @@ class Summary:
     def add(self, verdict: Verdict) -> None:
         self.seeds += 1
         self.injected += verdict.injected
+        self.hit += verdict.hit
+        self.not_checked |= verdict.not_checked
         self.figures += verdict.figures
         self.violations += len(verdict.violations)
         self.rested_after_seconds.append(verdict.rested_after_seconds)
@@ -43,6 +48,11 @@ class Summary:
         yield from (f"  {count:6d}  {name}" for name, count in sorted(self.figures.items()))
         yield "faults by kind"
         yield from (f"  {count:6d}  {name}" for name, count in sorted(self.injected.items()))
+        yield f"died at {len(self.hit)} of {len(FAILPOINTS)} failpoints"
+        yield from (f"  {count:6d}  {name}" for name, count in sorted(self.hit.items()))
+        if self.not_checked:
+            yield "not checked"
+            yield from (f"  {one}" for one in sorted(self.not_checked))
         if self.failed:
             yield f"FAILED: {', '.join(f'make faults SEED={seed}' for seed in self.failed)}"
 
@@ -68,8 +78,7 @@ def keep(verdict: Verdict, folder: Path, logs: Path, marks: Marks) -> None:
     schedule = verdict.schedule
     (folder / "report.txt").write_text("\n".join([*told(verdict), "", *map(str, verdict.violations), ""]))
     (folder / "schedule.txt").write_text("\n".join([*map(str, schedule.faults), *map(str, schedule.tasks), ""]))
-    if verdict.history is not None:
-        (folder / "history.json").write_text(json.dumps(asdict(verdict.history), default=_plain, indent=1))
+    (folder / "history.json").write_text(json.dumps(asdict(verdict.history), default=_plain, indent=1))
     for path in logs.glob("*.log"):
         (folder / path.name).write_text("".join(marks.since(path)))
 

@@ -36,6 +36,10 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
         _calls(_append("append_record_unsafe", "unsafe 0", 2500), _append("append_record", "keyed 0", 2000)),
         END,
     ],
+    "siblings": [
+        _calls(_append("append_record", "keyed 0"), _append("append_record_unsafe", "unsafe 0", 2500)),
+        END,
+    ],
     "mixed": [
         *(
             _calls(
@@ -63,7 +67,8 @@ WEIGHTS: Final[dict[str, int]] = {
     "long": 2,
     "keyed": 5,
     "unsafe": 4,
-    "slow-tools": 4,
+    "slow-tools": 3,
+    "siblings": 1,
     "mixed": 5,
     "files": 2,
     "python": 1,

@@ -48,6 +48,7 @@ class PlannedTask:
     watchers: int = 0
     slow: bool = False
     reads: bool = False
+    timeout_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,7 @@ def _task(luck: random.Random) -> PlannedTask:
         watchers=luck.choice([0, 1, 1, 2]),
         slow=luck.random() < 0.2,
         reads=luck.random() < 0.5,
+        timeout_seconds=luck.uniform(1.0, 8.0) if luck.random() < 0.05 else None,
     )
 
 
@@ -125,6 +127,8 @@ def _fault(luck: random.Random, shape: Shape) -> PlannedFault:
         _reset: 2,
         _stores: 3,
         _model: 2,
+        _stale: 1,
+        _generation: 1,
     }
     [make] = luck.choices(list(makers), weights=list(makers.values()))
     return make(luck, luck.uniform(0.5, TRAFFIC_SECONDS * 0.8), shape)
@@ -153,13 +157,13 @@ def _freeze(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
 def _failpoint_kill(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
     name = luck.choice(sorted(FAILPOINTS))
     detail = f"{name}={luck.randint(1, MOST_NTH)}#kill9"
-    return PlannedFault(at, "arm", _one_of(luck, shape, name), 0.0, detail)
+    return PlannedFault(at, "arm", _one_of(luck, shape, name), luck.uniform(2.0, 6.0), detail)
 
 
 def _failpoint_other(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
     name = luck.choice(sorted(FAILPOINTS))
     action = luck.choice(["0.3*error(UNAVAILABLE)", "0.5*sleep(700)", f"{luck.randint(1, MOST_NTH)}#sleep(6000)"])
-    return PlannedFault(at, "arm", _one_of(luck, shape, name), 0.0, f"{name}={action}")
+    return PlannedFault(at, "arm", _one_of(luck, shape, name), luck.uniform(2.0, 6.0), f"{name}={action}")
 
 
 def _one_of(luck: random.Random, shape: Shape, failpoint: str) -> str:
@@ -192,3 +196,11 @@ MODEL_FAULTS: Final[Sequence[str]] = (
 
 def _model(luck: random.Random, at: float, _shape: Shape) -> PlannedFault:
     return PlannedFault(at, "model", "simulator", 0.0, luck.choice(MODEL_FAULTS))
+
+
+def _stale(_luck: random.Random, at: float, _shape: Shape) -> PlannedFault:
+    return PlannedFault(at, "stale_write", "checkpoint")
+
+
+def _generation(_luck: random.Random, at: float, _shape: Shape) -> PlannedFault:
+    return PlannedFault(at, "lose_generation", "etcd")

@@ -163,6 +163,8 @@ def _submission(planned: PlannedTask, goal: str) -> Submitted:
         agent=task_pb2.AgentSpec(model=model_of(planned.scenario), max_output_tokens=2048),
         policy=task_pb2.TaskPolicy(on_in_doubt=in_doubt, retry=task_pb2.RetryPolicy(**RETRY)),
     )
+    if planned.timeout_seconds is not None:
+        request.limits.timeout.FromMilliseconds(round(planned.timeout_seconds * 1000))
     request.policy.retry.initial_backoff.FromMilliseconds(500)
     request.policy.retry.max_backoff.FromSeconds(2)
     return Submitted(planned, goal, request)

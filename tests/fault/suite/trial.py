@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tenure.audit.history import Answer, History, Method
-from tenure.audit.verify import Violation
+from tenure.audit.verify import Violation, examine
 from tenure.domain.errors import TryLater
 from tenure.domain.states import TERMINAL, WAITING, TaskState
 from tenure.v1 import task_pb2
@@ -29,18 +29,20 @@ POLL_SECONDS: Final = 0.25
 MOST_SLOWNESS: Final = 4.0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What became of a seed."""
+    """What became of a seed. `hit`: the failpoints that a process died at; `not_checked`: what nobody looked at."""
 
     schedule: Schedule
     violations: list[Violation]
     injected: Counter[str]
+    hit: Counter[str]
     figures: Counter[str]
+    not_checked: frozenset[str]
     seconds: float
     rested_after_seconds: float
     slowness: float
-    history: History | None = None
+    history: History
 
 
 @dataclass(slots=True)
@@ -53,6 +55,7 @@ class Trial:
     late: list[Violation] = field(default_factory=list)
 
     async def run(self) -> Verdict:
+        self.install.check_duties()
         began, marks, deaths = time.monotonic(), Marks.of(self.install), len(self.install.keeper.deaths)
         traffic = Traffic(self.install.users, self.schedule)
         async with asyncio.timeout(PATIENCE_SECONDS * 2), asyncio.TaskGroup() as running:
@@ -69,13 +72,18 @@ class Trial:
         settled = not self.late
         history = await collect(self.install, traffic, marks, settled=settled)
         died = self.install.keeper.deaths[deaths:]
-        violations = [*self.late, *judge(self.install, traffic, history, marks, died)]
-        for death in died:
-            if death.by_failpoint:
-                self.injected[f"died at {death.armed.partition('=')[0]}"] += 1
-        figures = figures_of(traffic, history)
+        report = examine(history)
         return Verdict(
-            self.schedule, violations, self.injected, figures, time.monotonic() - began, rested, slowness, history
+            schedule=self.schedule,
+            violations=[*self.late, *judge(self.install, traffic, report, marks, died)],
+            injected=self.injected,
+            hit=Counter(death.armed.partition("=")[0] for death in died if death.by_failpoint),
+            figures=figures_of(traffic, history),
+            not_checked=frozenset(f"{run.invariant}: {run.says} ({run.why_not})" for run in report.not_run),
+            seconds=time.monotonic() - began,
+            rested_after_seconds=rested,
+            slowness=slowness,
+            history=history,
         )
 
     async def _rest(self, traffic: Traffic, within_seconds: float) -> float:

@@ -1,0 +1,116 @@
+"""What has to happen so that a failpoint is met, and the law at each: nothing is lost, nothing happens twice.
+
+The process is killed at the failpoint itself, started again by whoever looks after it, and everything must come to its
+end with every check of the checker passing. One stack serves a module's failpoints in turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from tenure.runtime.failpoint_names import FAILPOINTS
+from tests.fault.suite.faults import arm
+from tests.fault.suite.installation import Installation
+from tests.fault.suite.schedule import Mode, PlannedFault, PlannedTask, Schedule
+from tests.fault.suite.trial import Trial
+
+TRIES: Final = 3
+DEATH_SECONDS: Final = 15.0
+VICTIMS: Final = {"worker": "worker-1", "checkpoint": "checkpoint", "tools": "tools", "coordinator": "coordinator"}
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Tasks and faults that lead to a place; `also`: other failpoints to arm with it."""
+
+    tasks: tuple[PlannedTask, ...]
+    faults: tuple[PlannedFault, ...] = ()
+    also: str = ""
+
+
+def _tasks(
+    *scenarios: str, cancel_after: float | None = None, timeout_seconds: float | None = None
+) -> tuple[PlannedTask, ...]:
+    return tuple(
+        PlannedTask(0.0, scenario, cancel_after=cancel_after, watchers=1, timeout_seconds=timeout_seconds)
+        for scenario in scenarios
+    )
+
+
+WORK: Final = Scene(_tasks("mixed", "keyed", "unsafe", "refused-often", "siblings", "siblings"))
+CANCELS: Final = Scene(_tasks("slow-tools", "slow-tools", "long", cancel_after=1.0))
+DEADLINES: Final = Scene(_tasks("slow-tools", "slow-tools", timeout_seconds=1.5))
+LOSSES: Final = Scene(
+    _tasks("keyed", "unsafe", "slow-tools", "mixed"),
+    (PlannedFault(1.0, "kill", "worker-1"), PlannedFault(1.0, "kill", "worker-2")),
+)
+ENDINGS: Final = Scene(
+    _tasks("slow-tools", "slow-tools", cancel_after=1.6),
+    (PlannedFault(1.5, "freeze", "worker-1", 5.0), PlannedFault(1.5, "freeze", "worker-2", 5.0)),
+)
+GENERATION: Final = Scene(_tasks("keyed", "keyed"), (PlannedFault(0.5, "lose_generation", "etcd"),))
+STALE: Final = Scene(_tasks("slow-tools", "slow-tools"), (PlannedFault(1.0, "stale_write", "checkpoint"),))
+LEASES: Final = Scene((), (PlannedFault(0.0, "use_lease", "coordinator", 5.0),))
+SLOW_START: Final = Scene(_tasks("keyed", "unsafe"), also="tools.before_effect=1#sleep(1500)")
+
+SCENES: Final = {
+    "worker.after_fence": CANCELS,
+    "checkpoint.before_foreign": CANCELS,
+    "checkpoint.after_foreign": CANCELS,
+    "checkpoint.before_requeue": LOSSES,
+    "checkpoint.after_requeue": LOSSES,
+    "checkpoint.before_sweep": DEADLINES,
+    "checkpoint.after_sweep": DEADLINES,
+    "checkpoint.before_raise": GENERATION,
+    "checkpoint.after_raise": GENERATION,
+    "checkpoint.before_refusals": STALE,
+    "checkpoint.after_refusals": STALE,
+    "tools.before_fence": CANCELS,
+    "tools.after_fence": CANCELS,
+    "tools.before_settle": CANCELS,
+    "tools.after_settle": CANCELS,
+    "tools.before_withdraw": SLOW_START,
+    "tools.after_withdraw": SLOW_START,
+    "coordinator.before_session": LOSSES,
+    "coordinator.after_lease": LOSSES,
+    "coordinator.after_session": LOSSES,
+    "coordinator.before_session_end": LOSSES,
+    "coordinator.before_revoke": LOSSES,
+    "coordinator.after_revoke": LOSSES,
+    "coordinator.before_requeue": LOSSES,
+    "coordinator.after_requeue": LOSSES,
+    "coordinator.before_raise": GENERATION,
+    "coordinator.after_ledger_raise": GENERATION,
+    "coordinator.after_raise": GENERATION,
+    "coordinator.after_ending_claim": ENDINGS,
+    "coordinator.before_ending_open": ENDINGS,
+    "coordinator.after_ending_open": ENDINGS,
+    "coordinator.before_ending_commit": ENDINGS,
+    "coordinator.before_ending_release": ENDINGS,
+    "coordinator.after_lease_claim": LEASES,
+    "coordinator.after_lease_register": LEASES,
+}
+"""All others are met by WORK."""
+
+
+def failpoints_of(service: str) -> list[str]:
+    """In the order in which they are declared."""
+    return [name for name in FAILPOINTS if name.startswith(f"{service}.")]
+
+
+async def check_death_at(install: Installation, failpoint: str) -> None:
+    """The process dies there, and the promises hold. What leads there is a matter of time: it may take a second try."""
+    scene, victim = SCENES.get(failpoint, WORK), VICTIMS[failpoint.partition(".")[0]]
+    armed = ";".join(filter(None, [f"{failpoint}=1#kill9", scene.also]))
+    for _ in range(TRIES):
+        before = len(install.keeper.deaths)
+        await arm(install, PlannedFault(0.0, "arm", victim, 0.0, armed))
+        await install.keeper.serves_or_died(victim, before)
+        death = PlannedFault(0.0, "dies", victim, DEATH_SECONDS, armed)
+        schedule = Schedule(0, Mode.LIVENESS, scene.tasks, (*scene.faults, death))
+        verdict = await Trial(install, schedule).run()
+        assert verdict.violations == []
+        if any(one.armed == armed and one.by_failpoint for one in install.keeper.deaths[before:]):
+            return
+    raise AssertionError(f"{failpoint} was not met")
