@@ -51,7 +51,7 @@ class Fleet:
 
     def __init__(self, etcd_endpoint: str, dsn: str, directory: Path) -> None:
         self.etcd_endpoint = etcd_endpoint
-        self._dsn = dsn
+        self.dsn = dsn
         self.signing_key, self.verifying_keys = directory / "signing.json", directory / "verifying.json"
         self.services: list[ServiceProcess] = []
         self._workers: list[ScriptedWorker] = []
@@ -61,7 +61,7 @@ class Fleet:
         write_key_pair(self.signing_key, self.verifying_keys, "test-1")
         settings = {
             "LISTEN": "127.0.0.1:0",
-            "POSTGRES_DSN": self._dsn,
+            "POSTGRES_DSN": self.dsn,
             "VERIFYING_KEYS_FILE": str(self.verifying_keys),
             "ALLOW_UNSAFE_POSTGRES": "true",
             "SWEEP_INTERVAL_SECONDS": "0.2",
@@ -78,7 +78,7 @@ class Fleet:
             await service.kill()
             sys.stdout.write(f"{service.log_text()}\n")  # pytest shows it with a failure
 
-    async def coordinator(self, *, failpoints: str = "", **settings: str) -> ServiceProcess:
+    async def coordinator(self, *, failpoints: str = "", mutation: str = "", **settings: str) -> ServiceProcess:
         """Another replica. Settings by their names without prefix, in small letters."""
         given = {
             "LISTEN": "127.0.0.1:0",
@@ -89,7 +89,7 @@ class Fleet:
             **SETTINGS,
             **{key.upper(): value for key, value in settings.items()},
         }
-        return await self._start(ServiceProcess("coordinator", given, failpoints=failpoints))
+        return await self._start(ServiceProcess("coordinator", given, failpoints=failpoints, mutation=mutation))
 
     async def worker(
         self, replica: ServiceProcess, *, slots: int = 1, worker_id: str = "", **hello: Any

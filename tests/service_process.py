@@ -41,6 +41,12 @@ class ServiceProcess:
         self.address = (await self.logged("listening"))["address"]
         return self
 
+    async def start_again(self) -> ServiceProcess:
+        """After its end: the same service at the same address, with a log of its own."""
+        self._environment[f"TENURE_{self._name.upper()}_LISTEN"] = self.address
+        self.lines.clear()
+        return await self.start()
+
     async def logged(self, message: str) -> dict[str, Any]:
         """The first line with this message, waited for."""
         async with asyncio.timeout(PATIENCE_SECONDS):
