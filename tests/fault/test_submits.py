@@ -1,0 +1,92 @@
+"""A submit that is repeated, at once or after its answer was lost, by whatever way: one task."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import uuid
+
+import pytest
+
+from tenure.domain.errors import AlreadyExists, Unavailable
+from tenure.runtime.rpc_channel import open_channel
+from tenure.v1 import task_service_pb2 as api
+from tenure.v1.task_service_pb2_grpc import TaskServiceStub
+from tests.fix_proxy import Lost
+
+REPEATS = 20
+
+
+@pytest.fixture
+async def gateways(checkpoint, gateway):
+    """Two, each over a ledger replica of its own."""
+    first = await checkpoint()
+    second = await checkpoint(dsn=first.dsn)
+    return [await gateway(replica.address) for replica in (first, second)]
+
+
+def submit(**fields) -> api.SubmitTaskRequest:
+    return api.SubmitTaskRequest(**{"request_id": str(uuid.uuid4()), "goal": "once", **fields})
+
+
+async def tasks(stub):
+    return (await stub.ListTasks(api.ListTasksRequest())).tasks
+
+
+async def test_the_same_submit_at_once_by_two_gateways_is_one_task(gateways):
+    """F39."""
+    request = submit()
+    answers = await asyncio.gather(*(gateways[number % 2].SubmitTask(request) for number in range(REPEATS)))
+    assert len({answer.task.task_id for answer in answers}) == 1
+    assert len(await tasks(gateways[0])) == 1
+
+
+async def test_different_submits_of_one_id_at_once_make_one_task_and_the_others_are_told_of_it(gateways):
+    """F39: whoever comes first."""
+    request_id = str(uuid.uuid4())
+    requests = [submit(request_id=request_id, goal=f"goal {number % 4}") for number in range(REPEATS)]
+    answers = await asyncio.gather(
+        *(gateways[number % 2].SubmitTask(request) for number, request in enumerate(requests)), return_exceptions=True
+    )
+    accepted = [answer.task for answer in answers if not isinstance(answer, BaseException)]
+    assert len(accepted) == REPEATS // 4
+    assert len({(task.task_id, task.spec.goal) for task in accepted}) == 1
+    refused = [answer for answer in answers if isinstance(answer, BaseException)]
+    for refusal in refused:
+        assert isinstance(refusal, AlreadyExists)
+        assert refusal.reason == "REQUEST_ID_REUSED"
+        assert refusal.metadata["task_id"] == accepted[0].task_id
+
+
+async def test_another_tenants_submit_of_the_same_id_is_another_task(checkpoint, gateway):
+    replica = await checkpoint()
+    request = submit()
+    ours, theirs = [await gateway(replica.address, tenant=tenant) for tenant in ("default", "acme")]
+    first, second = [(await stub.SubmitTask(request)).task for stub in (ours, theirs)]
+    assert first.task_id != second.task_id
+    assert [task.task_id for task in await tasks(ours)] == [first.task_id]
+    assert [task.task_id for task in await tasks(theirs)] == [second.task_id]
+
+
+async def test_a_submit_whose_answer_was_lost_with_its_gateway_is_answered_by_another(gateways, tcp_proxy):
+    """F40."""
+    doomed, other = gateways
+    host, _, port = doomed.process.address.rpartition(":")
+    proxy = await tcp_proxy(host, int(port))
+    request = submit()
+    async with open_channel(proxy.address, default_timeout_seconds=20.0) as channel:
+        async with asyncio.timeout(10):
+            await channel.channel_ready()
+        proxy.deaf(Lost.ANSWERS)
+        submitting = asyncio.ensure_future(TaskServiceStub(channel).SubmitTask(request))
+        async with asyncio.timeout(10):
+            while not (made := await tasks(other)):
+                await asyncio.sleep(0.02)
+        doomed.process.signal(signal.SIGKILL)
+        await proxy.reset()
+        with pytest.raises(Unavailable) as broken:
+            await submitting
+    assert broken.value.metadata["outcome"] == "unknown"
+    again = await other.SubmitTask(request)
+    assert again.task.task_id == made[0].task_id
+    assert len(await tasks(other)) == 1
