@@ -122,7 +122,7 @@ def _advice(stack: Stack) -> Table:
     tenure = command_prefix(stack)
     table = _grid()
     table.add_row("first task", Text(f'{tenure} submit "{FIRST_GOAL}" --watch', "bold"))
-    table.add_row("look", f"{tenure} list · leases · workers · --help")
+    table.add_row("look", f"{tenure} list · claims · workers · --help")
     table.add_row("stop", "Ctrl-C")
     return table
 

@@ -13,7 +13,7 @@ from tenure.wire.enums import STATES
 
 
 class Exit(IntEnum):
-    """0 is yes. 1 to 6 are answers a script may want to tell apart."""
+    """0 is yes. 1 to 7 are answers a script may want to tell apart."""
 
     OK = 0
     TASK_FAILED = 1
@@ -22,6 +22,7 @@ class Exit(IntEnum):
     UNAVAILABLE = 4
     NOT_YET = 5
     INTERNAL = 6
+    BROKEN_RULE = 7
     INTERRUPTED = 130
 
 
@@ -32,8 +33,9 @@ Exit codes:
   2  the command line is wrong
   3  refused: not found, wrong state, invalid; the same again changes nothing
   4  nothing answers: try later
-  5  the task has not ended within --timeout
+  5  not yet: the task has not ended within --timeout, the lease is held by another
   6  a bug over there; its log has the details
+  7  a rule was broken (admin verify)
   130  stopped by Ctrl-C"""
 
 _ADVICE: Final = {
@@ -43,6 +45,9 @@ _ADVICE: Final = {
     errors.OutOfRange: "leave --after out to begin with the first entry",
 }
 
+_OF_LEASES: Final = frozenset({"LEASE_NOT_HELD", "LEASE_LOST"})
+"""What is said of leases needs no advice about tasks."""
+
 
 def exit_of_task(task: task_pb2.Task) -> Exit:
     """0 when the task succeeded."""
@@ -51,6 +56,8 @@ def exit_of_task(task: task_pb2.Task) -> Exit:
 
 def exit_of_error(error: Exception) -> Exit:
     """By what the caller can do about it."""
+    if isinstance(error, errors.LeaseHeld):
+        return Exit.NOT_YET
     if isinstance(error, errors.TryLater):
         return Exit.UNAVAILABLE
     if isinstance(error, errors.TenureError):
@@ -64,8 +71,14 @@ def explain(error: Exception, address: str) -> str:
         return "; ".join(f"{field} {description}" for field, description in error.violations)
     if isinstance(error, errors.Unavailable) and error.metadata.get("outcome") == "unknown":
         return f"nothing answers at {address}: is the stack running? `tenure dev` starts one, --address names another"
+    if isinstance(error, errors.LeaseHeld) and error.retry_after_seconds is not None:
+        return f"{error.message}; without a renewal it is free in {error.retry_after_seconds:.0f} s"
     if isinstance(error, errors.TenureError):
-        advice = next((advice for kind, advice in _ADVICE.items() if isinstance(error, kind)), "")
+        advice = (
+            ""
+            if error.reason in _OF_LEASES
+            else next((advice for kind, advice in _ADVICE.items() if isinstance(error, kind)), "")
+        )
         return f"{error.message or error.reason}{f': {advice}' if advice else ''}"
     if isinstance(error, PeerFailed):
         return f"the service at {address} failed ({error}); its log says why"

@@ -9,13 +9,15 @@ from typing import Any
 
 import click
 
+from tenure.cli.admin import admin
 from tenure.cli.context import DEFAULT_DATA_DIR, Context, find_gateway, make_console
 from tenure.cli.demo.command import demo
 from tenure.cli.dev import dev
 from tenure.cli.exits import HELP, Exit, exit_of_error, explain
 from tenure.cli.finish import cancel, wait
 from tenure.cli.keys import keys
-from tenure.cli.operate import leases, refusals, workers
+from tenure.cli.leases import leases
+from tenure.cli.operate import claims, refusals, workers
 from tenure.cli.show import entries, get, list_tasks
 from tenure.cli.submit import submit
 from tenure.cli.watch import watch
@@ -78,7 +80,23 @@ def cli(ctx: click.Context, address: str | None, tenant: str, as_json: bool, dat
     ctx.obj = Context(find_gateway(address, data), tenant, as_json, data, make_console(), os.environ)
 
 
-for command in (demo, dev, submit, watch, wait, get, list_tasks, cancel, entries, leases, workers, refusals, keys):
+for command in (
+    demo,
+    dev,
+    submit,
+    watch,
+    wait,
+    get,
+    list_tasks,
+    cancel,
+    entries,
+    claims,
+    workers,
+    refusals,
+    leases,
+    admin,
+    keys,
+):
     cli.add_command(command)
 
 

@@ -1,4 +1,4 @@
-"""`tenure leases`, `workers` and `refusals`: who works, who holds what, and what was refused to whom."""
+"""`tenure claims`, `workers` and `refusals`: who works, who holds what, and what was refused to whom."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tenure.wire.times import seconds
 @click.command(short_help="Show who holds which task, under which epoch.")
 @click.argument("task", metavar="[TASK]", required=False)
 @pass_context
-def leases(context: Context, task: str | None) -> None:
+def claims(context: Context, task: str | None) -> None:
     """Show live claims: which worker holds which task under which epoch, and for how long without a renewal.
 
     An epoch is generation.revision: the life of etcd, and the revision of the claim in it.

@@ -54,9 +54,9 @@ def seconds_text(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def count_text(number: int, thing: str) -> str:
-    """`1 step`, `2 steps`."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+def count_text(number: int, thing: str, things: str = "") -> str:
+    """`1 step`, `2 steps`, `3 entries`."""
+    return f"{number:,} {thing if number == 1 else things or f'{thing}s'}"
 
 
 def unix_seconds(moment: Timestamp) -> float:

@@ -17,6 +17,7 @@ from tenure.domain.retry import RetryPolicy
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_channel import open_channel
 from tenure.v1 import admin_service_pb2 as admin
+from tenure.v1 import lease_service_pb2 as leases
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.admin_service_pb2_grpc import AdminServiceStub
@@ -158,6 +159,39 @@ class Client:
             wait_seconds=wait_seconds,
             cancel_on_loss=cancel_on_loss,
         )
+
+    async def get_lease(self, resource: str) -> leases.Lease:
+        """Who holds a named resource. Raises NotFound (LEASE_NOT_HELD)."""
+        return (await self._patiently(self.leases.GetLease, leases.GetLeaseRequest(resource=resource))).lease
+
+    async def list_leases(self, prefix: str = "") -> AsyncGenerator[leases.Lease]:
+        """Live leases by name."""
+        token = ""
+        while True:
+            asked = leases.ListLeasesRequest(prefix=prefix, page_size=LIST_PAGE, page_token=token)
+            page = await self._patiently(self.leases.ListLeases, asked)
+            for lease in page.leases:
+                yield lease
+            token = page.next_page_token
+            if not token:
+                return
+
+    async def watch_leases(self, prefix: str = "", after_revision: int = 0) -> AsyncGenerator[leases.LeaseEvent]:
+        """What happens to leases, for ever; a broken stream is resumed without a gap.
+
+        Raises OutOfRange (CURSOR_EXPIRED): list again.
+        """
+        contact = Contact()
+        while True:
+            asked = leases.WatchLeasesRequest(prefix=prefix, after_revision=after_revision)
+            try:
+                async for answer in self.leases.WatchLeases(asked):
+                    contact.made()
+                    for event in answer.events:
+                        yield event
+                    after_revision = answer.revision
+            except TryLater as error:
+                await contact.lost(error)
 
     async def workers(self) -> admin.ListWorkersResponse:
         """Who is there to work."""

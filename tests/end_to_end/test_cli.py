@@ -182,13 +182,13 @@ async def test_entries_are_the_whole_ledger_in_order(run):
     assert lines[-1].endswith("RUNNING → SUCCEEDED (FINAL_ANSWER)")
 
 
-async def test_a_running_task_has_a_lease_and_workers_tell_what_they_hold(run, installation):
+async def test_a_running_task_has_a_claim_and_workers_tell_what_they_hold(run, installation):
     task_id = await installation.submit("sim-e2e-slow-answer")
     attempt = await installation.until(task_id, "model_attempt")
-    (claim,) = (await run("--json", "leases", task_id)).values
+    (claim,) = (await run("--json", "claims", task_id)).values
     assert (claim["task_id"], claim["epoch"], claim["reason"]) == (task_id, attempt.epoch, "SUBMITTED")
     assert 0 < float(claim["remaining"].rstrip("s")) <= 5
-    table = (await run("leases")).out
+    table = (await run("claims")).out
     assert f"{task_id[:13]}" in table
     assert f"{attempt.epoch >> 40}.{attempt.epoch & (1 << 40) - 1}" in table
     workers = {worker["worker_id"]: worker for worker in (await run("--json", "workers")).values}
@@ -197,7 +197,7 @@ async def test_a_running_task_has_a_lease_and_workers_tell_what_they_hold(run, i
     assert "worker-2" in (await run("workers")).out
     await run("cancel", task_id)
     await run("wait", task_id)
-    nobody = await run("leases", task_id)
+    nobody = await run("claims", task_id)
     assert (nobody.code, nobody.out, nobody.err) == (Exit.OK, "", "nobody holds it\n")
 
 

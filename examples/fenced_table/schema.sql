@@ -1,0 +1,11 @@
+-- The data, and beside it the highest epoch that ever wrote to it. One row of `fences` for each leased resource.
+create table if not exists stock (
+  item   text primary key,
+  amount int  not null
+);
+
+create table if not exists fences (
+  resource text   primary key,
+  epoch    bigint not null,
+  claim_id text   not null
+);

@@ -1,0 +1,66 @@
+// Verifies a fencing token with nothing but Node's own crypto: a sketch for guards in languages that we have no client for.
+// docs/tokens.md explains each step. A program with a protobuf library reads tenure/v1/token.proto instead of decoding here.
+//
+//   tenure --json leases keys > keys.jsonl
+//   tenure leases acquire tables/stock --holder me > token
+//   node examples/verify_token.mjs keys.jsonl token leases/tables/stock default
+
+import crypto from "node:crypto";
+import fs from "node:fs";
+import { pathToFileURL } from "node:url";
+
+// The fields of a protobuf message by number; the last one of each counts. Varints are BigInts: an epoch needs 63 bits.
+function decode(bytes) {
+  const fields = new Map();
+  let at = 0;
+  const varint = () => {
+    let value = 0n;
+    for (let shift = 0n; ; shift += 7n) {
+      if (at >= bytes.length || shift > 63n) throw new Error("INVALID_TOKEN: not a message");
+      const byte = bytes[at++];
+      value |= BigInt(byte & 0x7f) << shift;
+      if (byte < 0x80) return value;
+    }
+  };
+  while (at < bytes.length) {
+    const tag = varint();
+    const [number, type] = [Number(tag >> 3n), Number(tag & 7n)];
+    if (type === 0) fields.set(number, varint());
+    else if (type === 2) {
+      const length = Number(varint());
+      if (at + length > bytes.length) throw new Error("INVALID_TOKEN: cut off");
+      fields.set(number, bytes.subarray(at, (at += length)));
+    } else throw new Error("INVALID_TOKEN: no field of ours has this type");
+  }
+  return fields;
+}
+
+const text = (bytes) => (bytes ?? Buffer.alloc(0)).toString("utf8");
+
+// What the token says, once its signature is found good and it is for this resource of this tenant.
+export function verify(token, keys, resource, tenant) {
+  const outer = decode(token); // FencingToken: 1 claims, 2 key_id, 3 signature
+  const [claims, keyId, signature] = [outer.get(1), text(outer.get(2)), outer.get(3)];
+  const known = keys.find((key) => key.key_id === keyId);
+  if (!claims || !signature || !known) throw new Error("INVALID_TOKEN: signed with an unknown key");
+  const x = Buffer.from(known.public_key, "base64").toString("base64url");
+  const publicKey = crypto.createPublicKey({ key: { kty: "OKP", crv: "Ed25519", x }, format: "jwk" });
+  // The exact bytes are signed: verify before decoding, and never encode them anew.
+  if (!crypto.verify(null, claims, publicKey, signature)) throw new Error("INVALID_TOKEN: the signature does not fit");
+  const said = decode(claims); // TokenClaims: 1 resource, 2 tenant, 3 epoch, 4 claim_id, 5 holder
+  if (text(said.get(1)) !== resource || text(said.get(2)) !== tenant) throw new Error("WRONG_RESOURCE");
+  return { epoch: said.get(3) ?? 0n, claimId: text(said.get(4)), holder: text(said.get(5)) };
+}
+
+if (import.meta.url === pathToFileURL(process.argv[1]).href) {
+  const [keysFile, tokenFile, resource, tenant] = process.argv.slice(2);
+  const keys = fs.readFileSync(keysFile, "utf8").trim().split("\n").map((line) => JSON.parse(line));
+  const token = Buffer.from(fs.readFileSync(tokenFile, "utf8").trim(), "base64");
+  try {
+    const { epoch, claimId, holder } = verify(token, keys, resource, tenant);
+    console.log(JSON.stringify({ epoch: epoch.toString(), claim_id: claimId, holder }));
+  } catch (error) {
+    console.error(error.message);
+    process.exit(1);
+  }
+}
