@@ -65,6 +65,8 @@ def _paced(number: int) -> dict[str, Any]:
     return {"text": f"Turn {number}.", "latency_ms": 300, "calls": [_append("append_record", f"{number}")]}
 
 
+PRINTS: Final = "import time\nfor number in range(12):\n    print(number, flush=True)\n    time.sleep(0.5)\n"
+
 SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
     "worker-effects": [*map(_both, (1, 2, 3)), {"text": "All is written."}],
     "worker-siblings": [
@@ -78,6 +80,14 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
     "worker-program": [
         {"text": "Wait.", "calls": [{"name": "execute_python", "arguments": {"code": "import time; time.sleep(9)"}}]},
         {"text": "It has waited."},
+    ],
+    "worker-signing-tool": [
+        {"text": "A slow call that prints.", "calls": [{"name": "execute_python", "arguments": {"code": PRINTS}}]},
+        {"text": "It has printed."},
+    ],
+    "worker-slow-answer": [
+        {"text": "An answer that takes long.", "latency_ms": 6500, "calls": [_append("append_record_unsafe", "once")]},
+        {"text": "It is written once."},
     ],
     "worker-unsafe": [
         {"text": "One call.", "calls": [_append("append_record_unsafe", "once")]},

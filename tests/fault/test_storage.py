@@ -1,0 +1,233 @@
+"""Postgres crashes, refuses to write, has no room: nothing acknowledged is lost, no task suffers, all goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from contextlib import suppress
+
+import psycopg
+import pytest
+import pytest_asyncio
+
+from tenure.dev.postgres_process import PostgresProcess
+from tenure.dev.stack.stack import Stack, StackOptions
+from tenure.domain import entries as facts
+from tenure.wire.enums import state_name
+from tests.acknowledged import acknowledged_writes
+from tests.parted import check_whole, logged
+from tests.small_disk import SmallDisk
+
+RECOVERY_SECONDS = 10.0
+PACED_STEPS = 6
+SMALL = {"max_wal_size": "64MB", "min_wal_size": "32MB", "shared_buffers": "32MB"}
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory):
+    """The disk of Postgres; None where none can be mounted, and then its errors are raised in Postgres."""
+    with SmallDisk.mounted(tmp_path_factory.mktemp("small-disk"), size_mib=400) as mounted:
+        yield mounted
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory, disk):
+    """The module's own, to be broken."""
+    folder = disk.folder if disk else tmp_path_factory.mktemp("storage-postgres")
+    with PostgresProcess(folder / "data", settings=SMALL) as server:
+        yield server
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def worker_stack(tmp_path_factory, postgres):
+    """In the place of the one over the server that all tests share."""
+    folder = tmp_path_factory.mktemp("storage-stack")
+    async with Stack(StackOptions(data_dir=folder, workers=0, postgres_dsn=postgres.dsn())) as stack:
+        yield stack
+
+
+async def execute(postgres, statement):
+    async with await psycopg.AsyncConnection.connect(postgres.dsn(), autocommit=True) as connection:
+        cursor = await connection.execute(statement)
+        return await cursor.fetchone() if cursor.description else None
+
+
+async def until(condition, what):
+    ends_at = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < ends_at, f"not within 30 s: {what}"
+        await asyncio.sleep(0.05)
+
+
+async def start_again(postgres):
+    """Once it has ended."""
+    await until(lambda: postgres.pid is None, "Postgres ends")
+    await asyncio.to_thread(postgres.start)
+
+
+def no_bug_told(bench):
+    """No service took what happened for a bug of its own."""
+    for name, service in bench.stack.services.items():
+        for line in service.log().splitlines():
+            assert "unexpected error" not in line, f"{name}: {line}"
+
+
+async def ended_well(bench, task_id, writes):
+    task = await bench.ended(task_id)
+    assert state_name(task.state) == "SUCCEEDED"
+    await check_whole(bench, task_id, PACED_STEPS)
+    assert await writes.in_the_ledger() == writes.acknowledged
+    no_bug_told(bench)
+
+
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGQUIT], ids=["crash", "immediate"])
+async def test_a_restart_of_postgres_loses_nothing_acknowledged(bench, postgres, by):
+    """F32."""
+    await bench.start_worker()
+    task_id = await bench.submit("sim-worker-paced")
+    await bench.reached(task_id, facts.AssistantMessage, 2)
+    async with acknowledged_writes(bench) as writes:
+        os.kill(postgres.pid, by)
+        await writes.refused("POSTGRES_UNAVAILABLE")
+        await start_again(postgres)
+        assert await writes.go_on() < RECOVERY_SECONDS
+    await ended_well(bench, task_id, writes)
+
+
+async def test_a_read_only_postgres_acknowledges_nothing_and_all_goes_on_when_it_writes_again(bench, postgres):
+    """F33."""
+    await bench.start_worker()
+    task_id = await bench.submit("sim-worker-paced")
+    await bench.reached(task_id, facts.AssistantMessage, 2)
+    async with acknowledged_writes(bench) as writes:
+        await execute(postgres, "alter system set default_transaction_read_only = on")
+        await execute(postgres, "select pg_reload_conf()")
+        await writes.refused("READ_ONLY")
+        await asyncio.sleep(0.5)  # whoever had begun before has ended
+        acknowledged = {task_id: list(texts) for task_id, texts in writes.acknowledged.items()}
+        assert await writes.in_the_ledger() == acknowledged
+        assert writes.acknowledged == acknowledged
+        await execute(postgres, "alter system reset default_transaction_read_only")
+        await execute(postgres, "select pg_reload_conf()")
+        assert await writes.go_on() < RECOVERY_SECONDS
+    await ended_well(bench, task_id, writes)
+
+
+async def take_all_room(postgres, disk):
+    """A disk filled to its last byte, or its error raised where a write would meet it."""
+    if disk:
+        disk.fill()
+        return
+    await execute(
+        postgres,
+        "create function public.full() returns trigger language plpgsql as "
+        "$$ begin raise exception 'No space left on device' using errcode = '53100'; end $$",
+    )
+    await execute(postgres, "create trigger full_disk before insert on ledger.entries execute function public.full()")
+
+
+async def give_room(postgres, disk):
+    if disk:
+        disk.free()
+    else:
+        await execute(postgres, "drop function public.full() cascade")
+    if postgres.pid is None:  # it could not write its log ahead either
+        await asyncio.to_thread(postgres.start)
+
+
+async def test_a_full_disk_fails_no_task_and_all_goes_on_when_there_is_room(bench, postgres, disk):
+    """F34."""
+    worker = await bench.start_worker()
+    task_id = await bench.submit("sim-worker-bulky")
+    await bench.reached(task_id, facts.AssistantMessage, 2)
+    async with acknowledged_writes(bench) as writes:
+        await take_all_room(postgres, disk)
+        await writes.refused("STORAGE_FULL")
+        await logged(worker, "the task is let go")
+        calls = len(bench.model_calls(task_id))
+        await writes.refused("STORAGE_FULL", "POSTGRES_UNAVAILABLE")
+        assert len(bench.model_calls(task_id)) <= calls + 1, "it pays for no answer that it cannot write down"
+        await give_room(postgres, disk)
+        assert await writes.go_on() < 2 * RECOVERY_SECONDS
+    task = await bench.ended(task_id)
+    assert state_name(task.state) == "SUCCEEDED"
+    assert await writes.in_the_ledger() == writes.acknowledged
+    no_bug_told(bench)
+
+
+async def test_no_room_for_the_log_ahead_is_a_crash_like_any_other(bench, postgres, disk):
+    """F34: Postgres panics. Where no disk can be filled one of its processes is killed, which it answers alike."""
+    await bench.start_worker()
+    task_id = await bench.submit("sim-worker-paced")
+    await bench.reached(task_id, facts.AssistantMessage, 2)
+    async with acknowledged_writes(bench) as writes:
+        if disk:
+            disk.fill()
+            with suppress(psycopg.OperationalError):
+                for _ in range(64):
+                    await execute(postgres, "select pg_logical_emit_message(true, 'fill', repeat('x', 1000000))")
+            await writes.refused("POSTGRES_UNAVAILABLE")
+            await give_room(postgres, disk)
+        else:
+            backend = await execute(postgres, "select pid from pg_stat_activity where application_name like 'tenure-%'")
+            os.kill(backend[0], signal.SIGKILL)
+        assert await writes.go_on() < 2 * RECOVERY_SECONDS
+    await ended_well(bench, task_id, writes)
+
+
+async def test_transactions_that_postgres_undoes_are_run_again_and_nobody_hears_of_it(bench, postgres):
+    """F36: of the transactions that write to a ledger one in ten is undone, mostly twice in a row."""
+    await bench.start_worker()
+    await execute(postgres, "create sequence public.hits")
+    await execute(postgres, "grant usage on sequence public.hits to public")
+    await execute(
+        postgres,
+        "create function public.conflict() returns trigger language plpgsql as $$ begin "
+        "if nextval('public.hits') % 20 in (1, 2) then raise exception 'injected' using errcode = "
+        "(array['40001', '40P01'])[1 + currval('public.hits') % 2]; end if; return null; end $$",
+    )
+    await execute(
+        postgres,
+        "create trigger conflict before insert on ledger.entries for each statement execute function public.conflict()",
+    )
+    try:
+        task_id = await bench.submit("sim-worker-paced")
+        async with acknowledged_writes(bench) as writes:
+            await bench.ended(task_id)
+        assert not writes.refusals
+        assert (await bench.task(task_id)).claim_count == 1
+        await ended_well(bench, task_id, writes)
+    finally:
+        await execute(postgres, "drop function public.conflict() cascade")
+        await execute(postgres, "drop sequence public.hits")
+
+
+async def test_a_deadlock_that_others_cause_is_survived(bench, postgres):
+    """F36, by a session that locks in the wrong order."""
+    await bench.start_worker()
+    task_id = await bench.submit("sim-worker-paced")
+    await bench.reached(task_id, facts.AssistantMessage, 2)
+    async with await psycopg.AsyncConnection.connect(postgres.dsn()) as other:
+        await other.execute("set deadlock_timeout = '60s'")  # so that it is the ledger which is undone
+        await other.execute("select 1 from ledger.budgets where root_task_id = %s for update", [task_id])
+        await waits_for_a_lock(postgres)
+        await other.execute("select 1 from ledger.tasks where task_id = %s for update", [task_id])
+        await other.rollback()
+    task = await bench.ended(task_id)
+    assert (state_name(task.state), task.claim_count) == ("SUCCEEDED", 1)
+    await check_whole(bench, task_id, PACED_STEPS)
+    (deadlocks,) = await execute(postgres, "select deadlocks from pg_stat_database where datname = current_database()")
+    assert deadlocks >= 1
+    no_bug_told(bench)
+
+
+async def waits_for_a_lock(postgres):
+    """Until the ledger does."""
+    async with asyncio.timeout(20):
+        waiting = (
+            "select count(*) from pg_stat_activity where application_name like 'tenure-%' and wait_event_type = 'Lock'"
+        )
+        while not (await execute(postgres, waiting))[0]:
+            await asyncio.sleep(0.02)
