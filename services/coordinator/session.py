@@ -115,9 +115,13 @@ class Session:
         """How many more tasks may be claimed for it."""
         if not self.may_be_granted(now):
             return 0
-        room = OUTBOX_MESSAGES // 2 - self._outbox.qsize()
         on_their_way = 0 if self._grants_read is None else self._grants_sent - self._grants_read
-        return max(0, min(self._reported_slots - on_their_way - self._taken_slots, room))
+        return max(0, min(self._reported_slots - on_their_way - self._taken_slots, self.room))
+
+    @property
+    def room(self) -> int:
+        """How many messages may be sent of those that can wait: the other half is for those that cannot."""
+        return max(0, OUTBOX_MESSAGES // 2 - self._outbox.qsize())
 
     def may_be_granted(self, now: float) -> bool:
         """Whether it takes tasks at all. Nothing is handed over while its lease is in doubt."""

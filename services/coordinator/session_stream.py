@@ -135,7 +135,7 @@ class SessionStream:
     def _heard(self, renew: pb.Renew) -> None:
         session = self._session
         now = asyncio.get_running_loop().time()
-        for unknown in session.hear(renew.holdings, now):
+        for unknown in session.hear(renew.holdings, now)[: session.room]:  # it names the others again
             revoke = pb.Revoke(task_id=unknown.task_id, claim_id=unknown.claim_id, reason=Reason.CLAIM_LOST)
             session.send(pb.SessionResponse(revoke=revoke))
         session.report_slots(renew.free_slots, renew.grants_read if renew.HasField("grants_read") else None)

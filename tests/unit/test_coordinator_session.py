@@ -103,6 +103,33 @@ def test_a_holding_that_is_not_the_sessions_is_told_back():
     assert [each.claim_id for each in unknown] == ["old"]
 
 
+def test_there_is_room_for_what_can_wait_while_half_of_the_outbox_is_free():
+    worker = session()
+    while worker.room:
+        assert worker.send(pb.SessionResponse())
+    assert worker.free_slots(NOW) == 0
+    assert worker.send(pb.SessionResponse(goaway=pb.Goaway()))
+
+
+def test_what_is_known_of_a_session_is_current_until_a_renewal_was_missed():
+    worker = session()
+    assert worker.is_current(NOW + TIMING.doubt_seconds)
+    assert not worker.is_current(NOW + TIMING.doubt_seconds + 0.1)
+    assert worker.silent_seconds(NOW + 7.0) == 7.0
+    worker.hear([], NOW + 7.0)
+    assert worker.silent_seconds(NOW + 7.0) == 7.0  # heard, and not confirmed by etcd
+    assert worker.is_unanswered
+    worker.renewed(NOW + 7.0)
+    assert worker.silent_seconds(NOW + 7.0) == 0.0
+    assert not worker.is_unanswered
+
+
+def test_nothing_is_granted_over_a_stream_that_was_sent_away():
+    worker = session()
+    worker.sent_away = True
+    assert worker.free_slots(NOW) == 0
+
+
 def test_a_profile_has_the_defaults_filled_in_and_no_order():
     assert Profile.of(pb.Hello()) == Profile(("default",), (), ("messages",))
     one = pb.Hello(queues=["b", "a"], priorities=[task_pb2.PRIORITY_LOW, task_pb2.PRIORITY_HIGH], loops=["x", "x"])

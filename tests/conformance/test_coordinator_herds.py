@@ -1,0 +1,123 @@
+"""Laws of numbers: many tasks, claims and replicas at once change nothing but the time it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from services.coordinator.lease_store import ClaimRecord, LeaseStore
+from services.coordinator.lease_store.claim_keys import MAX_BATCH, NewClaim
+from tenure.runtime.etcd.client import EtcdClient
+from tenure.runtime.signing import write_key_pair
+from tenure.v1 import coordinator_service_pb2 as pb
+from tenure.wire.token import read_claims
+from tests.fix_coordinator import Fleet, epoch_of
+
+if TYPE_CHECKING:
+    from tests.scripted_worker import ScriptedWorker
+
+MOST_HELD = 10_000
+MESSAGE_BYTES = 4 * 1024 * 1024
+"""What gRPC takes in one message unless told otherwise."""
+
+
+async def test_the_200_tasks_of_a_dead_worker_are_all_claimed_again_through_two_replicas(fleet: Fleet):
+    replicas = [await fleet.coordinator(), await fleet.coordinator()]
+    dying = await fleet.worker(replicas[0], slots=200)
+    submitted = await fleet.submit_many(200)
+    first = await dying.next_grants(200)
+    await asyncio.gather(*map(dying.open, first))
+    others = [await fleet.worker(replica, slots=70) for replica in [*replicas, replicas[1]]]
+    await dying.break_off()
+    again = await collect(others, 200)
+    assert {grant.task_id for grant in again} == submitted
+    before = {grant.task_id: epoch_of(grant.token) for grant in first}
+    assert all(epoch_of(grant.token) > before[grant.task_id] for grant in again)
+    claims = await fleet.claims(replicas[0])
+    assert {claim.claim_id for claim in claims} == {grant.claim_id for grant in again}
+
+
+async def test_three_replicas_share_a_queue_and_none_goes_without(fleet: Fleet):
+    """Each can take a third: the tasks that two others are being offered keep nobody from the rest."""
+    replicas = [await fleet.coordinator() for _ in range(3)]
+    workers = [await fleet.worker(replica, slots=50) for replica in replicas]
+    submitted = await fleet.submit_many(150)
+    granted = await collect(workers, 150)
+    assert len({grant.task_id for grant in granted}) == len(granted)
+    assert {grant.task_id for grant in granted} == submitted
+    assert [len(worker.held) for worker in workers] == [50, 50, 50]
+
+
+async def test_a_worker_takes_10_000_claims_along_and_has_all_their_tokens_signed_anew(fleet: Fleet, tmp_path: Path):
+    patient = {"ttl_seconds": "60", "renew_interval_seconds": "0.5", "start_timeout_seconds": "600"}
+    first, second = await fleet.coordinator(**patient), await fleet.coordinator(**patient)
+    worker = await fleet.worker(first, slots=0)
+    held = await _claims(fleet, worker, MOST_HELD)
+    worker.freeze()
+    worker.held.update(held)
+    again = fleet.keep(await worker.reattach(second.address))
+    await worker.break_off()
+    assert (again.session_id, again.lost) == (worker.session_id, [])
+    write_key_pair(tmp_path / "next.json", fleet.verifying_keys, "test-2")
+    (tmp_path / "next.json").replace(fleet.signing_key)
+    signed = await _signed_anew(again, MOST_HELD)
+    assert set(signed) == set(again.held)
+    assert set(signed.values()) == {"test-2"}
+    assert max(each.ByteSize() for each in again.heard) < MESSAGE_BYTES / 2
+    assert again.ended_with is None
+
+
+async def collect(workers: list[ScriptedWorker], count: int) -> list[pb.Grant]:
+    """What is granted to any of them, until there is so much."""
+    granted: list[pb.Grant] = []
+    async with asyncio.timeout(40.0):
+        while len(granted) < count:
+            granted += [await worker.next_grant() for worker in workers if worker.grants_waiting]
+            await asyncio.sleep(0.005)
+    return granted
+
+
+async def _claims(fleet: Fleet, worker: ScriptedWorker, count: int) -> dict[str, pb.Grant]:
+    """So many claims under the worker's session, made as a coordinator makes them, for tasks that need not exist."""
+    made: dict[str, pb.Grant] = {}
+    async with EtcdClient([fleet.etcd_endpoint]) as etcd:
+        store = LeaseStore(etcd)
+        session = await store.sessions.find(worker.session_id)
+        assert session is not None
+        generation, tools = session.record.generation, tuple(f"tool_{number:02}" for number in range(40))
+        for _ in range(count // MAX_BATCH):
+            ids = [(str(uuid.uuid4()), str(uuid.uuid4())) for _ in range(MAX_BATCH)]
+            records = [_record(claim_id, worker, generation, tools) for _, claim_id in ids]
+            wanted = [NewClaim(task_id, record, session) for (task_id, _), record in zip(ids, records, strict=True)]
+            claimed = await store.claims.claim_many(wanted)
+            assert {each.refusal for each in claimed} == {None}
+            made |= {claim_id: pb.Grant(task_id=task_id, claim_id=claim_id) for task_id, claim_id in ids}
+    return made
+
+
+def _record(claim_id: str, worker: ScriptedWorker, generation: int, tools: tuple[str, ...]) -> ClaimRecord:
+    return ClaimRecord(
+        claim_id=claim_id,
+        worker_id=worker.hello.worker_id,
+        session_id=worker.session_id,
+        generation=generation,
+        tenant="default",
+        reason="SUBMITTED",
+        previous_epoch=0,
+        key_id="test-1",
+        tools=tools,
+    )
+
+
+async def _signed_anew(worker: ScriptedWorker, count: int) -> dict[str, str]:
+    """The keys that tokens were signed with, by claim; once so many have come."""
+    signed: dict[str, str] = {}
+    read = 0
+    async with asyncio.timeout(60.0):
+        while len(signed) < count:
+            fresh, read = worker.heard[read:], len(worker.heard)
+            signed |= {read_claims(token).claim_id: token.key_id for each in fresh for token in each.renewed.tokens}
+            await asyncio.sleep(0.05)
+    return signed

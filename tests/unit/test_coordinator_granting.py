@@ -1,0 +1,55 @@
+"""Who is granted what of a list of offers."""
+
+from __future__ import annotations
+
+from services.coordinator.granting import _assign
+from services.coordinator.lease_store import ClaimRecord, HeldClaim, HeldSession, SessionRecord
+from services.coordinator.session import Session, Timing
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import coordinator_service_pb2 as coordinator_pb
+
+NOW = 1000.0
+
+
+def session(name: str, free_slots: int) -> Session:
+    record = SessionRecord(worker_id=name, coordinator_id="c", generation=1, started_at=0.0)
+    hello = coordinator_pb.Hello(worker_id=name, free_slots=free_slots)
+    return Session(HeldSession(name, record, 7, 100), hello, Timing(), attached_at=NOW, renewed_at=NOW)
+
+
+def offers(spelled: str) -> list[pb.Offer]:
+    """A letter for each: s for a suspect."""
+    return [pb.Offer(task_id=f"{letter}{place}", suspect=letter == "s") for place, letter in enumerate(spelled)]
+
+
+def assigned(spelled: str, *sessions: Session) -> list[tuple[str, str]]:
+    return [(each.offer.task_id, each.session.worker_id) for each in _assign(offers(spelled), sessions, NOW)]
+
+
+def test_each_goes_to_the_session_with_the_most_free_slots_until_there_are_none():
+    assert assigned("aaaa", session("x", 2), session("y", 1)) == [("a0", "x"), ("a1", "x"), ("a2", "y")]
+
+
+def test_no_session_gets_two_suspects_and_the_others_are_not_held_up_by_them():
+    one, other = session("x", 4), session("y", 2)
+    assert assigned("sssa", one, other) == [("s0", "x"), ("s1", "y"), ("a3", "x")]
+
+
+def test_a_session_that_has_a_suspect_or_is_about_to_have_one_gets_no_other():
+    holds, about_to, free = session("x", 9), session("y", 8), session("z", 1)
+    record = ClaimRecord(
+        claim_id="c1",
+        worker_id="x",
+        session_id="x",
+        generation=1,
+        tenant="default",
+        reason="WORKER_LOST",
+        previous_epoch=1,
+        suspect=True,
+    )
+    holds.hold(HeldClaim("t1", record, 200, 7), NOW, named=True)
+    about_to.take_slot(suspect=True)
+    assert assigned("ss", holds, about_to, free) == [("s0", "z")]
+    about_to.put_slot_back(suspect=True)
+    holds.claims["c1"].suspect = False  # it has made a step
+    assert assigned("sss", holds, about_to, free) == [("s0", "x"), ("s1", "y"), ("s2", "z")]
