@@ -1,9 +1,8 @@
-"""`python -m tests.fault.mutants SERVICE --mutation NAME`: the service without that guard. `--list` prints all of them."""
+"""`python -m tests.fault.mutants SERVICE --mutation NAME` runs a service without that guard; `--list` prints all."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 
 from tests.fault.mutants.catalogue import MUTATIONS, table
@@ -24,9 +23,8 @@ def main(arguments: list[str]) -> int:
     mutation = MUTATIONS[given.mutation]
     if mutation.service != given.service:
         parser.error(f"{mutation.name} is a mutation of {mutation.service}")
-    load_mutated(mutation.edits)
     sys.argv[1:] = []  # the rest is the service's own command line
-    code: int = importlib.import_module(f"services.{given.service}.main").main()
+    code: int = load_mutated(f"services.{given.service}.main", mutation.edits).main()
     return code
 
 

@@ -1,18 +1,19 @@
-"""Loads a service with one guard taken out of its text, before anything else has imported it.
+"""Loads a service with one guard taken out of its text, on its way into one process of a test.
 
-The product has no way to turn its fences off; this edits the source on its way into one process of a test. An edit that
-does not find exactly one place to change is an error: a refactoring must not turn a mutation into nothing.
+The product has no way to turn its fences off. An edit that does not find exactly one place to change is an error, as is
+one of a module that the service does not use: a refactoring must not turn a mutation into nothing.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import CodeType, ModuleType
 
 from tenure.runtime.queries import Queries
 
@@ -20,7 +21,7 @@ STATEMENTS = "sql/queries.sql"
 
 
 class NothingToMutate(Exception):  # noqa: N818  what is wrong with the mutation, not with the program
-    """The text that was to be changed is not there, not there once, or is not used by this service."""
+    """The text that was to be changed is not there, not there once, or not what this service runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,37 +34,57 @@ class Edit:
     sql: bool = False
 
     def apply(self, text: str) -> str:
+        """The text with the edit. Raises NothingToMutate."""
         if (count := text.count(self.old)) != 1:
             raise NothingToMutate(f"{self.where} has {count} places that read:\n{self.old}")
         return text.replace(self.old, self.new)
 
 
-def load_mutated(edits: Iterable[Edit]) -> None:
-    """Puts the edited modules and statements where every later import finds them."""
+def load_mutated(main: str, edits: Sequence[Edit]) -> ModuleType:
+    """The module `main`, imported with all edits in what it imports. Raises NothingToMutate."""
     modules: dict[str, list[Edit]] = {}
     for edit in edits:
         if edit.sql:
             _edit_statements(edit)
         else:
             modules.setdefault(edit.where, []).append(edit)
-    for name, own in modules.items():
-        _load_module(name, own)
+    sys.meta_path.insert(0, _Finder(modules))
+    imported = importlib.import_module(main)
+    for name in modules:
+        if not isinstance(getattr(sys.modules.get(name), "__loader__", None), _Loader):
+            raise NothingToMutate(f"{main} does not import {name}, or did so before it could be edited")
+    return imported
 
 
-def _load_module(name: str, edits: list[Edit]) -> None:
-    if name in sys.modules:
-        raise NothingToMutate(f"{name} was imported before it could be edited")
-    spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is None:
-        raise NothingToMutate(f"there is no module {name}")
-    text = Path(spec.origin).read_text(encoding="utf-8")
-    for edit in edits:
-        text = edit.apply(text)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    exec(compile(text, spec.origin, "exec"), vars(module))  # noqa: S102  our own source, one line of it changed
-    parent, _, child = name.rpartition(".")
-    setattr(importlib.import_module(parent), child, module)
+class _Finder(MetaPathFinder):
+    """Finds the edited modules, and only these."""
+
+    def __init__(self, modules: dict[str, list[Edit]]) -> None:
+        self._modules = modules
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Called by the import system."""
+        spec = PathFinder.find_spec(fullname, path, target) if fullname in self._modules else None
+        if spec is not None and spec.origin is not None:
+            spec.loader = _Loader(fullname, spec.origin, self._modules[fullname])
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    """Compiles a module from its edited text; no compiled file is read or left behind."""
+
+    def __init__(self, fullname: str, path: str, edits: list[Edit]) -> None:
+        super().__init__(fullname, path)
+        self._edits = edits
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Called by the import system."""
+        text = self.get_source(fullname) or ""
+        for edit in self._edits:
+            text = edit.apply(text)
+        return compile(text, self.path, "exec", dont_inherit=True)
 
 
 def _edit_statements(edit: Edit) -> None:
@@ -72,8 +93,7 @@ def _edit_statements(edit: Edit) -> None:
     text = edit.apply(resources.files(edit.where).joinpath(STATEMENTS).read_text(encoding="utf-8"))
 
     def load_edited(package: str, path: str = STATEMENTS) -> Queries:
-        return (
-            Queries(text, f"{package}/{path}") if (package, path) == (edit.where, STATEMENTS) else load(package, path)
-        )
+        is_meant = (package, path) == (edit.where, STATEMENTS)
+        return Queries(text, f"{package}/{path}") if is_meant else load(package, path)
 
     Queries.load = load_edited  # type: ignore[method-assign]  # for the life of this process

@@ -1,0 +1,136 @@
+"""The ledger's guards: its door, and what may follow an end."""
+
+from __future__ import annotations
+
+from tests.fault.mutants.mutation import Edit, Mutation
+
+ADMISSION = "tenure.domain.admission"
+COMMITTING = "services.checkpoint.committing"
+
+MUTATIONS = (
+    Mutation(
+        "ledger_fence",
+        "checkpoint",
+        "Commit compares the claim with the ledger's fence",
+        ("I4",),
+        (
+            Edit(
+                ADMISSION,
+                "    if fence != row.opened:\n        return stale(fence, row.opened)\n    is_last",
+                "    is_last",
+            ),
+        ),
+    ),
+    Mutation(
+        "ledger_claim_id",
+        "checkpoint",
+        "Commit tells two claims of the same epoch apart",
+        ("I5",),
+        (
+            Edit(
+                ADMISSION,
+                "    if fence != row.opened:\n        return stale",
+                "    if fence.epoch != row.opened.epoch:\n        return stale",
+            ),
+        ),
+    ),
+    Mutation(
+        "open_lower_epoch",
+        "checkpoint",
+        "Open refuses a claim that is older than the newest opened one",
+        ("I3",),
+        (
+            Edit(ADMISSION, "    if fence != row.granted:", "    if False:"),
+            Edit(ADMISSION, "    if fence.epoch <= row.opened.epoch:", "    if False:"),
+        ),
+    ),
+    Mutation(
+        "open_same_claim_later",
+        "checkpoint",
+        "Open refuses a claim that was given back",
+        ("I2",),
+        (Edit(ADMISSION, "    if fence.epoch <= row.opened.epoch:", "    if fence.epoch < row.opened.epoch:"),),
+    ),
+    Mutation(
+        "open_raises_the_fence",
+        "checkpoint",
+        "Open of a held task raises the fence, so that its former owner's writes are refused from then on",
+        ("I4",),
+        (
+            Edit(
+                "services.checkpoint.opening",
+                "    if verdict is OpenVerdict.TAKEOVER:\n",
+                "    if verdict is OpenVerdict.TAKEOVER:\n        return\n",
+            ),
+        ),
+    ),
+    Mutation(
+        "registered_grants",
+        "checkpoint",
+        "Open asks whether the claim was registered in the ledger",
+        ("I5",),
+        (Edit(ADMISSION, "    if fence != row.granted:", "    if False:"),),
+        constraints=("opened_only_when_granted",),
+    ),
+    Mutation(
+        "commit_repeat",
+        "checkpoint",
+        "a commit that was made already is answered and not made again",
+        ("I11",),
+        (Edit(ADMISSION, "        return CommitVerdict.REPEAT  #", "        return CommitVerdict.APPLY  #"),),
+    ),
+    Mutation(
+        "commit_number",
+        "checkpoint",
+        "a commit's number is the next one of its claim",
+        ("I11",),
+        (Edit(ADMISSION, "    if commit_number != row.commit_number + 1:", "    if False:"),),
+    ),
+    Mutation(
+        "requeue_of_the_seen_claim",
+        "checkpoint",
+        "RequeueLost takes a task only from the claim that was seen to be gone",
+        ("I6",),
+        (Edit("services.checkpoint.requeue", " or row.claim_id != one.claim_id", ""),),
+    ),
+    Mutation(
+        "end_with_open_calls",
+        "checkpoint",
+        "no task ends while one of its calls has no outcome",
+        ("I16",),
+        (
+            Edit(
+                COMMITTING,
+                "        return refuse_early_end(commit.move.to_state, calls)",
+                "        return None",
+            ),
+        ),
+        constraints=("ended_without_open_calls",),
+    ),
+    Mutation(
+        "end_stops_the_model",
+        "checkpoint",
+        "a task that is to end gets no tokens for another model call",
+        ("I23",),
+        (
+            Edit(
+                COMMITTING,
+                "    if ending is not None:\n        denied =",
+                "    if False:\n        denied =",
+            ),
+        ),
+    ),
+    Mutation(
+        "cancel_wins",
+        "checkpoint",
+        "a cancel that was acknowledged wins over the end that its owner commits afterwards",
+        ("I23",),
+        (
+            Edit(
+                COMMITTING,
+                "    if ending is not None and move.to_state",
+                "    if False and move.to_state",
+            ),
+        ),
+    ),
+)

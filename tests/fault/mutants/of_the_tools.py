@@ -1,0 +1,97 @@
+"""The tools' guards: their fence, and the records of calls."""
+
+from __future__ import annotations
+
+from tests.fault.mutants.mutation import Edit, Mutation
+
+ACCEPT_RULES = "services.tools.accept_rules"
+
+MUTATIONS = (
+    Mutation(
+        "tool_fence",
+        "tools",
+        "Execute refuses a stale claim, and a start asks for the fence again",
+        ("I14",),
+        (
+            Edit(
+                ACCEPT_RULES,
+                "    if presented != row.current or row.closed:\n        return stale(presented, row.current)\n",
+                "",
+            ),
+            Edit("services.tools", " and c.epoch = f.epoch and c.claim_id = f.claim_id\n", "\n", sql=True),
+        ),
+    ),
+    Mutation(
+        "tool_fence_closes",
+        "tools",
+        "Fence(close) raises and closes the fence before it settles the calls",
+        ("I23",),
+        (
+            Edit(
+                "services.tools.closing",
+                "        if fence != current:\n            await raise_fences",
+                "        if fence != current and not close:\n            await raise_fences",
+            ),
+        ),
+    ),
+    Mutation(
+        "call_off",
+        "tools",
+        "closing the fence calls off what was accepted and not started",
+        ("I23",),
+        (
+            Edit(
+                "services.tools.closing",
+                "        if close:\n            await postgres.execute(QUERIES.call_off",
+                "        if False:\n            await postgres.execute(QUERIES.call_off",
+            ),
+        ),
+    ),
+    Mutation(
+        "call_record",
+        "tools",
+        "a call that has an outcome is answered from its record",
+        ("I12",),
+        (
+            Edit(
+                ACCEPT_RULES,
+                "    return Answer(known_outcome(row))\n",
+                "    return Run(row.call_attempt + 1)\n",
+            ),
+            Edit(
+                "services.tools",
+                "   set state = w.state, call_attempt = w.call_attempt, epoch = w.epoch, claim_id = w.claim_id,\n",
+                "   set state = w.state, call_attempt = w.call_attempt, epoch = w.epoch, claim_id = w.claim_id, "
+                "outcome = null,\n",
+                sql=True,
+            ),
+        ),
+    ),
+    Mutation(
+        "call_joined",
+        "tools",
+        "a call that is running is joined and not begun a second time",
+        ("I12",),
+        (
+            Edit(
+                ACCEPT_RULES,
+                "    if here.running_attempt == row.call_attempt:\n        return Join(row.call_attempt)\n    # A call",
+                "    return Run(row.call_attempt + 1)\n    # A call",
+            ),
+        ),
+    ),
+    Mutation(
+        "call_in_doubt",
+        "tools",
+        "an UNSAFE call whose runner died is in doubt and not begun again",
+        ("I12",),
+        (Edit(ACCEPT_RULES, "    if row.effect_class.may_run_again:\n", "    if True:\n"),),
+    ),
+    Mutation(
+        "call_started",
+        "tools",
+        "an effect begins only when its call could be marked STARTED under the fence",
+        ("I12",),
+        (Edit("services.tools.runner", "        if not marked:\n            raise Displaced\n", ""),),
+    ),
+)

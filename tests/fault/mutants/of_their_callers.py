@@ -1,0 +1,36 @@
+"""The guards of those who call: workers and coordinators."""
+
+from __future__ import annotations
+
+from tests.fault.mutants.mutation import Edit, Mutation
+
+MUTATIONS = (
+    Mutation(
+        "intent_before_effect",
+        "worker",
+        "tools are called only once the intents are committed",
+        ("I13",),
+        (
+            Edit(
+                "services.worker.model_step",
+                '        await failpoint("worker.after_model")\n',
+                "        for _, intent in _answer_facts(step, attempt, answer)[1:]:\n"
+                "            await self._parts.tools.execute(self._holding.token, intent, lambda: None, 30.0)\n"
+                '        await failpoint("worker.after_model")\n',
+            ),
+        ),
+    ),
+    Mutation(
+        "session_end_is_conditional",
+        "coordinator",
+        "a session is ended only by the replica it is still attached to",
+        (),
+        (
+            Edit(
+                "services.coordinator.lease_store.session_keys",
+                "self._etcd.delete(key, only_if=(modified_at(key, held.mod_revision),))",
+                "self._etcd.delete(key)",
+            ),
+        ),
+    ),
+)

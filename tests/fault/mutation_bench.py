@@ -1,0 +1,197 @@
+"""One ledger and one tool service, whole or without a guard, and scripted callers whose every call is remembered.
+
+async with bench.arena("ledger_fence") as arena:       # "" for the services as they are
+    owner = await arena.owner_with_a_call()
+    …
+    violations = verify(await arena.history())
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import psycopg
+from psycopg.sql import SQL, Identifier
+
+from tenure.audit.collect import collect_tasks
+from tenure.audit.files import read_effects
+from tenure.audit.history import History
+from tenure.client import Client
+from tenure.domain.states import TaskState
+from tenure.domain.tools import Outcome
+from tenure.runtime.rpc_channel import open_channel
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import ledger_pb2, task_pb2, tool_service_pb2
+from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
+from tenure.wire.enums import STATES
+from tenure.wire.tools import outcome_to_domain, outcome_to_wire
+from tests.fault.mutants.catalogue import MUTATIONS
+from tests.fault.remembered import RememberedLedger, without_overlap
+from tests.fix_checkpoint import Checkpoint, Owner, entry, reserve
+from tests.service_process import ServiceProcess
+
+CALL_SECONDS = 20.0
+TOOL, CALL = "append_record_unsafe", "1.0"
+
+
+@dataclass
+class Arena:
+    """Both services, and the callers of a few tasks. `folder` is for the files of failpoints."""
+
+    ledger: Checkpoint
+    remembered: RememberedLedger
+    tools: Any
+    auditor: Client
+    start_tools: Callable[[str], Awaitable[ServiceProcess]]
+    records: Path
+    folder: Path
+    task_ids: list[str] = field(default_factory=list)
+    arguments_json: str = ""
+
+    async def task(self) -> str:
+        """A queued task that the history will tell of."""
+        self.task_ids.append((await self.ledger.create()).task_id)
+        return self.task_ids[-1]
+
+    async def owner_with_a_call(self, delay_ms: int = 0) -> Owner:
+        """A task's first owner, whose model asked for one tool: the intent is committed, the tool not called."""
+        owner = await self.ledger.claim(await self.task())
+        arguments = {"file": owner.task.task_id, "line": "x", "delay_ms": delay_ms}
+        self.arguments_json = json.dumps(arguments)
+        await owner.commit(reserve=reserve())
+        await owner.commit(*_asked_for(arguments))
+        return owner
+
+    async def execute(self, owner: Owner, tools: Any = None) -> Outcome:
+        """The call of owner_with_a_call, to its outcome. Raises what the tool service refuses."""
+        request = tool_service_pb2.ExecuteRequest(
+            token=owner.token, call_id=CALL, tool=TOOL, arguments_json=self.arguments_json
+        )
+        answers = [answer async for answer in (tools or self.tools).Execute(request, timeout=CALL_SECONDS)]
+        return outcome_to_domain(answers[-1].outcome)
+
+    async def fence(self, owner: Owner, *, close: bool = False) -> dict[str, Any]:
+        """How the calls stand, by call_id."""
+        request = tool_service_pb2.FenceRequest(token=owner.token, close=close)
+        return {call.call_id: call for call in (await self.tools.Fence(request, timeout=CALL_SECONDS)).calls}
+
+    async def end(self, owner: Owner, outcome: Outcome, state: TaskState = TaskState.SUCCEEDED) -> None:
+        """The call's outcome and the end in one commit, as owners and coordinators write them."""
+        settled = ledger_pb2.ToolOutcome(call_id=CALL, outcome=outcome_to_wire(outcome))
+        move = pb.Transition(to_state=STATES.to_wire(state), reason="FINAL_ANSWER", result="done")
+        await owner.commit(entry(1, tool_outcome=settled), transition=move)
+
+    @asynccontextmanager
+    async def another_replica(self, failpoints: str = "") -> AsyncIterator[Any]:
+        """The stub of another tool service, with all its guards, that is not there any more when this ends."""
+        service = await self.start_tools(failpoints)
+        async with open_channel(service.address) as channel:
+            yield ToolServiceStub(channel)
+        await service.kill()
+
+    async def history(self) -> History:
+        """What ledger, tools and outside have of these tasks, and what the callers were told."""
+        for task_id, count in self.remembered.stale_commits.items():
+            async with asyncio.timeout(CALL_SECONDS):  # the audit of refusals is written beside them
+                while len((await self.auditor.refusals(task_id)).ledger) < count:
+                    await asyncio.sleep(0.02)
+        return replace(
+            await collect_tasks(self.auditor, self.task_ids),
+            grants=without_overlap(self.remembered.grants),
+            operations=tuple(self.remembered.operations),
+            effects=tuple(effect for effect in read_effects(self.records) if effect.task_id in self.task_ids),
+        )
+
+
+class MutationBench:
+    """Two databases and the services over them: the whole ones are started once, others for their scenario."""
+
+    def __init__(self, ledger_dsn: str, tools_dsn: str, keys: Path, folder: Path) -> None:
+        self._dsns = {"checkpoint": ledger_dsn, "tools": tools_dsn}
+        self._keys, self._folder = keys, folder
+        self._running = AsyncExitStack()
+        self._whole: dict[str, ServiceProcess] = {}
+
+    async def __aenter__(self) -> Self:
+        for name in ("checkpoint", "tools", "gateway"):
+            self._whole[name] = await self._start(self._running, name)
+        await self._drop_constraints()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._running.aclose()
+
+    @asynccontextmanager
+    async def arena(
+        self, folder: Path, mutation: str = "", failpoints: Mapping[str, str] | None = None
+    ) -> AsyncIterator[Arena]:
+        """The services, one of them without a guard. `failpoints`, by service, have `{folder}` filled in."""
+        wanted = {name: points.format(folder=folder) for name, points in (failpoints or {}).items()}
+        mutated = MUTATIONS[mutation].service if mutation else ""
+        async with AsyncExitStack() as stack:
+            services = dict(self._whole)
+            for name in sorted({mutated, *wanted} - {""}):
+                given = {"failpoints": wanted.get(name, ""), "mutation": mutation if name == mutated else ""}
+                services[name] = await self._start(stack, name, **given)
+            ledger = await stack.enter_async_context(open_channel(services["checkpoint"].address))
+            tools = await stack.enter_async_context(open_channel(services["tools"].address))
+            replica = Checkpoint(services["checkpoint"].address, self._dsns["checkpoint"], self._keys, ledger)
+            replica.stub = remembered = RememberedLedger(replica.stub)
+            auditor = await stack.enter_async_context(Client(services["gateway"].address))
+
+            async def start_tools(points: str) -> ServiceProcess:
+                return await self._start(stack, "tools", failpoints=points)
+
+            records = self._folder / "records"
+            yield Arena(replica, remembered, ToolServiceStub(tools), auditor, start_tools, records, folder)
+
+    async def _drop_constraints(self) -> None:
+        dsn = self._dsns["checkpoint"]
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as postgres:
+            for name in {name for mutation in MUTATIONS.values() for name in mutation.constraints}:
+                await postgres.execute(SQL("alter table ledger.tasks drop constraint {}").format(Identifier(name)))
+
+    async def _start(self, stack: AsyncExitStack, name: str, **options: str) -> ServiceProcess:
+        service = ServiceProcess(name, {"LISTEN": "127.0.0.1:0", **self._settings(name)}, **options)
+        stack.push_async_callback(service.kill)
+        return await service.start()
+
+    def _settings(self, name: str) -> dict[str, str]:
+        if name == "gateway":
+            peers = {f"{peer.upper()}_ADDRESS": self._whole[peer].address for peer in self._dsns}
+            return {**peers, "COORDINATOR_ADDRESS": "127.0.0.1:1"}  # nobody: it is not asked about workers
+        store = {
+            "POSTGRES_DSN": self._dsns[name],
+            "VERIFYING_KEYS_FILE": str(self._keys / "verifying.json"),
+            "MIGRATE": "auto",
+        }
+        if name != "tools":
+            return store
+        return {
+            **store,
+            "WORKSPACE_ROOT": str(self._folder / "workspaces"),
+            "RECORDS_DIR": str(self._folder / "records"),
+            # Short, so that the dead are known to be dead soon.
+            "RUNNER_TTL_SECONDS": "2",
+            "RUNNER_MARGIN_SECONDS": "0.4",
+            "RUNNER_RENEW_INTERVAL_SECONDS": "0.4",
+        }
+
+
+def _asked_for(arguments: dict[str, Any]) -> list[ledger_pb2.NewEntry]:
+    """A model's answer with one call, and its intent."""
+    use = {"type": "tool_use", "id": "toolu_1", "name": TOOL, "input": arguments}
+    message = ledger_pb2.AssistantMessage(
+        attempt_number=1,
+        content_json=json.dumps([use]),
+        stop_reason="tool_use",
+        usage=task_pb2.TokenUsage(output_tokens=10),
+    )
+    intent = ledger_pb2.ToolIntent(call_id=CALL, tool_use_id="toolu_1", tool=TOOL, arguments_json=json.dumps(arguments))
+    return [entry(1, assistant_message=message), entry(1, tool_intent=intent)]

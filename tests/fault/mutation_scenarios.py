@@ -1,0 +1,222 @@
+"""For each mutation of ledger and tools, the calls whose history differs when the guard is missing.
+
+With all guards in place each is a lawful run: whoever is stale is refused, and the task goes its way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from tenure.domain.errors import TenureError
+from tenure.domain.states import TaskState
+from tenure.domain.tools import NOT_RUN
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_pb2, tool_pb2
+from tests.fault.mutation_bench import Arena
+from tests.fix_checkpoint import Owner, reserve, words
+from tests.fix_tools import appear
+
+REFUSED = suppress(TenureError)
+"""What a stale caller hears. With the guard gone it hears nothing, and what follows may be refused instead."""
+
+QUEUED = pb.Transition(to_state=task_pb2.TASK_STATE_QUEUED, reason="WORKER_DRAINED")
+
+
+async def a_fenced_owner_commits(arena: Arena) -> None:
+    task_id = await arena.task()
+    old = await arena.ledger.claim(task_id, holder="worker-1")
+    new = await arena.ledger.claim(task_id, holder="worker-2")
+    with REFUSED:
+        await old.commit(words("late"))
+    with REFUSED:
+        await new.end()
+
+
+async def another_claim_of_the_same_epoch_commits(arena: Arena) -> None:
+    owner = await arena.ledger.claim(await arena.task())
+    owner.token, owner.claims = arena.ledger.sign(owner.task.task_id, owner.claims.epoch, "a-restored-etcd-made-this")
+    with REFUSED:
+        await owner.commit(words("of another life"))
+
+
+async def a_lower_epoch_opens(arena: Arena) -> None:
+    task_id = await arena.task()
+    before = await arena.ledger.grant(task_id, holder="worker-1")
+    new = await arena.ledger.claim(task_id, holder="worker-2")
+    with REFUSED:
+        await (await arena.ledger.open(*before)).commit(words("from the past"))
+    with REFUSED:
+        await new.end()
+
+
+async def a_claim_that_was_given_back_opens_again(arena: Arena) -> None:
+    owner = await arena.ledger.claim(await arena.task())
+    await owner.commit(transition=QUEUED)
+    with REFUSED:
+        await (await arena.ledger.open(owner.token, owner.claims)).end()
+
+
+async def a_former_owner_commits_after_the_open(arena: Arena) -> None:
+    task_id = await arena.task()
+    old = await arena.ledger.claim(task_id, holder="worker-1")
+    new = await arena.ledger.claim(task_id, holder="worker-2")
+    with REFUSED:
+        await old.commit(words("unseen by the new owner"))
+    with REFUSED:
+        await new.end()
+
+
+async def a_claim_nobody_registered_opens(arena: Arena) -> None:
+    task_id = await arena.task()
+    registered = await arena.ledger.claim(task_id, holder="worker-1")
+    with REFUSED:
+        unknown = arena.ledger.sign(task_id, registered.claims.epoch + 1, "nobody-registered-this", "worker-2")
+        await (await arena.ledger.open(*unknown)).end()
+
+
+async def a_commit_is_sent_twice(arena: Arena) -> None:
+    owner = await arena.ledger.claim(await arena.task())
+    request = owner.request(words("once"))
+    await owner.send(request)
+    await owner.send(request)
+    with REFUSED:
+        await owner.end()
+
+
+async def an_old_commit_is_delivered_again(arena: Arena) -> None:
+    owner = await arena.ledger.claim(await arena.task())
+    request = owner.request(words("once"))
+    await owner.send(request)
+    await owner.commit(words("and then this"))
+    with REFUSED:
+        await owner.replica.stub.Commit(request, timeout=20.0)
+
+
+async def the_loss_of_an_older_claim_is_told_late(arena: Arena) -> None:
+    task_id = await arena.task()
+    old = await arena.ledger.claim(task_id, holder="worker-1")
+    await arena.ledger.requeue(old)
+    new = await arena.ledger.claim(task_id, holder="worker-2")
+    await arena.ledger.requeue(old)
+    with REFUSED:
+        await new.end()
+
+
+async def an_owner_ends_with_an_open_call(arena: Arena) -> None:
+    owner = await arena.owner_with_a_call()
+    with REFUSED:
+        await owner.end(task_pb2.TASK_STATE_FAILED)
+
+
+async def a_cancelled_owner_asks_for_another_model_call(arena: Arena) -> None:
+    owner = await arena.ledger.claim(await arena.task())
+    await arena.ledger.cancel(owner.task.task_id)
+    await owner.commit(reserve=reserve())
+    await owner.end(task_pb2.TASK_STATE_CANCELLED)
+
+
+async def a_cancelled_owner_succeeds(arena: Arena) -> None:
+    owner = await arena.ledger.claim(await arena.task())
+    await arena.ledger.cancel(owner.task.task_id)
+    await owner.end()
+
+
+async def a_fenced_owner_calls_its_tool(arena: Arena) -> None:
+    old = await arena.owner_with_a_call()
+    new = await arena.ledger.claim(old.task.task_id, holder="worker-2")
+    await arena.fence(new)
+    with REFUSED:
+        await arena.execute(old)
+    with REFUSED:
+        await arena.end(new, await arena.execute(new))
+
+
+async def ended_by_somebody_else(arena: Arena, owner: Owner) -> None:
+    """As a coordinator does it: a claim, the tools' fence closed, one commit."""
+    other = await arena.ledger.claim(owner.task.task_id, holder="coordinator-1")
+    await arena.fence(other, close=True)
+    await arena.end(other, NOT_RUN, TaskState.FAILED)
+
+
+async def a_call_comes_after_the_end(arena: Arena) -> None:
+    owner = await arena.owner_with_a_call()
+    await ended_by_somebody_else(arena, owner)
+    with REFUSED:
+        await arena.execute(owner)
+
+
+async def a_call_was_accepted_before_the_end(arena: Arena) -> None:
+    owner = await arena.owner_with_a_call()
+    call = asyncio.create_task(arena.execute(owner))
+    await appear(arena.folder / "accepted")
+    await ended_by_somebody_else(arena, owner)
+    (arena.folder / "go-on").touch()
+    with REFUSED:
+        await call
+
+
+async def a_call_was_accepted_before_it_was_taken_over(arena: Arena) -> None:
+    owner = await arena.owner_with_a_call()
+    call = asyncio.create_task(arena.execute(owner))
+    await appear(arena.folder / "accepted")
+    new = await arena.ledger.claim(owner.task.task_id, holder="worker-2")
+    async with arena.another_replica() as replica:
+        outcome = await arena.execute(new, replica)
+    (arena.folder / "go-on").touch()
+    with REFUSED:
+        await call
+    await arena.end(new, outcome)
+
+
+async def a_call_is_asked_for_again(arena: Arena) -> None:
+    owner = await arena.owner_with_a_call()
+    first = await arena.execute(owner)
+    await arena.execute(owner)
+    await arena.end(owner, first)
+
+
+async def a_running_call_is_asked_for_again(arena: Arena) -> None:
+    owner = await arena.owner_with_a_call(delay_ms=500)
+    first = asyncio.create_task(arena.execute(owner))
+    async with asyncio.timeout(20):
+        while tool_pb2.CALL_STATE_STARTED not in {call.state for call in (await arena.fence(owner)).values()}:
+            await asyncio.sleep(0.02)
+    outcome = await arena.execute(owner)
+    with REFUSED:
+        await first
+    await arena.end(owner, outcome)
+
+
+async def the_call_of_a_dead_runner_is_asked_for_again(arena: Arena) -> None:
+    owner = await arena.owner_with_a_call()
+    async with arena.another_replica("tools.after_effect=kill9") as dying:
+        with REFUSED:
+            await arena.execute(owner, dying)
+    await arena.end(owner, await arena.execute(owner))
+
+
+SCENARIOS: dict[str, Callable[[Arena], Awaitable[None]]] = {
+    "ledger_fence": a_fenced_owner_commits,
+    "ledger_claim_id": another_claim_of_the_same_epoch_commits,
+    "open_lower_epoch": a_lower_epoch_opens,
+    "open_same_claim_later": a_claim_that_was_given_back_opens_again,
+    "open_raises_the_fence": a_former_owner_commits_after_the_open,
+    "registered_grants": a_claim_nobody_registered_opens,
+    "commit_repeat": a_commit_is_sent_twice,
+    "commit_number": an_old_commit_is_delivered_again,
+    "requeue_of_the_seen_claim": the_loss_of_an_older_claim_is_told_late,
+    "end_with_open_calls": an_owner_ends_with_an_open_call,
+    "end_stops_the_model": a_cancelled_owner_asks_for_another_model_call,
+    "cancel_wins": a_cancelled_owner_succeeds,
+    "tool_fence": a_fenced_owner_calls_its_tool,
+    "tool_fence_closes": a_call_comes_after_the_end,
+    "call_off": a_call_was_accepted_before_the_end,
+    "call_started": a_call_was_accepted_before_it_was_taken_over,
+    "call_record": a_call_is_asked_for_again,
+    "call_joined": a_running_call_is_asked_for_again,
+    "call_in_doubt": the_call_of_a_dead_runner_is_asked_for_again,
+}
+HELD = {"tools": "tools.after_accept=touch({folder}/accepted)->wait({folder}/go-on)"}
+FAILPOINTS = {"call_started": HELD, "call_off": HELD}
