@@ -40,7 +40,9 @@ INVARIANTS: Final[dict[str, Invariant]] = {
     "I20": Invariant("Every move between states is one of the table, from where the task stood."),
     "I21": Invariant("A task ends once, and nothing follows its end."),
     "I22": Invariant("The result of an ended task never changes."),
-    "I23": Invariant("After a cancel no model call begins; after the end no tool call is taken or started."),
+    "I23": Invariant(
+        "After a cancel no model call begins and no task succeeds; after the end no tool call is taken or started."
+    ),
     "I24": Invariant("A stream is the ledger: contiguous, equal, and ended by the end."),
     "I25": Invariant("A healthy installation tells its watchers of an end within 2 s."),
     "I26": Invariant("A client that has seen an entry never reads an older task afterwards."),

@@ -99,6 +99,12 @@ def asked_after_the_cancel(story: Story) -> None:
     renumber(story)
 
 
+def succeeded_after_the_cancel(story: Story) -> None:
+    end = story.entries[-1]
+    story.entries[-1] = replace(end, body=replace(end.body, to_state=TaskState.SUCCEEDED))
+    story.state = TaskState.SUCCEEDED
+
+
 def after_the_end(**times: Any) -> Any:
     def change(story: Story) -> None:
         moment = story.entries[-1].recorded_at + 5
@@ -160,6 +166,7 @@ FAULTS = [
     fault("I21", "something follows the end", something_follows_the_end, "follows the end of the task"),
     fault("I22", "the result changed", record("tasks", result="other"), "has another result"),
     fault("I23", "asked after the cancel", asked_after_the_cancel, "had asked for the end", cancelled),
+    fault("I23", "succeeded after the cancel", succeeded_after_the_cancel, "says that the task succeeded", cancelled),
     fault("I23", "taken after the end", after_the_end(accepted_at=1), "was taken after the end"),
     fault("I23", "may still begin", may_still_begin, "may still begin", cancelled),
     fault("I30", "still in the queue", still_queued, "is still QUEUED", seen_by_clients=True),

@@ -71,6 +71,15 @@ def nothing_is_asked_after_a_cancel(task: TaskHistory) -> Iterator[str]:
             yield f"{place(entry)} asks the model after {place(cancel[0])} had asked for the end"
 
 
+def cancelled_tasks_do_not_succeed(task: TaskHistory) -> Iterator[str]:
+    """I23: the request was acknowledged, so it wins over whatever the owner commits afterwards."""
+    cancel = next(of_kind(task.entries, CancelRequest), None)
+    for entry, move in of_kind(task.entries, Transition) if cancel is not None else ():
+        assert cancel is not None
+        if move.to_state is TaskState.SUCCEEDED and entry.sequence > cancel[0].sequence:
+            yield f"{place(entry)} says that the task succeeded, after {place(cancel[0])} had asked for the end"
+
+
 def nothing_begins_after_the_end(task: TaskHistory) -> Iterator[str]:
     """I23: after the end was committed no call is taken and none begins."""
     end = next(ends(task.entries), None)
@@ -106,6 +115,7 @@ CHECKS: Final = (
     Check("I22", "the row has the end's result", ("tasks", "entries"), results_stay),
     Check("I22", "an end that was read stands", ("tasks", "operations"), ended_tasks_look_the_same_to_all),
     Check("I23", "no model call after a cancel", ("entries",), nothing_is_asked_after_a_cancel),
+    Check("I23", "a cancelled task does not succeed", ("entries",), cancelled_tasks_do_not_succeed),
     Check("I23", "no tool call after the end", ("entries", "calls"), nothing_begins_after_the_end),
     Check("I30", "tasks come to rest", ("tasks", "settled"), tasks_come_to_rest),
     Check("I30", "claims of ended tasks are gone", ("tasks", "grants", "settled"), claims_go_with_their_tasks),
