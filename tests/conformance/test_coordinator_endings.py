@@ -98,8 +98,10 @@ async def test_outcomes_that_are_too_large_for_one_commit_do_not_keep_a_task_fro
 
 
 async def test_a_queued_task_with_an_open_call_is_ended_once_the_tools_answer(fleet: Fleet, tool_service: StartTools):
+    """Two replicas try it meanwhile; that they get into each other's way costs tries and nothing else."""
     tools = await tool_service(verifying_keys_file=fleet.verifying_keys)
     replica = await fleet.coordinator(tools_address=tools.address)
+    await fleet.coordinator(tools_address=tools.address)
     worker = await fleet.worker(replica)
     task_id = await fleet.submit()
     grant = await worker.next_grant()
@@ -109,8 +111,10 @@ async def test_a_queued_task_with_an_open_call_is_ended_once_the_tools_answer(fl
     await fleet.cancel(task_id)
     await worker.hears("revoke")
     await worker.break_off()
+    await asyncio.sleep(3.0)  # longer than the first try is kept from the other replica
     tools.thaw()
     await fleet.task_where(task_id, lambda task: task.state == CANCELLED)
+    assert [each.to_state for each in await fleet.transitions(task_id)].count(CANCELLED) == 1
     assert await _outcomes(fleet, task_id) == {"1.0": tool_pb2.OUTCOME_STATUS_NOT_RUN}
 
 

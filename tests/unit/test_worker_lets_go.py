@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from services.coordinator.session import Timing
-from services.worker import tool_step
+from services.worker import claim_ledger, tool_step
 from services.worker.holdings import Holding, Holdings
 from services.worker.ledger_client import LedgerClient
 from services.worker.live import LiveServicer
@@ -18,6 +18,7 @@ from services.worker.rests import Rests
 from services.worker.supervisor import Supervisor
 from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import NotFound, TryLater, Unauthenticated, Unavailable
+from tenure.domain.retry import RetryPolicy
 from tenure.domain.task import InDoubtPolicy
 from tenure.domain.token import Claims
 from tenure.runtime.rpc_channel import open_channel
@@ -75,6 +76,29 @@ async def test_a_key_that_a_service_does_not_know_yet_is_no_crash() -> None:
         assert held.work is not None
         await held.work
     assert released == ["WORKER_HALTED"]
+
+
+@pytest.mark.parametrize(("error", "resting"), [(ValueError("a bug"), 1), (Unavailable("no ledger"), 0)])
+async def test_a_slot_rests_after_a_crash_and_after_nothing_else(error: Exception, resting: int, monkeypatch) -> None:
+    monkeypatch.setattr(claim_ledger, "TRIES", RetryPolicy(max_attempts=1, initial_seconds=0.0))
+    holdings, held, rests = Holdings(), holding(), Rests()
+    parts = cast("Any", SimpleNamespace(ledger=Raises(error)))
+    async with Supervisor(parts, holdings, rests, lambda *_: None, 1) as supervisor:
+        supervisor.take(held)
+        assert held.work is not None
+        await held.work
+    assert rests.count() == resting
+
+
+async def test_a_claim_that_is_lost_is_no_crash() -> None:
+    holdings, held, rests = Holdings(), holding(), Rests()
+    parts = cast("Any", SimpleNamespace(ledger=Raises(ValueError("never reached"))))
+    async with Supervisor(parts, holdings, rests, lambda *_: None, 1) as supervisor:
+        supervisor.take(held)
+        held.drop()
+        assert held.work is not None
+        await asyncio.wait([held.work])
+    assert rests.count() == 0
 
 
 async def test_an_entry_of_a_newer_version_is_a_reason_to_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
