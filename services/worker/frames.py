@@ -21,6 +21,7 @@ from google.protobuf.message import Message
 from tenure.domain.errors import LimitReached, TenureError, Unavailable
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime import metrics
+from tenure.runtime.duties import heed_cancellation
 from tenure.runtime.status import PeerFailed
 
 _log: Final = logging.getLogger(__name__)
@@ -102,6 +103,7 @@ class FrameClient:
                 self._failures += 1
                 facts = {"peer": self._shape.name, "unanswered": len(self._asked), "why": str(broken.exceptions[0])}
                 _log.warning("a stream broke and is opened anew", extra=facts)
+            heed_cancellation()
             metrics.count("tenure_worker_streams_broken_total", peer=self._shape.name)
             await asyncio.sleep(RECONNECT.wait_seconds(self._failures, random.random()))
 

@@ -25,6 +25,7 @@ from tenure.domain.errors import Refused, TenureError, Unavailable
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import ReleaseReason
 from tenure.runtime import metrics
+from tenure.runtime.duties import heed_cancellation
 from tenure.runtime.rpc_channel import open_channel
 from tenure.runtime.status import PeerFailed
 from tenure.v1 import coordinator_service_pb2 as pb
@@ -86,6 +87,7 @@ class Session:
                     await self._one_attachment(former)
                 except (TenureError, PeerFailed, Detached, TimeoutError) as error:
                     self._lose_attachment(error)
+                heed_cancellation()
                 await asyncio.sleep(REATTACH.wait_seconds(self._failures, random.random()) if self._failures else 0)
             self._left.set()
 

@@ -58,7 +58,19 @@ class Duties:
                     failures = 1 if clock() - began > self._restart.cap_seconds else failures + 1
                     metrics.count("tenure_duty_failures_total", duty=name)
                     _tell(error, failures)
+                    heed_cancellation()
                 await asyncio.sleep(self._restart.wait_seconds(failures, random.random()))
+
+
+def heed_cancellation() -> None:
+    """For loops that go on after errors: raises CancelledError if this task was cancelled and an error hid it.
+
+    A TaskGroup whose child fails at the moment of the cancellation raises the failure alone: who swallows that would
+    never end.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _tell(error: Exception, failures: int) -> None:

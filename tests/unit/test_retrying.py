@@ -76,8 +76,8 @@ async def test_a_duty_that_fails_is_counted_told_and_started_again(caplog):
         duties.start("test sweep", duty)
         await recovered.wait()
     assert metrics.read("tenure_duty_failures_total", duty="test sweep") == before + 2
-    assert "first" in caplog.text
-    assert "second" in caplog.text
+    assert "first" in caplog.text  # a fault: with its stack
+    assert [record.error.message for record in caplog.records if hasattr(record, "error")] == ["second"]
 
 
 async def test_no_duty_outlives_its_company():
@@ -94,3 +94,22 @@ async def test_no_duty_outlives_its_company():
         await asyncio.sleep(0)
     assert task.cancelled()
     assert ended == ["cleaned up"]
+
+
+async def test_a_duty_that_fails_while_it_is_cancelled_is_not_started_again():
+    async def break_on_cancellation() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise ValueError("broke at that moment") from None
+
+    async def duty() -> None:
+        async with asyncio.TaskGroup() as group:  # which raises the failure, and not the cancellation
+            group.create_task(break_on_cancellation())
+
+    async with asyncio.timeout(5):
+        async with Duties(QUICK) as duties:
+            task = duties.start("breaking", duty)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert task.cancelled()
