@@ -7,13 +7,13 @@ deleted. A grant that cannot be sent is taken back at once.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
+from services.coordinator.assigning import Assigned, assign
 from services.coordinator.lease_store import ClaimRecord, HeldClaim
 from services.coordinator.lease_store.claim_keys import Claimed, NewClaim, Refusal
 from tenure.domain.epochs import describe_epoch
@@ -39,13 +39,6 @@ _REGISTER: Final = RetryPolicy(max_attempts=3, initial_seconds=0.05, factor=2.0,
 _MOST_UNCLEAR: Final = 10_000
 
 
-class Assigned(NamedTuple):
-    """An offer, and the session with a slot set aside for it."""
-
-    offer: pb.Offer
-    session: Session
-
-
 class Granting:
     """One batch at a time, at most MAX_BATCH offers."""
 
@@ -65,7 +58,7 @@ class Granting:
 
         Raises Unavailable when etcd or the ledger does not answer; what was claimed by then is taken back.
         """
-        assigned = _assign(offers, sessions, asyncio.get_running_loop().time())
+        assigned = assign(offers, sessions, asyncio.get_running_loop().time())
         for each in assigned:
             each.session.take_slot(suspect=each.offer.suspect)
         try:
@@ -203,28 +196,3 @@ def _attributes(held: HeldClaim) -> dict[str, str | int]:
         semconv.WORKER: held.record.worker_id,
         semconv.REASON: held.record.reason,
     }
-
-
-def _assign(offers: Sequence[pb.Offer], sessions: Sequence[Session], now: float) -> list[Assigned]:
-    """In the order of the offers, each to the session with the most free slots, but no session two suspects."""
-    free = [(-session.free_slots(now), index) for index, session in enumerate(sessions)]
-    heap = [each for each in free if each[0] < 0]
-    heapq.heapify(heap)
-    without_suspect = {index for _, index in heap if not sessions[index].has_suspect}
-    assigned: list[Assigned] = []
-    for offer in offers:
-        passed_over: list[tuple[int, int]] = []
-        while heap and offer.suspect and heap[0][1] not in without_suspect:
-            passed_over.append(heapq.heappop(heap))
-        if heap:
-            slots, index = heap[0]
-            assigned.append(Assigned(offer, sessions[index]))
-            if offer.suspect:
-                without_suspect.discard(index)
-            if slots == -1:
-                heapq.heappop(heap)
-            else:
-                heapq.heapreplace(heap, (slots + 1, index))
-        for each in passed_over:
-            heapq.heappush(heap, each)
-    return assigned

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.coordinator.granting import _assign
+from services.coordinator.assigning import assign
 from services.coordinator.lease_store import ClaimRecord, HeldClaim, HeldSession, SessionRecord
 from services.coordinator.session import Session, Timing
 from tenure.v1 import checkpoint_service_pb2 as pb
@@ -23,7 +23,7 @@ def offers(spelled: str) -> list[pb.Offer]:
 
 
 def assigned(spelled: str, *sessions: Session) -> list[tuple[str, str]]:
-    return [(each.offer.task_id, each.session.worker_id) for each in _assign(offers(spelled), sessions, NOW)]
+    return [(each.offer.task_id, each.session.worker_id) for each in assign(offers(spelled), sessions, NOW)]
 
 
 def test_each_goes_to_the_session_with_the_most_free_slots_until_there_are_none():
