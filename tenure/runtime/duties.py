@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, Self
 
 from tenure.domain.errors import TryLater
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 _log: Final = logging.getLogger(__name__)
+_over: Final[ContextVar[asyncio.Event | None]] = ContextVar("duties_over", default=None)
 RESTART: Final = RetryPolicy(initial_seconds=0.2, factor=2.0, cap_seconds=15.0)
 
 
@@ -29,6 +31,7 @@ class Duties:
     def __init__(self, restart: RetryPolicy = RESTART) -> None:
         self._restart = restart
         self._tasks: set[asyncio.Task[None]] = set()
+        self._over = asyncio.Event()
 
     def start(self, name: str, duty: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         """Begin `duty`; cancelling the task ends it for good."""
@@ -41,6 +44,7 @@ class Duties:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._over.set()
         tasks = list(self._tasks)
         for task in reversed(tasks):
             task.cancel()
@@ -49,6 +53,7 @@ class Duties:
     async def _look_after(self, name: str, duty: Callable[[], Awaitable[None]]) -> None:
         clock = asyncio.get_running_loop().time
         failures = 0
+        _over.set(self._over)
         with log_context(duty=name):
             while True:
                 began = clock()
@@ -63,13 +68,14 @@ class Duties:
 
 
 def heed_cancellation() -> None:
-    """For loops that go on after errors: raises CancelledError if this task was cancelled and an error hid it.
+    """For loops of duties that go on after errors: raises CancelledError if the duties end and an error hid it.
 
     A TaskGroup whose child fails at the moment of the cancellation raises the failure alone: who swallows that would
-    never end.
+    never end. The task itself cannot tell: before Python 3.13 a TaskGroup whose child fails while it waits for the
+    others leaves `cancelling()` above 0 for good.
     """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
+    over = _over.get()
+    if over is not None and over.is_set():
         raise asyncio.CancelledError
 
 

@@ -9,7 +9,7 @@ import pytest
 from tenure.domain.errors import StaleEpoch, Unavailable
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime import metrics
-from tenure.runtime.duties import Duties
+from tenure.runtime.duties import Duties, heed_cancellation
 from tenure.runtime.retrying import retrying
 
 QUICK = RetryPolicy(max_attempts=3, initial_seconds=0.001, cap_seconds=0.001)
@@ -113,3 +113,28 @@ async def test_a_duty_that_fails_while_it_is_cancelled_is_not_started_again():
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         assert task.cancelled()
+
+
+async def test_a_duty_whose_group_failed_once_goes_on():
+    failed_twice = asyncio.Event()
+    failures = 0
+
+    async def fail() -> None:
+        nonlocal failures
+        await asyncio.sleep(0)
+        failures += 1
+        if failures == 2:
+            failed_twice.set()
+        raise ValueError("a stream broke")
+
+    async def duty() -> None:
+        while True:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(fail())
+            except ExceptionGroup:
+                heed_cancellation()
+
+    async with asyncio.timeout(5), Duties(QUICK) as duties:
+        duties.start("breaking", duty)
+        await failed_twice.wait()
