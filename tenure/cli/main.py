@@ -52,7 +52,7 @@ class Group(click.Group):
     "--address",
     metavar="HOST:PORT",
     envvar="TENURE_ADDRESS",
-    help="The gateway. Default: that of the stack running on --data, else 127.0.0.1:8470.",
+    help="The gateway, or several with commas. Default: that of the stack running on --data, else 127.0.0.1:8470.",
 )
 @click.option("--tenant", envvar="TENURE_TENANT", default="default", show_default=True, help="Whose tasks.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, in the contract's names.")

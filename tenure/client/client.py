@@ -42,7 +42,10 @@ LIST_PAGE: Final = 500
 
 
 class Client:
-    """A connection to a gateway. Errors are those of tenure.domain.errors; TryLater is retried a few times first."""
+    """A connection to the gateway: `host:port`, or its replicas as `ip:port,ip:port`.
+
+    Errors are those of tenure.domain.errors; TryLater is retried a few times first.
+    """
 
     def __init__(self, address: str, *, tenant: str = "default", patience: RetryPolicy = PATIENCE) -> None:
         self._address, self._tenant, self._patience = address, tenant, patience

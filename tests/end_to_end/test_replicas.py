@@ -138,7 +138,7 @@ async def test_a_submit_repeated_at_all_gateways_at_once_is_one_task(install: Re
     assert len({answer.task.task_id for answer in answers}) == 1
 
 
-async def test_a_watch_at_one_checkpoint_tells_at_once_what_another_commits(install: Replicated) -> None:
+async def test_a_watch_at_one_checkpoint_tells_what_another_commits(install: Replicated) -> None:
     """Whichever replica a worker's commits go to, one of these watches is at the other."""
     file = uuid.uuid4().hex
     task_id = await install.submit("sim-e2e-keyed-paced", file)
