@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from tenure.cli.admin import admin
-from tenure.cli.context import DEFAULT_DATA_DIR, Context, find_gateway, make_console
+from tenure.cli.context import DEFAULT_ADDRESS, DEFAULT_DATA_DIR, Context, find_gateway, make_console
 from tenure.cli.demo.command import demo
 from tenure.cli.dev import dev
 from tenure.cli.exits import HELP, Exit, exit_of_error, explain
@@ -22,6 +22,7 @@ from tenure.cli.show import entries, get, list_tasks
 from tenure.cli.submit import submit
 from tenure.cli.watch import watch
 from tenure.domain.errors import TenureError
+from tenure.runtime.rpc_channel import target_of
 from tenure.runtime.status import PeerFailed
 
 
@@ -77,6 +78,10 @@ def cli(ctx: click.Context, address: str | None, tenant: str, as_json: bool, dat
     """
     if address and not re.fullmatch(r"[^/\s]+:\d{1,5}", address):
         raise click.BadParameter(f"{address} is no address; write for example 127.0.0.1:8470", param_hint="--address")
+    try:
+        target_of((address or DEFAULT_ADDRESS).split(","))
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--address") from None
     ctx.obj = Context(find_gateway(address, data), tenant, as_json, data, make_console(), os.environ)
 
 

@@ -78,6 +78,7 @@ def test_nothing_that_answers_is_4_and_says_what_starts_a_stack():
         ["dev", "--etcd", "127.0.0.1:1", "--etcd-binary", "etcd"],
         ["nonsense"],
         ["--address", "no-port", "list"],
+        ["--address", "one:8470,two:8470", "list"],
         ["--address", "http://127.0.0.1:8470", "list"],
     ],
 )
