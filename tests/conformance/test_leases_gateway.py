@@ -1,0 +1,175 @@
+"""LeaseService at the gateway, and `tenure leases` on it: users know one address."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from click.testing import CliRunner, Result
+
+from tenure.cli.exits import Exit
+from tenure.cli.main import cli
+from tenure.client import Client
+from tenure.domain.errors import LeaseHeld, OutOfRange, Unavailable
+from tenure.runtime.rpc_channel import open_channel
+from tenure.v1 import lease_service_pb2 as pb
+from tenure.wire.token import read_claims
+from tests.fix_leases import Leases
+from tests.service_process import ServiceProcess
+
+pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module")]
+PATIENCE_SECONDS = 30.0
+_tenants = itertools.count(1)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gateway_process(lease_fleet, lease_replicas: list[str]) -> AsyncIterator[ServiceProcess]:
+    settings = {
+        "LISTEN": "127.0.0.1:0",
+        "CHECKPOINT_ADDRESS": lease_fleet.checkpoint.address,
+        "COORDINATOR_ADDRESS": ",".join(lease_replicas),
+    }
+    process = ServiceProcess("gateway", settings)
+    await process.start()
+    yield process
+    await process.kill()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(gateway_process: ServiceProcess) -> AsyncIterator[Client]:
+    """Of a tenant of the test's own."""
+    tenant = f"gateway-{next(_tenants)}"
+    async with Client(gateway_process.address, tenant=tenant) as connected:
+        connected.tenant = tenant  # type: ignore[attr-defined]  # for `run`
+        yield connected
+
+
+@pytest.fixture
+def run(gateway_process: ServiceProcess, client: Any):
+    """A command line as it is typed, in a thread: it has a loop of its own."""
+
+    async def invoke(*words: str) -> Result:
+        arguments = ["--address", gateway_process.address, "--tenant", client.tenant, *words]
+        return await asyncio.to_thread(CliRunner().invoke, cli, arguments)
+
+    return invoke
+
+
+async def test_a_lease_is_held_through_the_gateway_as_at_a_coordinator(client: Client, lease_replicas: list[str]):
+    async with client.lease("a", holder="one", ttl_seconds=5) as held:
+        assert read_claims(held.token).resource == "leases/a"
+        with pytest.raises(LeaseHeld) as refused:
+            async with client.lease("a", holder="two"):
+                pass
+        assert refused.value.metadata["holder"] == "one"
+        assert refused.value.retry_after_seconds is not None
+        async with open_channel(lease_replicas[1], tenant=client.tenant) as channel:
+            assert (await Leases(channel).get("a")).epoch == held.epoch
+        assert [lease.resource async for lease in client.list_leases()] == ["a"]
+
+
+async def test_a_watch_through_the_gateway_hears_what_happens(client: Client):
+    revision = (await client.leases.ListLeases(pb.ListLeasesRequest())).revision
+    async with client.lease("a", holder="one"):
+        pass
+    kinds = []
+    async with asyncio.timeout(PATIENCE_SECONDS), aclosing(client.watch_leases("", revision)) as events:
+        async for event in events:
+            kinds.append(event.WhichOneof("change"))
+            if len(kinds) == 2:
+                break
+    assert kinds == ["held", "ended"]
+    with pytest.raises(OutOfRange):
+        await anext(client.watch_leases("", 1))
+
+
+async def test_a_watch_ends_when_the_gateway_drains(lease_fleet, lease_replicas):
+    settings = {"LISTEN": "127.0.0.1:0", "COORDINATOR_ADDRESS": lease_replicas[0]}
+    process = await ServiceProcess("gateway", settings).start()
+    async with Client(process.address) as client:
+        answers = aiter(client.leases.WatchLeases(pb.WatchLeasesRequest()))
+        await anext(answers)
+        stopping = asyncio.create_task(process.stop())
+        with pytest.raises(Unavailable) as ended:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await anext(answers)
+        assert ended.value.reason == "DRAINING"
+    assert await stopping == 0
+
+
+async def test_the_command_shows_who_holds_what(run, client: Client):
+    assert (await run("leases", "list")).stderr == "nothing is held\n"
+    async with client.lease("tables/a", holder="one") as held:
+        table = (await run("leases", "list", "tables/")).stdout.splitlines()
+        assert table[1].split()[:2] == ["tables/a", "one"]
+        (listed,) = values(await run("--json", "leases", "list"))
+        assert (listed["resource"], listed["epoch"]) == ("tables/a", held.epoch)
+        shown = (await run("leases", "get", "tables/a")).stdout
+        assert "tables/a is held by one" in shown
+        assert str(held.epoch) in shown
+        assert "FIRST" in shown
+    gone = await run("leases", "get", "tables/a")
+    assert (gone.exit_code, gone.stderr) == (Exit.REFUSED, "tenure: nobody holds tables/a\n")
+
+
+async def test_the_command_acquires_and_says_who_is_in_the_way(run):
+    (lease,) = values(await run("--json", "leases", "acquire", "a", "--holder", "operator", "--ttl", "30s"))
+    assert (lease["holder"], lease["ttl"]) == ("operator", "30s")
+    refused = await run("leases", "acquire", "a", "--holder", "other")
+    assert refused.exit_code == Exit.NOT_YET
+    assert refused.stderr.startswith("tenure: a is held by operator; without a renewal it is free in ")
+
+
+async def test_an_operator_takes_a_lease_away_with_a_reason_only(run, client: Client):
+    async with client.lease("a", holder="one", ttl_seconds=30, cancel_on_loss=False) as held:
+        assert (await run("leases", "release", "a")).exit_code == Exit.USAGE
+        late = await run("leases", "release", "a", "--epoch", str(held.epoch - 1), "--reason", "stuck")
+        assert late.exit_code == Exit.REFUSED
+        assert (await run("leases", "release", "a", "--reason", "stuck")).exit_code == Exit.OK
+    async with client.lease("a", holder="two") as after:
+        assert (after.info.reason, after.info.message) == ("OPERATOR_RELEASED", "stuck")
+
+
+async def test_an_operator_hands_a_lease_over(run, client: Client):
+    async with client.lease("a", holder="one", ttl_seconds=30, cancel_on_loss=False) as held:
+        (moved,) = values(await run("--json", "leases", "transfer", "a", "two", "--reason", "rebalanced"))
+        assert (moved["holder"], moved["previous_epoch"]) == ("two", held.epoch)
+        async with client.lease("a", holder="two") as own:
+            assert own.epoch > moved["epoch"]
+            assert (own.info.reason, own.info.message) == ("OPERATOR_TRANSFER", "rebalanced")
+
+
+async def test_the_command_shows_the_keys(run):
+    (key,) = values(await run("--json", "leases", "keys"))
+    assert (key["key_id"], key["active"]) == ("test-1", True)
+    assert (await run("leases", "keys")).stdout.split() == ["test-1", key["public_key"], "signs", "now"]
+
+
+async def test_the_command_watches(gateway_process: ServiceProcess, client: Any):
+    words = ["--address", gateway_process.address, "--tenant", client.tenant, "--json", "leases", "watch", "w/"]
+    revision = (await client.leases.ListLeases(pb.ListLeasesRequest())).revision
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tenure.cli", *words, "--after", str(revision), stdout=subprocess.PIPE
+    )
+    try:
+        async with client.lease("w/a", holder="one"):
+            pass
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            lines = [json.loads(await process.stdout.readline()) for _ in range(2)]
+    finally:
+        process.terminate()
+        await process.wait()
+    assert [line["held"]["holder"] if "held" in line else "ended" for line in lines] == ["one", "ended"]
+
+
+def values(result: Result) -> list[Any]:
+    assert result.exit_code == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines()]
