@@ -14,7 +14,7 @@ from tenure.audit.history import GenerationChange, Grant
 from tenure.domain.errors import TenureError
 from tenure.runtime.etcd.client import EtcdClient
 from tenure.runtime.etcd.errors import EtcdError
-from tenure.runtime.etcd.watch import Change, Changes, Reconnected
+from tenure.runtime.etcd.watch import Change, Changes, Resync, ResyncReason
 
 PATIENCE_SECONDS: Final = 30.0
 
@@ -25,23 +25,31 @@ class EtcdLog:
 
     endpoints: Sequence[str]
     generations: list[GenerationChange] = field(default_factory=list)
-    resyncs: list[str] = field(default_factory=list)
-    _lives: dict[tuple[bytes, int], Grant] = field(default_factory=dict)
+    _lives: dict[tuple[int, bytes, int], Grant] = field(default_factory=dict)
     _alive: dict[bytes, int] = field(default_factory=dict)
     _revision: int = 0
+    _life: int = 0
 
     def grants(self, task_ids: set[str]) -> tuple[Grant, ...]:
         return tuple(grant for grant in self._lives.values() if grant.task_id in task_ids)
 
     async def run(self) -> None:
-        async with EtcdClient(self.endpoints) as client, aclosing(client.watch(PREFIX, 1)) as items:
+        async with EtcdClient(self.endpoints) as client:
+            while True:
+                await self._one_life(client)
+
+    async def _one_life(self, client: EtcdClient) -> None:
+        """Until etcd is another one, or went back: then all is told again from the first revision."""
+        async with aclosing(client.watch(PREFIX, 1)) as items:
             async for item in items:
                 if isinstance(item, Changes):
                     for change in item.changes:
                         self._note(change)
                     self._revision = item.revision
-                elif not isinstance(item, Reconnected):
-                    self.resyncs.append(str(item))
+                elif isinstance(item, Resync):
+                    assert item.reason is not ResyncReason.COMPACTED, "what was not seen cannot be judged"
+                    self._life, self._revision = self._life + 1, 0
+                    self._alive.clear()
 
     async def caught_up(self) -> None:
         """Returns once all that etcd has now is noted: seen by a key of our own."""
@@ -59,11 +67,12 @@ class EtcdLog:
         key, value = change.key_value.key, change.key_value
         if key == GENERATION_KEY and not change.deleted:
             self.generations.append(
-                GenerationChange(revision=value.mod_revision, generation=read_generation(value.value))
+                GenerationChange(revision=value.mod_revision, generation=read_generation(value.value), life=self._life)
             )
         elif key.startswith(CLAIMS) and change.deleted:
             born = self._alive.pop(key)
-            self._lives[key, born] = replace(self._lives[key, born], deleted_revision=value.mod_revision)
+            place = self._life, key, born
+            self._lives[place] = replace(self._lives[place], deleted_revision=value.mod_revision)
         elif key.startswith(CLAIMS):
             self._note_claim(change)
 
@@ -71,7 +80,7 @@ class EtcdLog:
         held, value = read_claim(change.key_value), change.key_value
         assert held is not None, f"{value.key!r} holds no claim"
         self._alive[value.key] = value.create_revision
-        self._lives[value.key, value.create_revision] = Grant(
+        self._lives[self._life, value.key, value.create_revision] = Grant(
             task_id=held.task_id,
             claim_id=held.record.claim_id,
             generation=held.record.generation,
@@ -79,4 +88,5 @@ class EtcdLog:
             last_revision=value.mod_revision,
             session_id=held.record.session_id,
             holder=held.record.worker_id,
+            life=self._life,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections import Counter
@@ -35,6 +36,8 @@ from tests.fix_proxy import Lost
 Inject = Callable[[Installation, PlannedFault], Awaitable[None]]
 CALL_SECONDS: Final = 5.0
 PAUSE_SECONDS: Final = 0.2
+STORE: Final = "store"  # where a member keeps its data, in its folder
+DEAF: Final = "worker.ignore_trust_window"
 POSTGRES_TRIES: Final = 3
 STORES: Final = "postgres", "etcd"
 
@@ -138,6 +141,15 @@ async def arm(install: Installation, fault: PlannedFault) -> None:
     await install.keeper.died_armed(fault.target, fault.detail, before, fault.seconds)
 
 
+async def zombie(install: Installation, fault: PlannedFault) -> None:
+    """A worker without its own guards is frozen until its tasks are others', and wakes up: only fences stop it now."""
+    before = len(install.keeper.deaths)
+    install.keeper.expect_death(fault.target, armed=DEAF).kill()
+    await install.keeper.serves_or_died(fault.target, before)
+    await asyncio.sleep(PAUSE_SECONDS * 10)  # it takes tasks
+    await freeze(install, fault)
+
+
 async def dies(install: Installation, fault: PlannedFault) -> None:
     """Waits for the death of who was armed before, for `seconds` at most."""
     await install.keeper.died_armed(fault.target, fault.detail, 0, fault.seconds)
@@ -171,6 +183,23 @@ async def lose_generation(install: Installation, _fault: PlannedFault) -> None:
     async with EtcdClient(install.etcd_log.endpoints) as etcd:
         with suppress(EtcdError):  # it is away just now: a fault upon a fault
             await etcd.delete(GENERATION_KEY)
+
+
+async def replace_etcd(install: Installation, fault: PlannedFault) -> None:
+    """An empty one takes its place: revisions begin at 1 again. What was written until then is recorded before."""
+    wires = [link for name, link in install.links.by_name.items() if name.endswith(f">{fault.target}")]
+    for wire in wires:
+        await wire.stop()
+    member = install.etcd[fault.target]
+    if member.exit_code is None:
+        with suppress(TimeoutError):
+            await install.etcd_log.caught_up()
+            member.kill()
+            shutil.rmtree(member.member.data_dir / STORE)
+            member.start()
+            await asyncio.to_thread(member.wait_ready)
+    for wire in wires:
+        await wire.start()
 
 
 async def stale_write(install: Installation, _fault: PlannedFault) -> None:
@@ -263,6 +292,8 @@ INJECTORS: Final[dict[str, Inject]] = {
     "freeze": freeze,
     "arm": arm,
     "dies": dies,
+    "zombie": zombie,
+    "replace_etcd": replace_etcd,
     "cut": cut,
     "cut_back": cut_back,
     "refuse": refuse,

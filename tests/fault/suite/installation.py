@@ -54,7 +54,7 @@ class Installation:
 
     @property
     def shape(self) -> Shape:
-        return Shape(tuple(self.stack.services), tuple(self.links.by_name))
+        return Shape(tuple(self.stack.services), tuple(self.links.by_name), ("postgres", *self.etcd))
 
     @property
     def logs(self) -> Path:

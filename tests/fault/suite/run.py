@@ -20,11 +20,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from tests.fault.mutants.catalogue import MUTATIONS
 from tests.fault.suite.evidence import Marks
 from tests.fault.suite.installation import Installation, Size, attended, installation
 from tests.fault.suite.report import Summary, keep, told
 from tests.fault.suite.schedule import Mode, plan
 from tests.fault.suite.trial import Trial
+from tests.fault.suite.weakening import weaken
 
 KEPT: Final = Path(".tenure") / "faults"
 FIRST_SEEDS: Final = 1_000_000
@@ -39,6 +41,8 @@ async def run(arguments: argparse.Namespace) -> Summary:
     try:
         folder.chmod(0o755)  # the embedded Postgres may run as somebody else
         async with installation(folder, size) as install, attended(install):
+            if arguments.mutation:
+                await weaken(install, arguments.mutation)
             for seed in _seeds(arguments):
                 if ends_at is not None and time.monotonic() > ends_at:
                     break
@@ -82,7 +86,8 @@ def main() -> int:
     parser.add_argument("--mode", choices=[mode.value for mode in Mode], default=None, help="else by the seed")
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--workers", type=int, default=3)
-    parser.add_argument("--etcd-members", type=int, default=1)
+    parser.add_argument("--etcd-members", type=int, default=1, choices=[1, 3])
+    parser.add_argument("--mutation", default="", choices=["", *sorted(MUTATIONS)], help="take this guard away first")
     arguments = parser.parse_args()
     if not (arguments.minutes or arguments.seeds or arguments.seed is not None):
         parser.error("say for how long, or which seeds")

@@ -30,8 +30,8 @@ PYTHON: Final = {"name": "execute_python", "arguments": {"code": "import time; t
 SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
     "plain": [END],
     "long": [{"text": "word " * 200, "latency_ms": 2000, "deltas": 40}],
-    "keyed": [*(_calls(_append("append_record", f"keyed {n}", 50)) for n in range(4)), END],
-    "unsafe": [*(_calls(_append("append_record_unsafe", f"unsafe {n}", 200)) for n in range(3)), END],
+    "keyed": [*(_calls(_append("append_record", f"keyed {n}", 100), latency_ms=250) for n in range(7)), END],
+    "unsafe": [*(_calls(_append("append_record_unsafe", f"unsafe {n}", 400)) for n in range(5)), END],
     "slow-tools": [
         _calls(_append("append_record_unsafe", "unsafe 0", 2500), _append("append_record", "keyed 0", 2000)),
         END,
@@ -49,7 +49,7 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
                 LIST,
                 SEARCH,
             )
-            for n in range(3)
+            for n in range(5)
         ),
         END,
     ],

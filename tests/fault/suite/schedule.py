@@ -15,8 +15,8 @@ from typing import Final
 from tenure.runtime.failpoint_names import FAILPOINTS
 from tests.fault.suite.scenarios import WEIGHTS
 
-TRAFFIC_SECONDS: Final = 10.0
-MOST_NTH: Final = 4
+TRAFFIC_SECONDS: Final = 12.0
+MOST_NTH: Final = 3
 
 
 class Mode(StrEnum):
@@ -26,10 +26,11 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What there is to break: the names of the processes, and of the links between them (`who>whom`)."""
+    """What there is to break: the names of the processes, of the links between them (`who>whom`), and of the stores."""
 
     services: tuple[str, ...]
     links: tuple[str, ...]
+    stores: tuple[str, ...] = ("postgres", "etcd")
 
     def of(self, *kinds: str) -> list[str]:
         return [name for name in self.services if kind_of(name) in kinds]
@@ -89,8 +90,8 @@ def plan(seed: int, shape: Shape, mode: Mode | None = None) -> Schedule:
     """Even seeds are LIVENESS, odd ones SAFETY, unless the mode is given."""
     luck = random.Random(seed)
     chosen = mode or (Mode.SAFETY if seed % 2 else Mode.LIVENESS)
-    tasks = [_task(luck) for _ in range(luck.randint(14, 22))]
-    count = luck.randint(4, 8) if chosen is Mode.SAFETY else luck.randint(2, 4)
+    tasks = [_task(luck) for _ in range(luck.randint(20, 32))]
+    count = luck.randint(6, 12) if chosen is Mode.SAFETY else luck.randint(3, 6)
     faults = [_fault(luck, shape) for _ in range(count)]
     return Schedule(
         seed,
@@ -103,7 +104,7 @@ def plan(seed: int, shape: Shape, mode: Mode | None = None) -> Schedule:
 def _task(luck: random.Random) -> PlannedTask:
     [scenario] = luck.choices(list(WEIGHTS), weights=list(WEIGHTS.values()))
     return PlannedTask(
-        at=luck.uniform(0, TRAFFIC_SECONDS * 0.8),
+        at=luck.uniform(0, TRAFFIC_SECONDS * 0.7),
         scenario=scenario,
         tells_model=luck.random() < 0.5,
         repeats=luck.choice([0, 0, 0, 1, 3]),
@@ -120,7 +121,8 @@ def _fault(luck: random.Random, shape: Shape) -> PlannedFault:
     makers: dict[_Maker, int] = {
         _kill: 5,
         _terminate: 2,
-        _freeze: 4,
+        _freeze: 3,
+        _zombie: 2,
         _failpoint_kill: 6,
         _failpoint_other: 2,
         _cut: 4,
@@ -154,6 +156,11 @@ def _freeze(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
     return PlannedFault(at, "freeze", _service(luck, shape), luck.uniform(0.5, 8.0))
 
 
+def _zombie(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
+    """Taken for dead, it wakes up and goes on, deaf to all that was decided meanwhile."""
+    return PlannedFault(at, "zombie", luck.choice(shape.of("worker")), luck.uniform(6.0, 9.0))
+
+
 def _failpoint_kill(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
     name = luck.choice(sorted(FAILPOINTS))
     detail = f"{name}={luck.randint(1, MOST_NTH)}#kill9"
@@ -181,7 +188,7 @@ def _reset(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
 
 def _stores(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
     kind, longest = luck.choice([("kill", 1.5), ("freeze", 6.0)])
-    return PlannedFault(at, kind, luck.choice(["etcd", "postgres"]), luck.uniform(0.2, longest))
+    return PlannedFault(at, kind, luck.choice(shape.stores), luck.uniform(0.2, longest))
 
 
 MODEL_FAULTS: Final[Sequence[str]] = (
@@ -202,5 +209,7 @@ def _stale(_luck: random.Random, at: float, _shape: Shape) -> PlannedFault:
     return PlannedFault(at, "stale_write", "checkpoint")
 
 
-def _generation(_luck: random.Random, at: float, _shape: Shape) -> PlannedFault:
+def _generation(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
+    if luck.random() < 0.5 and "etcd" in shape.stores:
+        return PlannedFault(at, "replace_etcd", "etcd")
     return PlannedFault(at, "lose_generation", "etcd")
