@@ -32,11 +32,12 @@ _UNSET: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A check, and why it was not run: "" when it was."""
+    """A check, and why it was not run: "" when it was. `missing`: the sources and flags that it would have needed."""
 
     invariant: str
     says: str
     why_not: str = ""
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,11 @@ class Examination:
         self._alone = [check for check in runnable if isinstance(check, Check)]
         self._sums = [check.begin() for check in runnable if isinstance(check, SumCheck)]
 
+    @property
+    def tasks(self) -> int:
+        """How many so far."""
+        return self._counts[0]
+
     def add(self, task: TaskHistory) -> list[Violation]:
         """What is wrong with one task, seen alone."""
         assert task.collected == self.collected, "one examination has one set of sources"
@@ -93,16 +99,16 @@ class Examination:
         across = [violation for each in self._sums for violation in each.violations()]
         once = dict.fromkeys((*self._violations, *across))
         found = sorted(once, key=lambda violation: (violation.task_id, int(violation.invariant[1:])))
-        runs = tuple(Run(check.invariant, check.says, self._why_not(check)) for check in self.checks)
+        runs = tuple(self._run_of(check) for check in self.checks)
         return Report(tuple(found), runs, *self._counts)
 
-    def _why_not(self, check: Check | SumCheck) -> str:
-        missing = [name for name in check.needs if name not in self.collected]
+    def _run_of(self, check: Check | SumCheck) -> Run:
+        missing = tuple(name for name in check.needs if name not in self.collected)
         told = [_UNSET[name] for name in missing if name in FLAGS]
         sources = [name for name in missing if name not in FLAGS]
         if sources:
             told.append(f"not collected: {', '.join(sources)}")
-        return "; ".join(told)
+        return Run(check.invariant, check.says, "; ".join(told), missing)
 
 
 def examine(history: History) -> Report:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from typing import Final
 
 import click
-from rich.console import Console
 
 from tenure.audit.collect import COLLECTED, collect_each
 from tenure.audit.invariants import INVARIANTS
@@ -61,14 +60,14 @@ def verify(context: Context, tasks: tuple[str, ...], since: float | None, limit:
     report = context.run(lambda client: _examine(context, client, _chosen(client, tasks, since, limit)))
     _tell(context, report)
     if report.violations:
-        raise SystemExit(Exit.BROKEN_RULE)
+        click.get_current_context().exit(Exit.BROKEN_RULE)
 
 
 async def _examine(context: Context, client: Client, task_ids: AsyncGenerator[str]) -> Report:
     """Task by task, each violation told as it is found: a long check is read while it goes on."""
     examination = Examination(COLLECTED)
     told: set[Violation] = set()
-    with Console(stderr=True).status("reading") as status:
+    with context.console.status("reading tasks") as status:  # for people at a terminal; a pipe never sees it
         async with aclosing(task_ids):
             async for some in _portions(task_ids, TASKS_AT_ONCE):
                 async with aclosing(collect_each(client, some)) as histories:
@@ -113,7 +112,8 @@ def _show(context: Context, violations: Iterable[Violation]) -> None:
         if context.as_json:
             context.emit(asdict(violation))
         else:
-            click.echo(f"{violation.invariant:<4} {violation.task_id}  {violation.message}")
+            line = f"{violation.invariant:<4} {violation.task_id}  {violation.message}"
+            context.console.print(line, markup=False, soft_wrap=True)
 
 
 def _tell(context: Context, report: Report) -> None:
@@ -123,20 +123,29 @@ def _tell(context: Context, report: Report) -> None:
         checks = [asdict(run) for run in report.runs]
         context.emit({**numbers, "violations": len(report.violations), "checks": checks})
         return
-    broken = len({violation.task_id for violation in report.violations})
-    found = f"{count_text(len(report.violations), 'broken rule')} in {count_text(broken, 'task')}"
-    looked_at = f"{count_text(report.tasks, 'task')}, {count_text(report.entries, 'entry', 'entries')}"
-    lines = [
-        ("checked", f"{looked_at}, {count_text(report.calls, 'tool call')}"),
-        ("found", found if report.violations else "no rule is broken"),
-        ("rules", _numbers(run.invariant for run in report.runs if not run.why_not)),
-    ]
-    if report.unread:
-        lines.append(("unread", f"{count_text(report.unread, 'entry', 'entries')} of kinds only a newer version knows"))
-    lines += [("unseen", f"{what}: {numbers}") for what, numbers in _unseen(report).items()]
-    lines.append(("", "`tenure admin verify --explain` says what each rule is"))
-    for name, text in lines:
+    for name, text in _summary(report):
         click.echo(f"{name:<8} {text}")
+
+
+def _summary(report: Report) -> Iterator[tuple[str, str]]:
+    if not report.tasks:
+        yield "checked", "nothing: there is no such task"
+        return
+    entries = count_text(report.entries, "entry", "entries")
+    yield "checked", f"{count_text(report.tasks, 'task')}, {entries}, {count_text(report.calls, 'tool call')}"
+    if report.violations:
+        tasks = len({violation.task_id for violation in report.violations})
+        rules = _numbers(violation.invariant for violation in report.violations)
+        yield "found", f"{count_text(len(report.violations), 'violation')} of {rules} in {count_text(tasks, 'task')}"
+        yield "", "`tenure entries TASK` and `tenure refusals TASK` show what happened"
+    else:
+        yield "found", "no rule is broken"
+    yield "rules", f"{_numbers(run.invariant for run in report.runs if not run.why_not)} were checked"
+    if report.unread:
+        yield "unread", f"{count_text(report.unread, 'entry', 'entries')} of kinds that only a newer version knows"
+    for what, numbers in _unseen(report).items():
+        yield "unseen", f"{what}, which {numbers} would need as well"
+    yield "", "`tenure admin verify --explain` says what each rule is"
 
 
 def _unseen(report: Report) -> dict[str, str]:

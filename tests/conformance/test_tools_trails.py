@@ -1,0 +1,93 @@
+"""The records that audits read: all calls of a task, page by page, with the fence, to its own tenant only."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from tenure.audit.from_wire import calls_and_fence
+from tenure.audit.tool_hashes import arguments_hash, outcome_hash
+from tenure.domain.errors import NotFound
+from tenure.domain.tools import CallState, EffectClass, OutcomeStatus
+from tenure.v1 import admin_service_pb2 as api
+from tenure.v1 import tool_service_pb2
+from tests.fix_gateway import NOBODYS
+
+
+async def listed(tools, owner, after="", page_size=0):
+    request = tool_service_pb2.ListCallsRequest(task_id=owner.task_id, after_call_id=after, page_size=page_size)
+    return await tools.stub.ListCalls(request, timeout=5)
+
+
+async def test_calls_are_told_with_their_trail_and_the_fence(tool_service, grants):
+    tools = await tool_service()
+    owner = grants.claim(epoch=10, claim_id="the-claim")
+    outcome = await tools.outcome(owner, "1.0", "append_record", file="a", line="x")
+    page = await listed(tools, owner)
+    calls, fence = calls_and_fence(owner.task_id, page)
+    (call,) = calls
+    assert (call.call_id, call.tool, call.effect_class) == ("1.0", "append_record", EffectClass.KEYED)
+    assert (call.state, call.epoch, call.claim_id, call.call_attempt) == (CallState.FINISHED, 10, "the-claim", 1)
+    assert call.runner_id
+    assert call.arguments_hash == arguments_hash("append_record", '{"file": "a", "line": "x"}')
+    assert call.outcome_hash == outcome_hash(outcome)
+    assert call.outcome_hash == hashlib.sha256(b"SUCCEEDED\0\0" + outcome.content.encode()).digest()
+    assert call.outcome is not None
+    assert (call.outcome.status, call.outcome.content) == (OutcomeStatus.SUCCEEDED, "")
+    assert fence is not None
+    assert (fence.epoch, fence.claim_id, fence.closed) == (10, "the-claim", False)
+    assert fence.changed_at <= call.accepted_at <= call.started_at <= call.finished_at
+
+
+async def test_a_closed_fence_says_when(tool_service, grants):
+    tools = await tool_service()
+    owner = grants.claim(epoch=10)
+    await tools.outcome(owner, "1.0", "list_files")
+    await tools.fence(owner, close=True)
+    page = await listed(tools, owner)
+    [call], fence = calls_and_fence(owner.task_id, page)
+    assert fence.closed
+    assert fence.changed_at > call.finished_at
+
+
+async def test_pages_follow_each_other_without_gap_or_repeat(tool_service, grants):
+    tools = await tool_service()
+    owner = grants.claim()
+    names = [f"{step}.{index}" for step in (1, 2, 10) for index in range(2)]
+    for name in names:
+        await tools.outcome(owner, name, "list_files")
+    seen, after, more = [], "", True
+    while more:
+        page = await listed(tools, owner, after, page_size=4)
+        assert page.HasField("fence")
+        seen += [call.record.call_id for call in page.calls]
+        after, more = seen[-1], page.more
+    assert seen == sorted(names)
+
+
+async def test_a_task_without_calls_and_a_strangers_have_none(tool_service, grants):
+    tools = await tool_service()
+    stranger = grants.claim(tenant="somebody-else")
+    await tools.outcome(stranger, "1.0", "list_files")
+    for owner in (grants.claim(), stranger):
+        page = await listed(tools, owner)
+        assert (len(page.calls), page.HasField("fence"), page.more) == (0, False, False)
+
+
+async def test_operators_read_them_through_the_gateway_of_their_own_tasks_only(
+    checkpoint, tool_service, grants, gateway
+):
+    replica, tools = await checkpoint(), await tool_service()
+    task_id = (await replica.create()).task_id
+    stub = await gateway(replica.address, tools=tools.address)
+    request = api.AdminServiceListCallsRequest(task_id=task_id)
+    assert not (await stub.admin.ListCalls(request)).HasField("fence")
+    await tools.outcome(grants.claim(task_id), "1.0", "list_files")
+    answer = await stub.admin.ListCalls(request)
+    assert [call.record.call_id for call in answer.calls] == ["1.0"]
+    assert answer.fence.epoch == 10
+    others = await gateway(replica.address, tools=tools.address, tenant="somebody-else")
+    for reader, asked in ((others, task_id), (stub, NOBODYS)):
+        with pytest.raises(NotFound):
+            await reader.admin.ListCalls(api.AdminServiceListCallsRequest(task_id=asked))
