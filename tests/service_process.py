@@ -26,6 +26,10 @@ class ServiceProcess:
         self.lines: list[dict[str, Any]] = []
         self._log_grew = asyncio.Event()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     async def start(self) -> ServiceProcess:
         """Returns once it serves."""
         self._process = await asyncio.create_subprocess_exec(
