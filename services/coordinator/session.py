@@ -185,7 +185,6 @@ class Session:
 
     def hear(self, holdings: Iterable[pb.Holding], now: float) -> list[pb.Holding]:
         """Take in what a renewal names. Returns what it names and does not hold: to be revoked."""
-        self._unanswered = True
         named = {each.claim_id: each for each in holdings}
         for claim_id, claim in self.claims.items():
             if claim_id in named:
@@ -199,6 +198,10 @@ class Session:
         """Etcd has answered a renewal that came at that moment."""
         self._renewed_at = sent_at
         self._unanswered = False
+
+    def renewal_came(self) -> None:
+        """It is to be answered once etcd has answered."""
+        self._unanswered = True
 
     def revoke(self, claim_id: str, reason: str) -> WorkedClaim | None:
         """Tell the worker that a claim is lost; the claim, if it was the session's."""

@@ -139,6 +139,7 @@ class SessionStream:
             revoke = pb.Revoke(task_id=unknown.task_id, claim_id=unknown.claim_id, reason=Reason.CLAIM_LOST)
             session.send(pb.SessionResponse(revoke=revoke))
         session.report_slots(renew.free_slots, renew.grants_read if renew.HasField("grants_read") else None)
+        session.renewal_came()
         # Only the newest is renewed: it says all that an older one said, and a slow etcd piles nothing up here.
         self._renew = renew
         self._renew_arrived.set()

@@ -401,7 +401,9 @@ class Renewed(message.Message):
     """Which renewal."""
     @builtins.property
     def tokens(self) -> containers.RepeatedCompositeFieldContainer[token_pb2.FencingToken]:
-        """Tokens signed anew with the same epoch, when the signing key changed. They replace the old ones."""
+        """Tokens signed anew with the same epoch, when the signing key changed. They replace the old ones. At most 1,000, and 1 MiB:
+        of many claims, the others come with the next answers.
+        """
 
     def __init__(
         self,

@@ -116,7 +116,7 @@ def test_what_is_known_of_a_session_is_current_until_a_renewal_was_missed():
     assert worker.is_current(NOW + TIMING.doubt_seconds)
     assert not worker.is_current(NOW + TIMING.doubt_seconds + 0.1)
     assert worker.silent_seconds(NOW + 7.0) == 7.0
-    worker.hear([], NOW + 7.0)
+    worker.renewal_came()
     assert worker.silent_seconds(NOW + 7.0) == 7.0  # heard, and not confirmed by etcd
     assert worker.is_unanswered
     worker.renewed(NOW + 7.0)
