@@ -1,6 +1,6 @@
 """One ledger and one tool service, whole or without a guard, and scripted callers whose every call is remembered.
 
-async with bench.arena("ledger_fence") as arena:       # "" for the services as they are
+async with bench.arena(folder, "ledger_fence") as arena:       # "" for the services as they are
     owner = await arena.owner_with_a_call()
     …
     violations = verify(await arena.history())

@@ -87,6 +87,10 @@ def test_a_stale_owner_is_refused_before_its_repeat_is_recognised() -> None:
     assert isinstance(decide_commit(taken_over, OLD, 3, "c3", b"h3"), StaleEpoch)
 
 
+def test_another_claim_of_the_current_epoch_cannot_commit() -> None:
+    assert isinstance(decide_commit(RUNNING, Fence(OLD.epoch, "other"), 4, "c4", b"h4"), StaleEpoch)
+
+
 def test_an_owner_is_fenced_even_while_its_task_waits_in_the_queue() -> None:
     requeued = replace(RUNNING, state=TaskState.QUEUED, holds=False)
     assert isinstance(decide_commit(requeued, OLD, 4, "c4", b"h4"), StaleEpoch)
