@@ -6,13 +6,17 @@ Every call may be repeated: those that take something have a request_id, the oth
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Final
 
-from services.gateway.peers import Peers, patiently
+from services.gateway.peers import RETRY_AFTER_SECONDS, Peers, patiently
+from tenure.domain.errors import Unavailable
 from tenure.runtime.rpc_server import draining
 from tenure.v1 import lease_service_pb2 as pb
 from tenure.v1.lease_service_pb2_grpc import LeaseServiceServicer
+
+_log: Final = logging.getLogger(__name__)
 
 
 class LeaseServicer(LeaseServiceServicer):
@@ -25,8 +29,8 @@ class LeaseServicer(LeaseServiceServicer):
         return await patiently(lambda: self._peers.leases.AcquireLease(request))
 
     async def RenewLease(self, request: pb.RenewLeaseRequest, _context: Any) -> pb.RenewLeaseResponse:
-        """Not repeated here: what is left of the lease counts from the sending, which only the holder knows."""
-        return await self._peers.leases.RenewLease(request)
+        """A repeat renews later than the holder, who counts from its own sending, believes: no harm."""
+        return await patiently(lambda: self._peers.leases.RenewLease(request))
 
     async def ReleaseLease(self, request: pb.ReleaseLeaseRequest, _context: Any) -> pb.ReleaseLeaseResponse:
         return await patiently(lambda: self._peers.leases.ReleaseLease(request))
@@ -50,7 +54,7 @@ class LeaseServicer(LeaseServiceServicer):
                 await asyncio.wait((reading, stopping), return_when=asyncio.FIRST_COMPLETED)
                 if self._stopping.is_set():
                     raise draining()
-                answer = reading.result()
+                answer = _read(reading)
                 if not isinstance(answer, pb.WatchLeasesResponse):  # the end of the stream
                     return
                 yield answer
@@ -60,3 +64,16 @@ class LeaseServicer(LeaseServiceServicer):
 
     async def ListSigningKeys(self, request: pb.ListSigningKeysRequest, _context: Any) -> pb.ListSigningKeysResponse:
         return await patiently(lambda: self._peers.leases.ListSigningKeys(request))
+
+
+def _read(reading: asyncio.Task[Any]) -> Any:
+    """What was read. Where our peers are, and how they failed, is for the log alone."""
+    try:
+        return reading.result()
+    except Unavailable as error:
+        if error.metadata.get("outcome") != "unknown":
+            raise
+        _log.warning("the coordinator behind a watch of leases does not answer", extra={"why": str(error)})
+        raise Unavailable(
+            "watch again after the last revision heard", retry_after_seconds=RETRY_AFTER_SECONDS
+        ) from error

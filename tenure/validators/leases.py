@@ -23,21 +23,21 @@ _MOST_PAGE: Final = 500
 
 def _acquire(request: leases.AcquireLeaseRequest, v: Violations) -> None:
     _resource(request.resource, "resource", v)
-    v.length("holder", request.holder, 1, 128)
+    _text("holder", request.holder, 1, 128, v)
     _ttl(request.ttl, v)
-    v.length("request_id", request.request_id, 1, 128)
+    _text("request_id", request.request_id, 1, 128, v)
 
 
 def _release(request: leases.ReleaseLeaseRequest, v: Violations) -> None:
     _authority(request, v)
-    v.length("reason", request.reason, 0 if request.HasField("token") else 1, _MOST_REASON)
+    _text("reason", request.reason, 0 if request.HasField("token") else 1, _MOST_REASON, v)
 
 
 def _transfer(request: leases.TransferLeaseRequest, v: Violations) -> None:
     _authority(request, v)
-    v.length("holder", request.holder, 1, 128)
-    v.length("reason", request.reason, 1, _MOST_REASON)
-    v.length("request_id", request.request_id, 1, 128)
+    _text("holder", request.holder, 1, 128, v)
+    _text("reason", request.reason, 1, _MOST_REASON, v)
+    _text("request_id", request.request_id, 1, 128, v)
     if request.HasField("ttl"):
         _ttl(request.ttl, v)
 
@@ -79,6 +79,12 @@ def _register(request: checkpoint.RegisterLeaseRequest, v: Violations) -> None:
 
 def _inspect(request: checkpoint.InspectLeasesRequest, v: Violations) -> None:
     v.require(len(request.claims) <= 512, "claims", "at most 512")
+
+
+def _text(field: str, text: str, least: int, most: int, v: Violations) -> None:
+    """Refused here and not by the database: by then the claim is made."""
+    v.length(field, text, least, most)
+    v.require("\0" not in text, field, "must not have a NUL")
 
 
 def _resource(name: str, field: str, v: Violations) -> None:

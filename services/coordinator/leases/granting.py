@@ -41,6 +41,13 @@ class Wanted(NamedTuple):
     request_id: str
 
 
+class Granted(NamedTuple):
+    """A registered lease. `repeated`: it was made by an earlier call, and is not as fresh as its ttl says."""
+
+    lease: HeldLease
+    repeated: bool
+
+
 class Granting:
     """Both ways to a new epoch of a resource."""
 
@@ -48,37 +55,38 @@ class Granting:
         self._keys, self._ledger, self._generation = keys, ledger, generation
         self._most_per_tenant = most_per_tenant
 
-    async def acquire(self, wanted: Wanted) -> HeldLease:
+    async def acquire(self, wanted: Wanted) -> Granted:
         """Raises LeaseHeld, AlreadyExists, LimitReached, StaleEpoch for a repeat that comes too late, Unavailable."""
         for _ in range(_MOST_ROUNDS):
             found = await self._keys.find(wanted.tenant, wanted.resource)
-            if found is not None and found.record.request_id == wanted.request_id:
-                granted = await self._repeat(found, wanted)
+            repeated = found is not None and found.record.request_id == wanted.request_id
+            if found is not None and repeated:
+                lease = await self._repeat(found, wanted)
             elif found is None or _is_meant_for(found, wanted.holder):
-                granted = await self._take(wanted, found)
+                lease = await self._take(wanted, found)
             else:
                 raise await self._held_by_another(found)
-            if granted is not None:
-                return granted
+            if lease is not None:
+                return Granted(lease, repeated)
         raise Unavailable("others take this lease and lose it again", retry_after_seconds=_AGAIN_SECONDS)
 
-    async def transfer(self, target: Target, wanted: Wanted, reason: str, message: str) -> HeldLease:
+    async def transfer(self, target: Target, wanted: Wanted, reason: str, message: str) -> Granted:
         """In one step, so that nobody comes in between. Raises StaleEpoch, AlreadyExists, Unavailable."""
         found = await self._keys.find(wanted.tenant, wanted.resource)
         if found is not None and found.record.request_id == wanted.request_id:
-            granted = await self._repeat(found, wanted)
-            if granted is not None:
-                return granted
+            repeated = await self._repeat(found, wanted)
+            if repeated is not None:
+                return Granted(repeated, repeated=True)
         last = (await self._ledger.last_grant(wanted.resource)).grant
         if found is None or not is_meant(found, target) or last.claim_id != found.record.claim_id:
             raise lost(target, found)
         ttl_seconds = wanted.ttl_seconds or found.record.asked_ttl_seconds
         record = self._record(wanted._replace(ttl_seconds=ttl_seconds), last.epoch, reason, message, transferred=True)
         made = await self._claim(wanted, record, found)
-        granted = None if made is None else await self._register(made)
-        if granted is None:
+        lease = None if made is None else await self._register(made)
+        if lease is None:
             raise lost(target, await self._keys.find(wanted.tenant, wanted.resource))
-        return granted
+        return Granted(lease, repeated=False)
 
     async def _take(self, wanted: Wanted, found: HeldLease | None) -> HeldLease | None:
         """A free resource, or one that was transferred to the caller. None: look again."""

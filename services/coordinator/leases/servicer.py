@@ -21,8 +21,8 @@ from tenure.wire.times import seconds
 if TYPE_CHECKING:
     from services.coordinator.generation import Generation
     from services.coordinator.issuing import Issuer
-    from services.coordinator.lease_store.named_leases import HeldLease, NamedLeases
-    from services.coordinator.leases.granting import Granting
+    from services.coordinator.lease_store.named_leases import NamedLeases
+    from services.coordinator.leases.granting import Granted, Granting
     from services.coordinator.leases.holding import Holding
     from services.coordinator.leases.ledger import LeaseLedger
     from services.coordinator.leases.watching import Watching
@@ -48,7 +48,7 @@ class LeaseServicer(LeaseServiceServicer):
     async def AcquireLease(self, request: pb.AcquireLeaseRequest, _context: Any) -> pb.AcquireLeaseResponse:
         ttl_seconds = math.ceil(seconds(request.ttl))
         wanted = Wanted(current_tenant(), request.resource, request.holder, ttl_seconds, request.request_id)
-        return pb.AcquireLeaseResponse(lease=await self._granted(await self._granting.acquire(wanted)))
+        return pb.AcquireLeaseResponse(lease=await self._answer(await self._granting.acquire(wanted)))
 
     async def RenewLease(self, request: pb.RenewLeaseRequest, _context: Any) -> pb.RenewLeaseResponse:
         target = target_of_token(self._issuer, current_tenant(), request.token)
@@ -65,8 +65,8 @@ class LeaseServicer(LeaseServiceServicer):
         ttl_seconds = math.ceil(seconds(request.ttl))
         wanted = Wanted(current_tenant(), target.resource, request.holder, ttl_seconds, request.request_id)
         reason = LeaseReason.OPERATOR_TRANSFER if by_operator else LeaseReason.TRANSFERRED
-        held = await self._granting.transfer(target, wanted, reason, request.reason)
-        return pb.TransferLeaseResponse(lease=await self._granted(held))
+        granted = await self._granting.transfer(target, wanted, reason, request.reason)
+        return pb.TransferLeaseResponse(lease=await self._answer(granted))
 
     async def GetLease(self, request: pb.GetLeaseRequest, _context: Any) -> pb.GetLeaseResponse:
         found = await self._keys.find(current_tenant(), request.resource)
@@ -91,9 +91,11 @@ class LeaseServicer(LeaseServiceServicer):
     async def ListSigningKeys(self, _request: pb.ListSigningKeysRequest, _context: Any) -> pb.ListSigningKeysResponse:
         return pb.ListSigningKeysResponse(keys=self._issuer.signing_keys())
 
-    async def _granted(self, held: HeldLease) -> pb.Lease:
-        """What is left of it is asked of etcd: the answer may come late in its life, or after it."""
-        remaining_seconds = await self._keys.remaining_seconds(held)
-        if remaining_seconds <= 0:
-            raise lost(Target(held.resource, held.epoch, held.record.claim_id), None)
-        return to_holders_message(self._issuer, held, remaining_seconds)
+    async def _answer(self, granted: Granted) -> pb.Lease:
+        """Made by this call, it lives for its ttl from the sending at least; but it may be gone before we answer."""
+        lease = granted.lease
+        left_seconds = await self._keys.remaining_seconds(lease)
+        if left_seconds <= 0:
+            raise lost(Target(lease.resource, lease.epoch, lease.record.claim_id), None)
+        remaining_seconds = left_seconds if granted.repeated else lease.record.ttl_seconds
+        return to_holders_message(self._issuer, lease, remaining_seconds)
