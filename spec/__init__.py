@@ -1,0 +1,1 @@
+"""The protocol as models that a machine searches; see README.md."""

@@ -1,0 +1,7 @@
+"""`python -m spec`."""
+
+import sys
+
+from spec.check import main
+
+sys.exit(main())

@@ -1,0 +1,101 @@
+"""Which configurations are checked, and what has to come of each.
+
+`HOLDS`: no reachable state breaks a property. `BREAKS`: a trace must be found that does: a guard was taken away, or the
+state asked for has to be reachable. A guard whose removal breaks nothing is listed too, so that it is known to be the
+second of two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+HOLDS, BREAKS = "holds", "breaks"
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """One exhaustive search. `flags`: without their -D."""
+
+    name: str
+    model: str
+    flags: str
+    expected: str
+
+
+def _task(name: str, flags: str, expected: str) -> Configuration:
+    return Configuration(name, "task.pml", f"NM=4 NAB=0 {flags}", expected)
+
+
+def _mutation(mutation: str, flags: str = "", expected: str = BREAKS) -> Configuration:
+    return _task(mutation.lower(), f"P_ALL {mutation} {flags}", expected)
+
+
+def _epochs(name: str, flags: str, expected: str) -> Configuration:
+    return Configuration(f"epochs_{name}", "epochs.pml", flags, expected)
+
+
+def _sessions(name: str, flags: str, expected: str) -> Configuration:
+    return Configuration(f"sessions_{name}", "sessions.pml", f"P_ALL {flags}", expected)
+
+
+SMALL: Final[tuple[Configuration, ...]] = (
+    _task("unsafe", "P_ALL NX=0", HOLDS),
+    _task("runner_dies", "P_ALL NCAN=0", HOLDS),
+    _task("reopened", "P_ALL NAB=1 NX=0 NCAN=0", HOLDS),
+    _task("given_back", "P_ALL NX=0 NCAN=0 NY=1", HOLDS),
+    _task("withdrawn", "P_ALL NW=1 NX=0 NCAN=0", HOLDS),
+    _task("two_calls_at_once", "P_ALL NE=2 NC=2 NX=0", HOLDS),
+    _task("comes_to_an_end", "P_LIVE PERFECT_FD=1", HOLDS),
+    _task("reach_third_owner", "P_REACH=1", BREAKS),
+    _task("reach_in_doubt", "P_REACH=2 NCAN=0", BREAKS),
+    _task("reach_never_ran", "P_REACH=3", BREAKS),
+    _task("reach_repeated", "P_REACH=4 UNSAFE_MASK=0", BREAKS),
+    _task("reach_withdrawn", "P_REACH=5 NW=1 NX=0", BREAKS),
+    _task("reach_parallel", "P_REACH=6 NE=2 NC=2 NCAN=0 NX=0", BREAKS),
+    _mutation("M_WRITE_FENCE"),
+    _mutation("M_OPEN_FENCE"),
+    _mutation("M_NUMBER"),
+    _mutation("M_ADOPT", "NAB=1 NX=0 NCAN=0"),
+    _mutation("M_REOPEN", "NAB=1 NX=0 NCAN=0"),
+    _mutation("M_TOOL_FENCE"),
+    _mutation("M_CLOSE_EQUAL"),
+    _mutation("M_RECORD"),
+    _mutation("M_STARTED"),
+    _mutation("M_START_ANY"),
+    _mutation("M_BEGUN", "NCAN=0 UNSAFE_MASK=0"),
+    _mutation("M_INTENT"),
+    _mutation("M_END_UNFENCED"),
+    _mutation("M_DOUBT"),
+    _mutation("M_REQUEUE_BLIND", "NX=0 NCAN=0"),
+    _epochs("restored", "P_ALL NG=3", HOLDS),
+    _epochs("replaced", "P_ALL NG=3 EMPTY=1", HOLDS),
+    _epochs("nobody_needed", "P_LIVE NG=4", HOLDS),
+    _epochs("m_register", "P_ALL NG=3 M_REGISTER", BREAKS),
+    _epochs("m_compare", "P_ALL NG=3 M_COMPARE", BREAKS),
+    _epochs("m_raise", "P_LIVE NG=4 M_RAISE", BREAKS),
+    _sessions("moving", "", HOLDS),
+    _sessions("m_mod", "M_MOD", BREAKS),
+    _sessions("m_revoke", "M_REVOKE", BREAKS),
+    _sessions("m_announce", "M_ANNOUNCE", BREAKS),
+)
+"""Some three minutes of one core, half of them compiling."""
+
+LARGE: Final[tuple[Configuration, ...]] = (
+    _task("everything", "P_ALL", HOLDS),
+    _task("everything_reopened", "P_ALL NAB=1 NX=0", HOLDS),
+    _task("repeatable", "P_ALL UNSAFE_MASK=0 NCAN=0", HOLDS),
+    _task("two_calls_one_unsafe", "P_ALL NE=2 NC=2 NCAN=0 UNSAFE_MASK=2", HOLDS),
+    _task("four_owners", "P_ALL NE=4 NM=3 NX=0 NCAN=0", HOLDS),
+    _task("all_comes_to_an_end", "P_LIVE PERFECT_FD=1 NM=6 NCAN=0", HOLDS),
+    # The second of two guards, each: the state is asked by whatever follows, and a closed fence lets nothing start.
+    _mutation("M_OPEN_ANY", "", HOLDS),
+    _mutation("M_CALL_OFF", "NX=0", HOLDS),
+    _epochs("more_claims", "P_ALL NG=4", HOLDS),
+    _epochs("three_coordinators", "P_ALL NG=3 NR=3", HOLDS),
+    # The registered epoch alone keeps these: equal ones cannot be registered, and an older generation's neither.
+    _epochs("m_claim_id", "P_ALL NG=3 M_CLAIM_ID", HOLDS),
+    _epochs("m_generation", "P_ALL NG=3 M_GENERATION", HOLDS),
+    _sessions("three_coordinators", "NR=3 NA=6", HOLDS),
+)
+"""Some ten minutes more, and up to 6 GB."""

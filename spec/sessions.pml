@@ -1,0 +1,94 @@
+/*
+ * sessions.pml: who may end a worker's session: one session, several coordinators, a worker that moves between them.
+ *
+ * The session's key in etcd is put anew by each attachment, so its mod_revision names the attachment. A coordinator whose
+ * stream broke ends the session only if the key is still the one that it put. Each may sleep between any two steps.
+ *
+ * Mutations:  M_MOD       the key is deleted whoever put it last      M_REVOKE  the lease is revoked whatever became of the key
+ *             M_ANNOUNCE  a stream that was sent away counts as broken
+ * Properties: P_KEPT  nobody takes the claims of a worker that is attached     P_SENT  sent away, it keeps its session
+ *             P_GONE  at rest the session of a dead worker is gone
+ */
+#ifndef NA
+#define NA 4          /* attachments */
+#endif
+#ifndef NR
+#define NR 2
+#endif
+#ifdef P_ALL
+#define P_KEPT
+#define P_SENT
+#define P_GONE
+#endif
+byte mod, key, lease = 1;             /* the newest mod_revision, the key's (0: no key), whether the lease lives */
+byte at, sent_from;                   /* the coordinator the worker is attached to; the one that sent it away */
+bit  alive = 1, lost, begun;
+byte put[NR + 1];                     /* the mod_revision that this coordinator's attachment put */
+bit  broken[NR + 1], sent[NR + 1], deleted[NR + 1];
+
+active proctype Worker() {
+  byte i;
+  do
+  /* code: services/coordinator/attaching.py; services/coordinator/lease_store/session_keys.py */
+  :: alive && !lost && at == 0 && mod < NA && (!begun || key) ->
+     if :: i = 1 :: i = NR fi;
+     d_step { if :: alive && at == 0 && (!begun || key) -> mod++; key = mod; begun = 1; put[i] = mod; broken[i] = 0; sent[i] = 0; deleted[i] = 0; at = i; sent_from = 0;
+                   printf("attached to %d, mod %d\n", i, mod) :: else fi; i = 0 }
+  /* SESSION_EXPIRED: it lets go of everything and begins a new session */
+  :: d_step { alive && !lost && begun && at == 0 && !key ->
+#ifdef P_SENT
+       assert(!sent_from);
+#endif
+       lost = 1 }
+  /* the stream breaks, or a renewal stays unanswered; code: services/worker/session.py */
+  :: d_step { at -> broken[at] = 1; at = 0; printf("the stream breaks\n") }
+  /* drain, old age; code: services/coordinator/session_stream.py SessionStream._send_away */
+  :: d_step { alive && at && mod < NA -> sent[at] = 1; broken[at] = 1; sent_from = at; at = 0; printf("sent away\n") }
+  :: d_step { alive -> alive = 0; if :: at -> broken[at] = 1 :: else fi; at = 0; sent_from = 0; printf("the worker dies\n") }
+  od
+}
+
+/* code: services/coordinator/takeover.py */
+proctype Coordinator(byte i) {
+  do
+#ifdef M_ANNOUNCE
+  :: d_step { broken[i] && put[i] ->
+#else
+  :: d_step { broken[i] && put[i] && sent[i] -> put[i] = 0; broken[i] = 0 }
+  :: d_step { broken[i] && put[i] && !sent[i] ->
+#endif
+#ifdef M_MOD
+       if :: key -> key = 0; deleted[i] = 1 :: else fi;
+#else
+       if :: key == put[i] -> key = 0; deleted[i] = 1; printf("coordinator %d deletes the session's key\n", i) :: else fi;
+#endif
+#ifdef M_REVOKE
+       deleted[i] = 1;
+#endif
+       put[i] = 0; broken[i] = 0 }
+  :: d_step { deleted[i] -> deleted[i] = 0; lease = 0; printf("coordinator %d revokes the lease\n", i);
+#ifdef P_KEPT
+       assert(!(alive && at));
+#endif
+     }
+  od
+}
+
+/* Expiry: nobody renews for the worker */
+active proctype Etcd() {
+  do
+  :: d_step { lease && begun && at == 0 && !sent_from && (!alive || mod == NA) -> lease = 0; key = 0; printf("the lease expires\n") }
+  :: d_step { lease == 0 && key -> key = 0 }
+  od
+}
+
+active proctype Quiet() {
+end:
+  timeout ->
+#ifdef P_GONE
+    assert(alive || !begun || (lease == 0 && key == 0));
+#endif
+    skip
+}
+
+init { byte k; atomic { k = 1; do :: k <= NR -> run Coordinator(k); k++ :: else -> break od } }
