@@ -43,6 +43,7 @@ from tests.service_process import ServiceProcess
 
 pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module")]
 PATIENCE_SECONDS = 30.0
+QUICK = {"start_timeout_seconds": "1.1", "reconcile_interval_seconds": "0.5"}
 _tenants = itertools.count(1)
 
 
@@ -68,7 +69,7 @@ async def broken_fleet(
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def survivor(broken_fleet: Fleet) -> ServiceProcess:
     """A replica that no test kills."""
-    return await broken_fleet.coordinator()
+    return await broken_fleet.coordinator(**QUICK)
 
 
 class Backends:
@@ -86,7 +87,7 @@ class Backends:
 
     async def replica(self, **settings: Any) -> ServiceProcess:
         """Another one, gone after the test."""
-        replica = await self._fleet.coordinator(**settings)
+        replica = await self._fleet.coordinator(**{**QUICK, **settings})
         self._stack.push_async_callback(replica.kill)
         return replica
 
@@ -243,7 +244,7 @@ async def test_leases_that_revive_with_a_backup_are_deleted_and_their_watches_en
 
 async def test_who_cannot_renew_in_time_is_stopped_before_others_can_hold_the_lease(backends, leases):
     replica = await backends.replica()
-    held = HeldLease((await backends.at(replica)).stub, "a", holder="one", ttl_seconds=3)
+    held = HeldLease((await backends.at(replica)).stub, "a", holder="one", ttl_seconds=2)
 
     async def work() -> None:
         async with held:
@@ -258,7 +259,7 @@ async def test_who_cannot_renew_in_time_is_stopped_before_others_can_hold_the_le
 
 async def test_who_lost_the_lease_is_stopped_and_gives_back_nothing(leases):
     async def work() -> None:
-        async with HeldLease(leases.stub, "a", holder="one", ttl_seconds=3) as held:
+        async with HeldLease(leases.stub, "a", holder="one", ttl_seconds=5) as held:
             await leases.transfer("two", lease=pb.LeaseReference(resource="a", epoch=held.epoch))
             await asyncio.sleep(60)
 
@@ -285,9 +286,9 @@ async def test_who_is_cancelled_from_outside_is_just_cancelled_and_gives_the_lea
 
 
 async def test_a_held_lease_is_waited_for_renewed_and_given_back(leases):
-    async with HeldLease(leases.stub, "a", holder="one", ttl_seconds=2) as first:
+    async with HeldLease(leases.stub, "a", holder="one", ttl_seconds=3) as first:
         waiting = asyncio.create_task(once_held(leases, "two"))
-        await asyncio.sleep(3)  # longer than a lease lives without renewals
+        await asyncio.sleep(3.5)  # longer than a lease lives without renewals
         assert first.is_trusted
         assert not waiting.done()
     after = await waiting
