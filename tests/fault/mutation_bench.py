@@ -155,7 +155,9 @@ class MutationBench:
         dsn = self._dsns["checkpoint"]
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as postgres:
             for name in {name for mutation in MUTATIONS.values() for name in mutation.constraints}:
-                await postgres.execute(SQL("alter table ledger.tasks drop constraint {}").format(Identifier(name)))
+                await postgres.execute(
+                    SQL("alter table ledger.tasks drop constraint if exists {}").format(Identifier(name))
+                )
 
     async def _start(self, stack: AsyncExitStack, name: str, **options: str) -> ServiceProcess:
         service = ServiceProcess(name, {"LISTEN": "127.0.0.1:0", **self._settings(name)}, **options)
