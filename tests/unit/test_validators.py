@@ -9,6 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.states import ReleaseReason
+from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
 from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import task_pb2, token_pb2
@@ -93,6 +94,12 @@ def test_a_trace_is_bounded_and_otherwise_not_looked_at() -> None:
     validate(call)
     call.traceparent = "x" * 129
     assert fields(call) == {"traceparent"}
+
+
+def test_pages_of_calls_are_bounded_at_the_tools_and_at_the_gateway() -> None:
+    bad = {"task_id": "x", "after_call_id": "1" * 33, "page_size": 1001}
+    assert fields(tools.ListCallsRequest(**bad)) == set(bad)
+    assert fields(admin.AdminServiceListCallsRequest(**bad)) == set(bad)
 
 
 def test_a_choice_that_is_not_known_is_not_taken_for_the_default() -> None:
