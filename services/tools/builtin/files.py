@@ -6,7 +6,7 @@ import asyncio
 import os
 import stat
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from typing import Final
 
@@ -90,12 +90,17 @@ class _Files:
             # Under a name of the call's own, then renamed: nobody sees half a file, and a run again clears up after
             # the one that died.
             temporary = f".tenure-{context.call_id}"
-            with os.fdopen(create(temporary, directory), "wb") as file:
-                give_to_owner(file.fileno(), workspace)
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+            try:
+                with os.fdopen(create(temporary, directory), "wb") as file:
+                    give_to_owner(file.fileno(), workspace)
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+            except OSError:
+                with suppress(FileNotFoundError):
+                    os.unlink(temporary, dir_fd=directory)  # on a full disk it is what is in the way
+                raise
         return f"Wrote {len(content)} bytes to {arguments['path']}."
 
     def list(self, workspace: int, _context: CallContext, arguments: Arguments) -> str:

@@ -7,6 +7,7 @@ lock, and then does nothing; the unsafe one just appends. What is in the file sh
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import json
 import os
@@ -21,6 +22,7 @@ from services.tools.tool import Arguments, CallContext, RunTool, Tool, ToolAnswe
 from tenure.domain.tools import EffectClass, ToolDefinition
 
 _LOCK_SECONDS: Final = 5.0
+_NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 _LOCK_POLL_SECONDS: Final = 0.01
 _PROPERTIES: Final = {
     "file": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$", "description": "the file's name, without ending"},
@@ -69,9 +71,21 @@ def _append(path: Path, record: dict[str, object], *, keyed: bool) -> bool:
         if keyed and any(known.startswith(prefix) for known in content.splitlines()):
             return False
         torn = bool(content) and not content.endswith(b"\n")  # somebody died in the middle of a line
-        os.write(file.fileno(), (b"\n" if torn else b"") + line)
-        os.fsync(file.fileno())
+        _write_whole(file.fileno(), len(content), (b"\n" if torn else b"") + line)
     return True
+
+
+def _write_whole(descriptor: int, size: int, line: bytes) -> None:
+    """The line, durably, at the end of a file of `size` bytes; or nothing of it where there is no room for all."""
+    try:
+        while line:
+            line = line[os.write(descriptor, line) :]
+        os.fsync(descriptor)
+    except OSError as error:
+        os.ftruncate(descriptor, size)
+        if error.errno in _NO_ROOM:
+            raise ToolFailed("There is no room on the disk: nothing was appended.", "STORAGE_FULL") from error
+        raise
 
 
 def _lock(descriptor: int) -> None:

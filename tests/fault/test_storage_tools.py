@@ -1,0 +1,53 @@
+"""The disk of the tools is full: their calls say so, nothing half-written is left, and all goes on when there is room.
+
+No disk is filled: the process may make files only so large, which the system tells it in the same places.
+"""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+
+from tenure.domain.tools import OutcomeStatus
+
+UNLIMITED = resource.RLIM_INFINITY
+
+
+@pytest.fixture
+async def tools(tool_service):
+    return await tool_service()
+
+
+def limit_files(tools, size_bytes):
+    resource.prlimit(tools.process.pid, resource.RLIMIT_FSIZE, (size_bytes, UNLIMITED))
+
+
+@pytest.mark.parametrize("room_bytes", [0, 10], ids=["none", "for the beginning of a line"])
+@pytest.mark.parametrize("tool", ["append_record", "append_record_unsafe"])
+async def test_a_record_without_room_takes_a_whole_line_or_nothing(tools, grants, outside, tool, room_bytes):
+    owner = grants.claim()
+    await tools.outcome(owner, "1.0", tool, file="a", line="first")
+    before = (outside.records / "a.jsonl").read_bytes()
+    limit_files(tools, len(before) + room_bytes)
+    refused = await tools.outcome(owner, "2.0", tool, file="a", line="second")
+    assert (refused.status, refused.detail) == (OutcomeStatus.FAILED, "STORAGE_FULL")
+    assert (outside.records / "a.jsonl").read_bytes() == before
+    limit_files(tools, UNLIMITED)
+    assert (await tools.outcome(owner, "2.0", tool, file="a", line="second")) == refused, "an outcome stays what it is"
+    assert (await tools.outcome(owner, "3.0", tool, file="a", line="third")).status is OutcomeStatus.SUCCEEDED
+    assert [line["line"] for line in outside.lines("a")] == ["first", "third"]
+
+
+async def test_a_workspace_without_room_is_told_to_the_model_and_leaves_the_file_that_was_there(tools, grants, outside):
+    owner = grants.claim()
+    await tools.outcome(owner, "1.0", "write_file", path="notes", content="what was there")
+    limit_files(tools, 20)
+    refused = await tools.outcome(owner, "2.0", "write_file", path="notes", content="x" * 100)
+    assert refused.status is OutcomeStatus.FAILED
+    assert (outside.workspace(owner) / "notes").read_text() == "what was there"
+    assert [path.name for path in outside.workspace(owner).iterdir()] == ["notes"]
+    limit_files(tools, UNLIMITED)
+    written = await tools.outcome(owner, "3.0", "write_file", path="notes", content="x" * 100)
+    assert written.status is OutcomeStatus.SUCCEEDED
+    assert (outside.workspace(owner) / "notes").read_text() == "x" * 100
