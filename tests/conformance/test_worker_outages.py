@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from tenure.dev.stack.addresses import choose_address
 from tenure.dev.stack.service import ServiceProcess
@@ -12,6 +13,7 @@ from tenure.domain.task import InDoubtPolicy, TaskPolicy
 from tenure.domain.tools import OutcomeStatus
 from tenure.wire.enums import state_name
 
+TTL_SECONDS = 5.0
 PACED_EFFECTS = sorted(str(number) for number in range(6))
 
 
@@ -112,6 +114,43 @@ async def test_a_worker_takes_its_claims_along_when_its_coordinator_freezes(benc
         second.kill()
     assert (state_name(task.state), task.claim_count) == ("SUCCEEDED", 1)
     assert sorted(await bench.effects(task_id)) == PACED_EFFECTS
+
+
+async def test_a_worker_without_its_coordinator_ends_its_model_call_and_begins_nothing_new(bench):
+    """Etcd is away for longer than a lease: afterwards the task is one owner's, and whole."""
+    await bench.start_worker()
+    task_id = await bench.submit("sim-worker-slow-answer")
+    await bench.reached(task_id, facts.ModelAttempt)
+    bench.stack.etcd.pause()
+    paused_at = time.monotonic()
+    try:
+        await bench.reached(task_id, facts.AssistantMessage)  # the fence decides, and nobody else has the task
+        assert time.monotonic() - paused_at > TTL_SECONDS
+        await asyncio.sleep(1.5)
+        assert await bench.effects(task_id) == []
+    finally:
+        bench.stack.etcd.resume()
+    task = await bench.ended(task_id)
+    assert (state_name(task.state), task.result) == ("SUCCEEDED", "It is written once.")
+    assert await bench.effects(task_id) == ["once"]
+    assert len(bench.model_calls(task_id)) == 2
+
+
+async def test_a_slow_tool_that_gives_signs_is_not_stuck_and_one_that_does_not_is(bench):
+    coordinator = bench.stack.services["coordinator"]
+    coordinator.kill()
+    coordinator.start({"TENURE_COORDINATOR_PROGRESS_TIMEOUT_SECONDS": "3"})
+    await coordinator.wait_ready()
+    try:
+        await bench.start_worker()
+        prints, silent = await bench.submit("sim-worker-signing-tool"), await bench.submit("sim-worker-slow-tool")
+        assert (await bench.ended(prints)).claim_count == 1
+        task = await bench.ended(silent)
+    finally:
+        await bench.restart("coordinator")
+    assert state_name(task.state) == "SUCCEEDED"  # its successor joined the call
+    assert (TaskState.QUEUED, "WORKER_STUCK") in await bench.transitions(silent)
+    assert await bench.effects(silent) == ["slow"]
 
 
 async def another_coordinator(first: ServiceProcess) -> ServiceProcess:
