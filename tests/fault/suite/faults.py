@@ -21,6 +21,7 @@ from uuid import uuid4
 from services.coordinator.lease_store.records import GENERATION_KEY
 from tenure.dev.postgres_errors import EmbeddedPostgresError
 from tenure.domain.errors import Fenced, StaleEpoch, TryLater
+from tenure.domain.states import Reason, TaskState
 from tenure.domain.token import Claims
 from tenure.runtime.etcd.client import EtcdClient
 from tenure.runtime.etcd.errors import EtcdError
@@ -28,6 +29,7 @@ from tenure.runtime.rpc_channel import open_channel
 from tenure.runtime.signing import Signer
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
+from tenure.wire.enums import STATES
 from tenure.wire.token import sign_claims
 from tests.fault.suite.installation import Installation
 from tests.fault.suite.schedule import PlannedFault, Schedule
@@ -91,15 +93,14 @@ async def _mend_stores(install: Installation) -> None:
 
 
 async def _start_postgres(install: Installation) -> None:
-    async with install.postgres_lock:
-        for tries_left in reversed(range(POSTGRES_TRIES)):
-            try:
-                await install.postgres.start_async()
-            except EmbeddedPostgresError:
-                if not tries_left:  # everybody comes back at once: our own look may find no connection left
-                    raise
-            else:
-                return
+    for tries_left in reversed(range(POSTGRES_TRIES)):
+        try:
+            await install.postgres.start_async()
+        except EmbeddedPostgresError:
+            if not tries_left:  # everybody comes back at once: our own look may find no connection left
+                raise
+        else:
+            return
 
 
 async def kill(install: Installation, fault: PlannedFault) -> None:
@@ -145,7 +146,7 @@ async def zombie(install: Installation, fault: PlannedFault) -> None:
     """A worker without its own guards is frozen until its tasks are others', and wakes up: only fences stop it now."""
     before = len(install.keeper.deaths)
     install.keeper.expect_death(fault.target, armed=DEAF).kill()
-    await install.keeper.serves_or_died(fault.target, before)
+    await install.keeper.serves_or_died(fault.target, before, fault.seconds)
     await asyncio.sleep(PAUSE_SECONDS * 10)  # it takes tasks
     await freeze(install, fault)
 
@@ -188,18 +189,18 @@ async def lose_generation(install: Installation, _fault: PlannedFault) -> None:
 async def replace_etcd(install: Installation, fault: PlannedFault) -> None:
     """An empty one takes its place: revisions begin at 1 again. What was written until then is recorded before."""
     wires = [link for name, link in install.links.by_name.items() if name.endswith(f">{fault.target}")]
-    for wire in wires:
-        await wire.stop()
     member = install.etcd[fault.target]
-    if member.exit_code is None:
-        with suppress(TimeoutError):
-            await install.etcd_log.caught_up()
-            member.kill()
-            shutil.rmtree(member.member.data_dir / STORE)
-            member.start()
-            await asyncio.to_thread(member.wait_ready)
-    for wire in wires:
-        await wire.start()
+    async with install.store_locks[fault.target]:
+        for wire in wires:
+            await wire.stop()
+        await asyncio.to_thread(member.wait_ready)
+        await install.etcd_log.caught_up()
+        member.kill()
+        shutil.rmtree(member.member.data_dir / STORE)
+        member.start()
+        await asyncio.to_thread(member.wait_ready)
+        for wire in wires:
+            await wire.start()
 
 
 async def stale_write(install: Installation, _fault: PlannedFault) -> None:
@@ -211,7 +212,8 @@ async def stale_write(install: Installation, _fault: PlannedFault) -> None:
             for one in running:
                 claims = Claims(f"tasks/{one.task_id}", "default", 1, str(uuid4()), "worker-of-old", None)
                 token = sign_claims(Signer.load(install.stack.layout.signing_key), claims, datetime.now(UTC))
-                request = pb.CommitRequest(token=token, commit_id=str(uuid4()), commit_number=1)
+                drained = pb.Transition(to_state=STATES.to_wire(TaskState.QUEUED), reason=Reason.WORKER_DRAINED)
+                request = pb.CommitRequest(token=token, commit_id=str(uuid4()), commit_number=1, transition=drained)
                 with suppress(StaleEpoch):
                     await ledger.Commit(request, timeout=CALL_SECONDS)
                     raise AssertionError("a commit of a stale epoch was taken")
@@ -241,32 +243,30 @@ async def _deaf(install: Installation, fault: PlannedFault, lost: Lost) -> None:
 
 
 async def _kill_store(install: Installation, fault: PlannedFault) -> None:
-    if fault.target == "postgres":
-        _signal_postgres(install, signal.SIGCONT)  # a frozen process of a dead server would keep its memory
-        async with install.postgres_lock:
+    """Faults of one store wait for each other."""
+    async with install.store_locks[fault.target]:
+        if fault.target == "postgres":
             await asyncio.to_thread(install.postgres.kill)
-        await asyncio.sleep(fault.seconds)
-        await _start_postgres(install)
-        return
-    member = install.etcd[fault.target]
-    if member.exit_code is None:
-        member.kill()
-        await asyncio.sleep(fault.seconds)
-        if member.exit_code is not None:
+            await asyncio.sleep(fault.seconds)
+            await _start_postgres(install)
+        else:
+            member = install.etcd[fault.target]
+            member.kill()
+            await asyncio.sleep(fault.seconds)
             member.start()
 
 
 async def _freeze_store(install: Installation, fault: PlannedFault) -> None:
-    if fault.target == "postgres":
-        _signal_postgres(install, signal.SIGSTOP)
-        await asyncio.sleep(fault.seconds)
-        _signal_postgres(install, signal.SIGCONT)
-        return
-    member = install.etcd[fault.target]
-    if member.exit_code is None:
-        member.pause()
-        await asyncio.sleep(fault.seconds)
-        member.resume()
+    async with install.store_locks[fault.target]:
+        if fault.target == "postgres":
+            _signal_postgres(install, signal.SIGSTOP)
+            await asyncio.sleep(fault.seconds)
+            _signal_postgres(install, signal.SIGCONT)
+        else:
+            member = install.etcd[fault.target]
+            member.pause()
+            await asyncio.sleep(fault.seconds)
+            member.resume()
 
 
 def _signal_postgres(install: Installation, number: signal.Signals) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -49,7 +50,7 @@ class Installation:
     etcd_log: EtcdLog
     simulator: SimulatorControl
     users: list[Client] = field(default_factory=list)
-    postgres_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    store_locks: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     duties: list[asyncio.Task[None]] = field(default_factory=list)
 
     @property

@@ -76,10 +76,10 @@ class Keeper:
             await asyncio.sleep(LOOK_SECONDS)
         return False
 
-    async def serves_or_died(self, name: str, since: int) -> None:
-        """Waits until this one, ended and started again, either serves or has ended once more."""
-        kept = self._kept[name]
-        while True:
+    async def serves_or_died(self, name: str, since: int, within_seconds: float = READY_SECONDS) -> None:
+        """Waits until this one, ended and started again, either serves or has ended once more; or for so long."""
+        kept, ends_at = self._kept[name], time.monotonic() + within_seconds
+        while time.monotonic() < ends_at:
             deaths = [one for one in self.deaths[since:] if one.name == name]
             if len(deaths) > 1 or (deaths and kept.served):
                 return

@@ -22,6 +22,12 @@ class Link(TcpProxy):
     def __init__(self, where: Callable[[], str]) -> None:
         super().__init__(LOOPBACK, 0)
         self._where = where
+        self._starting = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Accepts connections (again), also when several faults end at the same moment."""
+        async with self._starting:
+            await super().start()
 
     async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         host, _, port = self._where().rpartition(":")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -11,6 +12,7 @@ from typing import Final
 
 from tenure.runtime.failpoint_names import FAILPOINTS
 from tests.fault.suite.evidence import Marks
+from tests.fault.suite.schedule import Schedule
 from tests.fault.suite.trial import Verdict
 
 MOST_TOLD: Final = 12
@@ -40,6 +42,11 @@ class Summary:
         self.rested_after_seconds.append(verdict.rested_after_seconds)
         if verdict.violations:
             self.failed.append(verdict.schedule.seed)
+
+    def add_broken(self, seed: int) -> None:
+        """A seed without a verdict."""
+        self.seeds += 1
+        self.failed.append(seed)
 
     def lines(self) -> Iterator[str]:
         rest = sorted(self.rested_after_seconds) or [0.0]
@@ -74,11 +81,19 @@ def told(verdict: Verdict) -> Iterator[str]:
 
 def keep(verdict: Verdict, folder: Path, logs: Path, marks: Marks) -> None:
     """The schedule, the violations, the whole history, and what every process logged meanwhile."""
-    folder.mkdir(parents=True, exist_ok=True)
-    schedule = verdict.schedule
-    (folder / "report.txt").write_text("\n".join([*told(verdict), "", *map(str, verdict.violations), ""]))
-    (folder / "schedule.txt").write_text("\n".join([*map(str, schedule.faults), *map(str, schedule.tasks), ""]))
+    _keep(verdict.schedule, "\n".join([*told(verdict), "", *map(str, verdict.violations), ""]), folder, logs, marks)
     (folder / "history.json").write_text(json.dumps(asdict(verdict.history), default=_plain, indent=1))
+
+
+def keep_broken(schedule: Schedule, error: Exception, folder: Path, logs: Path, marks: Marks) -> None:
+    """The same of a seed that did not come to its verdict."""
+    _keep(schedule, "".join(traceback.format_exception(error)), folder, logs, marks)
+
+
+def _keep(schedule: Schedule, report: str, folder: Path, logs: Path, marks: Marks) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.txt").write_text(report)
+    (folder / "schedule.txt").write_text("\n".join([*map(str, schedule.faults), *map(str, schedule.tasks), ""]))
     for path in logs.glob("*.log"):
         (folder / path.name).write_text("".join(marks.since(path)))
 

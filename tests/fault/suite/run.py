@@ -16,14 +16,14 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 from tests.fault.mutants.catalogue import MUTATIONS
 from tests.fault.suite.evidence import Marks
 from tests.fault.suite.installation import Installation, Size, attended, installation
-from tests.fault.suite.report import Summary, keep, told
+from tests.fault.suite.report import Summary, keep, keep_broken, told
 from tests.fault.suite.schedule import Mode, plan
 from tests.fault.suite.trial import Trial
 from tests.fault.suite.weakening import weaken
@@ -33,34 +33,58 @@ FIRST_SEEDS: Final = 1_000_000
 
 
 async def run(arguments: argparse.Namespace) -> Summary:
-    """All seeds that were asked for."""
-    folder = Path(tempfile.mkdtemp(prefix="tenure-faults-"))
-    size = Size(replicas=arguments.replicas, workers=arguments.workers, etcd_members=arguments.etcd_members)
-    ends_at = time.monotonic() + arguments.minutes * 60 if arguments.minutes else None
-    summary = Summary()
-    try:
+    """All seeds that were asked for. An installation that a seed could not bring back is replaced by a new one."""
+    seeds, summary = iter(_seeds(arguments)), Summary()
+    ends_at = time.monotonic() + arguments.minutes * 60 if arguments.minutes else float("inf")
+    left = next(seeds, None)
+    while left is not None and time.monotonic() < ends_at:
+        folder = Path(tempfile.mkdtemp(prefix="tenure-faults-"))
         folder.chmod(0o755)  # the embedded Postgres may run as somebody else
-        async with installation(folder, size) as install, attended(install):
-            if arguments.mutation:
-                await weaken(install, arguments.mutation)
-            for seed in _seeds(arguments):
-                if ends_at is not None and time.monotonic() > ends_at:
-                    break
-                await one_seed(install, seed, arguments.mode and Mode(arguments.mode), summary)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            left = await _on_one_installation(folder, arguments, left, seeds, ends_at, summary)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
     return summary
 
 
-async def one_seed(install: Installation, seed: int, mode: Mode | None, summary: Summary) -> None:
-    """Runs it and tells what came of it."""
+async def _on_one_installation(
+    folder: Path,
+    arguments: argparse.Namespace,
+    seed: int | None,
+    seeds: Iterator[int],
+    ends_at: float,
+    summary: Summary,
+) -> int | None:
+    """Seeds until they are all done, the time is over, or one breaks the installation; the next one to run."""
+    size = Size(replicas=arguments.replicas, workers=arguments.workers, etcd_members=arguments.etcd_members)
+    async with installation(folder, size) as install, attended(install):
+        if arguments.mutation:
+            await weaken(install, arguments.mutation)
+        while seed is not None and time.monotonic() < ends_at:
+            works = await one_seed(install, seed, arguments.mode and Mode(arguments.mode), summary)
+            seed = next(seeds, None)
+            if not works:
+                break
+    return seed
+
+
+async def one_seed(install: Installation, seed: int, mode: Mode | None, summary: Summary) -> bool:
+    """Runs it and tells what came of it. False: the installation is not to be used any more."""
     marks = Marks.of(install)
-    verdict = await Trial(install, plan(seed, install.shape, mode)).run()
+    schedule = plan(seed, install.shape, mode)
+    try:
+        verdict = await Trial(install, schedule).run()
+    except Exception as error:  # noqa: BLE001  whatever it is, the seed failed, and its evidence is kept
+        summary.add_broken(seed)
+        keep_broken(schedule, error, KEPT / f"seed-{seed}", install.logs, marks)
+        _say(f"seed {seed} {schedule.mode} broke off: {error!r}; see {KEPT / f'seed-{seed}'}")
+        return False
     summary.add(verdict)
     if verdict.violations:
         keep(verdict, KEPT / f"seed-{seed}", install.logs, marks)
     for line in told(verdict):
         _say(line)
+    return True
 
 
 def _seeds(arguments: argparse.Namespace) -> Iterable[int]:
@@ -95,4 +119,4 @@ def main() -> int:
     summary = asyncio.run(run(arguments))
     for line in summary.lines():
         _say(line)
-    return 1 if summary.violations else 0
+    return 1 if summary.failed else 0
