@@ -48,5 +48,10 @@ CALL_STATES = EnumMap(CallState, dict(tool_pb2.CallState.items()), "CALL_STATE",
 
 
 def state_name(number: int) -> str:
-    """The domain's name of a state on the wire, "" for none: for screens and messages."""
-    return "" if number == task_pb2.TASK_STATE_UNSPECIFIED else STATES.to_domain(number).value
+    """The domain's name of a state on the wire, for screens and messages: "" for none, STATE_<n> of a newer peer."""
+    if number == task_pb2.TASK_STATE_UNSPECIFIED:
+        return ""
+    try:
+        return STATES.to_domain(number).value
+    except ValueError:
+        return f"STATE_{number}"

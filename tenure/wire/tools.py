@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tenure.domain.errors import Unavailable
 from tenure.domain.tools import CallStandings, Outcome, ToolDefinition
 from tenure.v1 import tool_pb2
 from tenure.wire.enums import CALL_STATES, EFFECT_CLASSES, OUTCOME_STATUSES
@@ -55,10 +56,14 @@ def outcome_to_wire(outcome: Outcome) -> tool_pb2.Outcome:
 
 
 def standings_to_domain(calls: Iterable[tool_pb2.CallRecord]) -> CallStandings:
-    return {
-        call.call_id: (
-            CALL_STATES.to_domain(call.state),
-            outcome_to_domain(call.outcome) if call.HasField("outcome") else None,
-        )
-        for call in calls
-    }
+    """Unavailable when a call stands in a way that only a newer version knows: that one has to go on with the task."""
+    try:
+        return {
+            call.call_id: (
+                CALL_STATES.to_domain(call.state),
+                outcome_to_domain(call.outcome) if call.HasField("outcome") else None,
+            )
+            for call in calls
+        }
+    except ValueError as unknown:
+        raise Unavailable(f"a call's state: {unknown}", reason="NEWER_TOOLS") from unknown
