@@ -50,19 +50,20 @@ async def _works_until_it_dies(worker: ScriptedWorker, poison: str) -> None:
         steps = []
         while True:
             grant = await worker.next_grant(60.0)
-            await worker.open(grant)
+            header = await worker.open(grant)
             if grant.task_id == poison:
                 await asyncio.sleep(STEP_SECONDS / 4)  # those granted with it are begun too
                 break
-            steps.append(group.create_task(_two_steps(worker, grant)))
+            steps.append(group.create_task(_next_step(worker, grant, header.task.step + 1)))
         for step in steps:
             step.cancel()
 
 
-async def _two_steps(worker: ScriptedWorker, grant: pb.Grant) -> None:
+async def _next_step(worker: ScriptedWorker, grant: pb.Grant, step: int) -> None:
+    """One step, and the end after another."""
     await asyncio.sleep(STEP_SECONDS)
     reserve = ledger_pb.Reserve(
-        step=1, attempt_number=1, model="m", input_tokens=1, min_output_tokens=1, max_output_tokens=8
+        step=step, attempt_number=1, model="m", input_tokens=1, min_output_tokens=1, max_output_tokens=8
     )
     await worker.commit(grant, 1, reserve=reserve)
     await asyncio.sleep(STEP_SECONDS)
