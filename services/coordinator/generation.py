@@ -132,8 +132,8 @@ class Generation:
         self._now_settled.clear()
 
     async def _check(self) -> None:
-        etcd = await self._store.generation.read(timeout_seconds=_ANSWER_SECONDS)
         await self._check_alarms()
+        etcd = await self._store.generation.read(timeout_seconds=_ANSWER_SECONDS)
         unchanged = self._settled is not None and etcd.generation == self._settled and etcd.revision >= self._revision
         if not unchanged:
             if self._last is not None and etcd.revision < self._revision:
@@ -144,7 +144,8 @@ class Generation:
     async def _check_alarms(self) -> None:
         """With an alarm etcd answers reads and takes few writes or none.
 
-        It may still take claims, as its quota does not count the puts of nested transactions; it needs no more of them.
+        Some releases go on taking claims, as they do not count the puts of nested transactions: the last they need.
+        Others refuse even transactions that only read; so this is asked first.
         """
         alarms = await self._store.alarms(timeout_seconds=_ANSWER_SECONDS)
         metrics.gauge("tenure_etcd_out_of_space", float(_NO_SPACE in alarms))

@@ -110,6 +110,7 @@ declare("coordinator.after_lease_claim", "a named resource is claimed in etcd, n
 declare("coordinator.after_lease_register", "the grant of a named resource is registered, nobody has its token")
 
 declare_switch("worker.ignore_trust_window", "a worker deaf to the loss of its claims: only fences stop its effects")
+declare_switch("coordinator.deaf_watch", "etcd's watch says nothing: what vanishes is found by comparing lists only")
 
 FAILPOINTS: Final = _declared
 SWITCHES: Final = _switches

@@ -18,6 +18,7 @@ from services.coordinator.lease_store.records import (
 )
 from services.coordinator.lease_store.refusals import asking_etcd
 from tenure.runtime.etcd.watch import Change, Changes, Reconnected, Resync, ResyncReason
+from tenure.runtime.failpoint import failpoint_enabled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -50,6 +51,8 @@ async def watch_events(etcd: EtcdClient, start_revision: int) -> AsyncGenerator[
         async with aclosing(etcd.watch(PREFIX, start_revision, previous=True)) as items:
             async for item in items:
                 match item:
+                    case Changes() if failpoint_enabled("coordinator.deaf_watch"):
+                        continue
                     case Changes():
                         for event in _events(item):
                             yield event
