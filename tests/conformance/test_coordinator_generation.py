@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 
-import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tenure.dev.etcd_process import EtcdProcess
 from tenure.domain.epochs import split_epoch
@@ -19,7 +17,7 @@ from tenure.v1 import task_pb2
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from tests.fix_coordinator import Fleet, epoch_of
 from tests.fix_etcd import paused
-from tests.service_process import ServiceProcess
+from tests.owners import health_becomes
 
 RUNNING = task_pb2.TASK_STATE_RUNNING
 
@@ -96,14 +94,14 @@ async def test_without_etcd_a_replica_says_so_grants_nothing_and_ends_nothing(ow
     task_id = await own_fleet.submit()
     grant = await worker.next_grant()
     await worker.open(grant)
-    await _health_becomes(replica, serving=True)
+    await health_becomes(replica, serving=True)
     async with paused(own_etcd):
-        await _health_becomes(replica, serving=False)
+        await health_becomes(replica, serving=False)
         waiting = await own_fleet.submit()
         assert (await own_fleet.task(task_id)).state == RUNNING
         assert worker.ended_with is None
         assert worker.grants_waiting == 0
-    await _health_becomes(replica, serving=True)
+    await health_becomes(replica, serving=True)
     assert (await worker.next_grant()).task_id == waiting
     [claim] = await own_fleet.claims(replica, task_id)
     assert claim.claim_id == grant.claim_id
@@ -111,9 +109,9 @@ async def test_without_etcd_a_replica_says_so_grants_nothing_and_ends_nothing(ow
 
 async def test_a_worker_that_comes_while_etcd_is_away_is_told_so(own_fleet: Fleet, own_etcd: EtcdProcess):
     replica = await own_fleet.coordinator()
-    await _health_becomes(replica, serving=True)
+    await health_becomes(replica, serving=True)
     async with paused(own_etcd):
-        await _health_becomes(replica, serving=False)
+        await health_becomes(replica, serving=False)
         hello = coordinator_pb.SessionRequest(hello=coordinator_pb.Hello(worker_id="w"))
         async with open_channel(replica.address) as channel:
             session = CoordinatorServiceStub(channel).Session(iter([hello]), timeout=20.0)
@@ -128,13 +126,3 @@ async def _wipe(etcd: EtcdProcess) -> None:
     shutil.rmtree(etcd.member.data_dir / "store")
     etcd.start()
     await asyncio.to_thread(etcd.wait_ready)
-
-
-async def _health_becomes(replica: ServiceProcess, *, serving: bool) -> None:
-    wanted = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-    async with asyncio.timeout(20.0), grpc.aio.insecure_channel(replica.address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        request = health_pb2.HealthCheckRequest(service="tenure.v1.CoordinatorService")
-        async for answer in stub.Watch(request, timeout=20.0):
-            if answer.status == wanted:
-                return

@@ -1,0 +1,184 @@
+"""Laws of settling the generation, asked of the duty itself over a real etcd and a real ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+
+from services.coordinator.generation import Generation
+from services.coordinator.lease_store import ClaimRecord, HeldClaim, HeldSession, LeaseStore, SessionRecord
+from services.coordinator.lease_store.claim_keys import MAX_BATCH, NewClaim
+from services.coordinator.ledger import Ledger
+from services.coordinator.losses import Losses
+from tenure.domain.errors import Unavailable
+from tenure.runtime.duties import Duties
+from tenure.runtime.etcd.client import EtcdClient
+from tests.etcd_lives import put_back, write_on
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tenure.dev.etcd_process import EtcdProcess
+    from tests.fix_checkpoint import Checkpoint, MakeCheckpoint
+
+KEY = b"/tenure/generation"
+PATIENCE_SECONDS = 40.0
+
+
+@pytest.fixture
+async def client(etcd_process: EtcdProcess) -> AsyncIterator[EtcdClient]:
+    """Of the session's etcd, emptied of what Tenure keeps in it."""
+    async with EtcdClient([etcd_process.endpoint], timeout_seconds=10.0) as made:
+        await made.delete_prefix(b"/tenure/")
+        yield made
+
+
+@asynccontextmanager
+async def watched_over(client: EtcdClient, replica: Checkpoint) -> AsyncIterator[Generation]:
+    """A generation with its duty running."""
+
+    async def on_health(serving: bool) -> None:
+        pass
+
+    store, ledger = LeaseStore(client), Ledger(replica.channel)
+    losses = Losses(store, ledger)
+    made = Generation(store, ledger, losses, on_health)
+    async with Duties() as duties:
+        duties.start("claim deletions", losses.run)
+        duties.start("generation", made.watch_over)
+        yield made
+
+
+async def claim(client: EtcdClient, generation: int, count: int) -> tuple[HeldSession, list[HeldClaim]]:
+    """So many claims of tasks nobody knows, under one session."""
+    store = LeaseStore(client)
+    record = SessionRecord(worker_id="w", coordinator_id="c", generation=generation, started_at=0.0)
+    session = await store.sessions.create(str(uuid4()), record, 60)
+    wanted = [NewClaim(str(uuid4()), _record(session), session) for _ in range(count)]
+    made = [
+        each.held
+        for start in range(0, count, MAX_BATCH)
+        for each in await store.claims.claim_many(wanted[start : start + MAX_BATCH])
+    ]
+    assert None not in made
+    return session, [held for held in made if held is not None]
+
+
+def _record(session: HeldSession) -> ClaimRecord:
+    return ClaimRecord(
+        claim_id=str(uuid4()),
+        worker_id="w",
+        session_id=session.session_id,
+        generation=session.record.generation,
+        tenant="default",
+        reason="SUBMITTED",
+        previous_epoch=0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "settles_at"), [(None, 2), (b"0", 2), (b"1", 1), (b"7", 8)], ids=["absent", "lower", "same", "higher"]
+)
+async def test_etcd_and_ledger_come_to_one_generation_above_both(
+    client: EtcdClient, checkpoint: MakeCheckpoint, found: bytes | None, settles_at: int
+) -> None:
+    if found is not None:
+        await client.put(KEY, found)
+    async with watched_over(client, await checkpoint()) as generation:
+        assert await generation.settled(PATIENCE_SECONDS) == settles_at
+    held = await client.get(KEY)
+    assert held is not None
+    assert int(held.value) == settles_at
+
+
+@pytest.mark.parametrize("value", [b"seven", b"", b"-1", b"99999999999999999999"])
+async def test_a_key_that_holds_no_generation_stops_all_grants_until_it_is_gone(
+    client: EtcdClient, checkpoint: MakeCheckpoint, value: bytes
+) -> None:
+    await client.put(KEY, value)
+    async with watched_over(client, await checkpoint()) as generation:
+        await generation.first_look()
+        with pytest.raises(Unavailable, match="delete the key") as refused:
+            generation.current()
+        assert refused.value.reason == "ETCD_UNREADABLE"
+        await client.delete(KEY)
+        assert await generation.settled(PATIENCE_SECONDS) == 2
+
+
+async def test_many_that_raise_at_once_raise_by_one(client: EtcdClient, checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
+    async with AsyncExitStack() as stack:
+        racing = [await stack.enter_async_context(watched_over(client, replica)) for _ in range(8)]
+        settled = await asyncio.gather(*(each.settled(PATIENCE_SECONDS) for each in racing))
+        assert set(settled) == {2}
+        for each in racing:  # all of them learn at once that etcd went back in that life
+            each.doubt(lost_life=2)
+        assert set(await asyncio.gather(*(each.settled(PATIENCE_SECONDS) for each in racing))) == {3}
+
+
+async def test_a_doubt_that_comes_while_older_claims_are_cleared_is_not_forgotten(
+    client: EtcdClient, checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the reading of the generation and its adoption somebody learned that this life is over, too."""
+    await client.put(KEY, b"1")
+    doubted: list[Generation] = []
+    requeue = Losses.requeue
+
+    async def learns_more(self: Losses, lost: object) -> None:
+        if not doubted:
+            doubted.append(generation)
+            generation.doubt(lost_life=2)
+        await requeue(self, lost)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Losses, "requeue", learns_more)
+    await claim(client, 1, 1)
+    await client.put(KEY, b"0")
+    async with watched_over(client, await checkpoint()) as generation:
+        assert await generation.settled(PATIENCE_SECONDS) == 3
+    assert doubted
+
+
+async def test_ten_thousand_claims_of_before_are_cleared_in_bounded_requests(
+    client: EtcdClient, checkpoint: MakeCheckpoint
+) -> None:
+    await client.put(KEY, b"1")
+    for _ in range(10):
+        await claim(client, 1, 1_000)
+    await client.put(KEY, b"0")
+    before, began = await client.revision(), time.monotonic()
+    async with watched_over(client, await checkpoint()) as generation:
+        assert await generation.settled(2 * PATIENCE_SECONDS) == 2
+    assert time.monotonic() - began < 60.0
+    assert (await client.list(b"/tenure/claims/")).key_values == ()
+    assert (await client.list(b"/tenure/sessions/")).key_values == ()
+    assert await client.revision() - before <= 10_000 / MAX_BATCH + 2 * 10 + 2  # deletions by the hundred
+
+
+async def test_a_deletion_meant_for_another_life_of_etcd_hits_nothing(own_etcd: EtcdProcess) -> None:
+    """The revisions of the emptied etcd come to those of before: the same task, the same create_revision."""
+    async with EtcdClient([own_etcd.endpoint], timeout_seconds=10.0) as client:
+        await client.put(KEY, b"1")
+        await write_on(own_etcd, 100)
+        _, [old] = await claim(client, 1, 1)
+        await put_back(own_etcd, None)
+        await client.revision(timeout_seconds=20.0)
+        await client.put(KEY, b"1")
+        store = LeaseStore(client)
+        session = await store.sessions.create(str(uuid4()), _session_record(), 60)
+        while await client.revision() < old.create_revision - 1:
+            await client.put(b"/elsewhere", b"")
+        [made] = await store.claims.claim_many([NewClaim(old.task_id, _record(session), session)])
+        assert made.held is not None
+        assert made.held.create_revision == old.create_revision
+        assert await store.claims.delete_many([old]) == set()
+        assert list(await store.claims.find_many([old.task_id])) == [old.task_id]
+        assert await store.claims.delete_many([made.held]) == {made.held.record.claim_id}
+
+
+def _session_record() -> SessionRecord:
+    return SessionRecord(worker_id="w", coordinator_id="c", generation=1, started_at=0.0)
