@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
-from datetime import UTC, datetime
 
 from tenure.domain import entries as facts
 from tenure.domain.errors import Unavailable
@@ -14,11 +12,9 @@ from tenure.v1 import task_service_pb2 as api
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
 from tenure.wire.enums import state_name
 from tests.fix_proxy import Lost
-from tests.parted import check_whole, logged, model_calls, placed_service, placed_worker
+from tests.parted import check_whole, logged, placed_service
 
 CALL_SECONDS = 10.0
-STANDSTILL_SECONDS = 8.0
-"""Six steps take less, but for the time in which a silent Postgres is given up."""
 
 
 async def serves(placed, wanted: bool) -> None:
@@ -26,37 +22,6 @@ async def serves(placed, wanted: bool) -> None:
     async with asyncio.timeout(30):
         while await placed.process.serves() is not wanted:
             await asyncio.sleep(0.1)
-
-
-async def test_cut_off_from_the_ledger_it_lets_go_and_takes_nothing_until_it_has_it_again(bench, network):
-    """F17. Its lease is well: it says itself that it cannot work."""
-    cut = await placed_worker(bench, network)
-    task_id = await bench.submit("sim-worker-steady")
-    await bench.reached(task_id, facts.AssistantMessage, 2)
-    cut.host.cut("checkpoint")
-    cut_at = datetime.now(UTC)
-    await logged(cut.process, "the task is let go")
-    assert sum(one > cut_at for one in model_calls(bench, task_id)) <= 1, "only what was in flight"
-    other = await bench.start_worker()
-    task = await bench.ended(task_id)
-    assert (state_name(task.state), task.claim_count) == ("SUCCEEDED", 2)
-    await check_whole(bench, task_id)
-    other.kill()
-    cut.host.mend("checkpoint")
-    assert state_name((await bench.ended(await bench.submit("sim-hello"))).state) == "SUCCEEDED"
-
-
-async def test_answers_of_tools_that_get_lost_cost_no_second_effect(bench, network):
-    """F18 and F19: requests arrive, answers do not. The connection is given up, the call asked for again."""
-    cut = await placed_worker(bench, network)
-    task_id = await bench.submit("sim-worker-steady")
-    await bench.reached(task_id, facts.ToolOutcome, 2)
-    cut.host.cut("tools", Lost.ANSWERS)
-    await logged(cut.process, "a stream broke and is opened anew")
-    cut.host.mend("tools")
-    task = await bench.ended(task_id)
-    assert (state_name(task.state), task.claim_count) == ("SUCCEEDED", 1)
-    await check_whole(bench, task_id)
 
 
 async def test_a_worker_leaves_a_coordinator_that_lost_etcd_and_keeps_its_claims(bench, network):
@@ -88,39 +53,6 @@ async def test_a_coordinator_that_lost_the_ledger_keeps_its_workers_and_hands_ou
     assert state_name((await bench.task(waiting)).state) == "QUEUED"
     cut.host.mend("checkpoint")
     assert state_name((await bench.ended(waiting)).state) == "SUCCEEDED"
-
-
-async def lose_postgres(bench, replicas, task_id):
-    """Cuts off the replica that the worker talks to: the first, or else the second."""
-    for steps, replica in zip((2, 9), replicas, strict=True):
-        await bench.reached(task_id, facts.AssistantMessage, steps)
-        replica.host.cut("postgres")
-        began = time.monotonic()
-        await bench.reached(task_id, facts.AssistantMessage, steps + 6)
-        replica.host.mend("postgres")
-        if time.monotonic() - began > STANDSTILL_SECONDS:
-            return
-    raise AssertionError("neither loss was noticed")
-
-
-async def test_a_ledger_replica_that_lost_postgres_costs_no_claim_while_there_is_another(bench, network):
-    replicas = [await placed_service(bench, network, "checkpoint") for _ in range(2)]
-    await placed_worker(bench, network, checkpoint=",".join(one.address for one in replicas))
-    task_id = await bench.submit("sim-worker-steady")
-    await lose_postgres(bench, replicas, task_id)
-    task = await bench.ended(task_id)
-    assert (state_name(task.state), task.claim_count) == ("SUCCEEDED", 1)
-    await check_whole(bench, task_id)
-
-
-async def test_tools_that_lost_postgres_cost_no_claim_and_no_effect_while_there_are_others(bench, network):
-    replicas = [await placed_service(bench, network, "tools") for _ in range(2)]
-    await placed_worker(bench, network, tools=",".join(one.address for one in replicas))
-    task_id = await bench.submit("sim-worker-steady")
-    await lose_postgres(bench, replicas, task_id)
-    task = await bench.ended(task_id)
-    assert (state_name(task.state), task.claim_count) == ("SUCCEEDED", 1)
-    await check_whole(bench, task_id)
 
 
 async def test_a_gateway_that_hears_no_answers_refuses_in_time_and_its_watches_miss_nothing(bench, network):
