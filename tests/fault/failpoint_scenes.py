@@ -1,12 +1,15 @@
 """What has to happen so that a failpoint is met, and the law at each: nothing is lost, nothing happens twice.
 
 The process is killed at the failpoint itself, started again by whoever looks after it, and everything must come to its
-end with every check of the checker passing. One stack serves a module's failpoints in turn.
+end with every check of the checker passing. One stack serves a module's failpoints in turn, and to save time every
+service meets one of its own in the same trial.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Final
 
 from tenure.runtime.failpoint_names import FAILPOINTS
@@ -43,7 +46,7 @@ CANCELS: Final = Scene(_tasks("slow-tools", "slow-tools", "long", cancel_after=1
 DEADLINES: Final = Scene(_tasks("slow-tools", "slow-tools", timeout_seconds=1.5))
 LOSSES: Final = Scene(
     _tasks("keyed", "unsafe", "slow-tools", "mixed"),
-    (PlannedFault(1.0, "kill", "worker-1"), PlannedFault(1.0, "kill", "worker-2")),
+    (PlannedFault(2.5, "kill", "worker-1"), PlannedFault(2.5, "kill", "worker-2")),
 )
 ENDINGS: Final = Scene(
     _tasks("slow-tools", "slow-tools", cancel_after=1.6),
@@ -94,23 +97,38 @@ SCENES: Final = {
 """All others are met by WORK."""
 
 
-def failpoints_of(service: str) -> list[str]:
-    """In the order in which they are declared."""
-    return [name for name in FAILPOINTS if name.startswith(f"{service}.")]
+def rounds(*, of_work: bool) -> list[tuple[str, ...]]:
+    """All failpoints, those of one scene together, at most one of each service: they die in the same trial."""
+    found: list[tuple[str, ...]] = []
+    for scene in dict.fromkeys([WORK, *SCENES.values()]):
+        if (scene is WORK) is of_work:
+            names = [name for name in FAILPOINTS if SCENES.get(name, WORK) is scene]
+            columns = [[name for name in names if name.startswith(f"{service}.")] for service in VICTIMS]
+            found += [tuple(filter(None, row)) for row in zip_longest(*columns)]
+    return found
 
 
-async def check_death_at(install: Installation, failpoint: str) -> None:
-    """The process dies there, and the promises hold. What leads there is a matter of time: it may take a second try."""
-    scene, victim = SCENES.get(failpoint, WORK), VICTIMS[failpoint.partition(".")[0]]
-    armed = ";".join(filter(None, [f"{failpoint}=1#kill9", scene.also]))
+async def check_deaths_at(install: Installation, failpoints: Sequence[str]) -> None:
+    """Each process dies there, and the promises hold. What leads there is a matter of time: it may take more tries."""
+    to_meet = set(failpoints)
     for _ in range(TRIES):
-        before = len(install.keeper.deaths)
-        await arm(install, PlannedFault(0.0, "arm", victim, 0.0, armed))
-        await install.keeper.serves_or_died(victim, before)
-        death = PlannedFault(0.0, "dies", victim, DEATH_SECONDS, armed)
-        schedule = Schedule(0, Mode.LIVENESS, scene.tasks, (*scene.faults, death))
-        verdict = await Trial(install, schedule).run()
-        assert verdict.violations == []
-        if any(one.armed == armed and one.by_failpoint for one in install.keeper.deaths[before:]):
+        to_meet -= await _meet(install, sorted(to_meet))
+        if not to_meet:
             return
-    raise AssertionError(f"{failpoint} was not met")
+    raise AssertionError(f"not met: {', '.join(sorted(to_meet))}")
+
+
+async def _meet(install: Installation, failpoints: Sequence[str]) -> set[str]:
+    """One trial; those that were met."""
+    scene, before = SCENES.get(failpoints[0], WORK), len(install.keeper.deaths)
+    armed = {name: ";".join(filter(None, [f"{name}=1#kill9", scene.also])) for name in failpoints}
+    victims = {name: VICTIMS[name.partition(".")[0]] for name in failpoints}
+    for name in failpoints:
+        await arm(install, PlannedFault(0.0, "arm", victims[name], 0.0, armed[name]))
+    for name in failpoints:
+        await install.keeper.serves_or_died(victims[name], before)
+    deaths = [PlannedFault(0.0, "dies", victims[name], DEATH_SECONDS, armed[name]) for name in failpoints]
+    verdict = await Trial(install, Schedule(0, Mode.LIVENESS, scene.tasks, (*scene.faults, *deaths))).run()
+    assert not verdict.violations, "\n".join(map(str, verdict.violations))
+    died_at = {one.armed for one in install.keeper.deaths[before:] if one.by_failpoint}
+    return {name for name in failpoints if armed[name] in died_at}

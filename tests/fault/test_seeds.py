@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 
 from tests.fault.suite.installation import Installation, Size, attended, installation
+from tests.fault.suite.report import told
 from tests.fault.suite.schedule import plan
 from tests.fault.suite.trial import Trial
 
@@ -26,5 +27,5 @@ async def replicated(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
 async def test_no_seed_breaks_a_promise(replicated: Installation, seed: int) -> None:
     schedule = plan(seed, replicated.shape)
     verdict = await Trial(replicated, schedule).run()
-    assert verdict.violations == [], f"make faults SEED={seed}"
+    assert not verdict.violations, "\n".join(told(verdict))
     assert verdict.injected.total() == len(schedule.faults)

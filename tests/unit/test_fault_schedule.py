@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tenure.runtime.failpoint import arm, disarm
 from tenure.runtime.failpoint_names import FAILPOINTS
-from tests.fault.failpoint_scenes import SCENES
+from tests.fault.failpoint_scenes import SCENES, rounds
 from tests.fault.suite.faults import INJECTORS
 from tests.fault.suite.scenarios import SCENARIOS, WEIGHTS
 from tests.fault.suite.schedule import Mode, Shape, kind_of, plan
@@ -50,5 +50,7 @@ def test_faults_are_over_when_all_is_mended() -> None:
         assert all(fault.at + fault.seconds <= schedule.heal_at for fault in schedule.faults)
 
 
-def test_scenes_are_of_failpoints_that_there_are() -> None:
+def test_every_failpoint_is_met_in_exactly_one_round() -> None:
+    met = [name for of_work in (True, False) for each in rounds(of_work=of_work) for name in each]
+    assert sorted(met) == sorted(FAILPOINTS)
     assert set(SCENES) <= set(FAILPOINTS)

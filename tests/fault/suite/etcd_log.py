@@ -33,6 +33,10 @@ class EtcdLog:
     def grants(self, task_ids: set[str]) -> tuple[Grant, ...]:
         return tuple(grant for grant in self._lives.values() if grant.task_id in task_ids)
 
+    def held(self, task_ids: set[str]) -> set[str]:
+        """Those of the tasks that have a claim now, as far as is known."""
+        return task_ids & {key.removeprefix(CLAIMS).decode() for key in self._alive}
+
     async def run(self) -> None:
         async with EtcdClient(self.endpoints) as client:
             while True:

@@ -69,6 +69,7 @@ class Trial:
             if not clients.done():
                 self.late.append(Violation("I30", "", "a client was not done long after everything worked again"))
                 clients.cancel()
+        await self._claims_go(traffic, REST_SECONDS * slowness)
         settled = not self.late
         history = await collect(self.install, traffic, marks, settled=settled)
         died = self.install.keeper.deaths[deaths:]
@@ -103,6 +104,14 @@ class Trial:
                 break
             await asyncio.sleep(POLL_SECONDS)
         return time.monotonic() - mended_at
+
+    async def _claims_go(self, traffic: Traffic, within_seconds: float) -> None:
+        """Waits until etcd has no claim of theirs. One that nobody works under may stay for some seconds, not for ever:
+        the checker tells.
+        """
+        task_ids, ends_at = {task.task_id for task in traffic.tasks}, time.monotonic() + within_seconds
+        while self.install.etcd_log.held(task_ids) and time.monotonic() < ends_at:
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _rests(self, traffic: Traffic, task: Submitted) -> bool:
         if not task.task_id:

@@ -1,0 +1,17 @@
+"""SIGKILL at every failpoint that needs a scene of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fault.failpoint_scenes import check_deaths_at, rounds
+from tests.fault.suite.installation import Installation
+
+pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize("failpoints", rounds(of_work=False), ids="+".join)
+async def test_deaths_there_lose_and_repeat_nothing(
+    small_installation: Installation, failpoints: tuple[str, ...]
+) -> None:
+    await check_deaths_at(small_installation, failpoints)
