@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from services.checkpoint import create, epochs, foreign, lease_grants, opening, queue, reads, refusals, requeue
+from services.checkpoint import bills, create, epochs, foreign, lease_grants, opening, queue, reads, refusals, requeue
 from services.checkpoint.frames import CommitFrames
 from services.checkpoint.prepared import prepare
 from tenure.domain.errors import StaleEpoch
@@ -156,6 +156,9 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
     async def InspectLeases(self, request: pb.InspectLeasesRequest, context: Context) -> pb.InspectLeasesResponse:
         registered = await lease_grants.inspect_leases(self._ledger.pool, request.claims)
         return pb.InspectLeasesResponse(registered_claim_ids=registered)
+
+    async def ListBills(self, request: pb.ListBillsRequest, context: Context) -> pb.ListBillsResponse:
+        return await bills.list_bills(self._ledger.pool, current_tenant(), request)
 
     async def ListRefusedWrites(
         self, request: pb.ListRefusedWritesRequest, context: Context

@@ -36,6 +36,18 @@ class AdminServicer(AdminServiceServicer):
         calls = await patiently(lambda: self._peers.tools.ListRefusedCalls(of_tools))
         return api.ListRefusalsResponse(ledger=writes.refused_writes, tools=calls.refused_calls)
 
+    async def ListBills(
+        self, request: api.AdminServiceListBillsRequest, _context: Any
+    ) -> api.AdminServiceListBillsResponse:
+        page = ledger.ListBillsRequest(
+            task_id=request.task_id,
+            after_step=request.after_step,
+            after_attempt_number=request.after_attempt_number,
+            page_size=request.page_size,
+        )
+        listed = await patiently(lambda: self._peers.checkpoint.ListBills(page))
+        return api.AdminServiceListBillsResponse(bills=listed.bills, more=listed.more)
+
     async def ListCalls(
         self, request: api.AdminServiceListCallsRequest, _context: Any
     ) -> api.AdminServiceListCallsResponse:

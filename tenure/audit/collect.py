@@ -1,8 +1,8 @@
 """Histories of live installations, over the public API: whole ones for tests, task by task for any size.
 
 A task that goes on while it is read is read so that what is compared fits together: what was refused and called first,
-then the row, then its entries up to the row's sequence. Entries are never changed, so that is one moment of the ledger,
-and every call that was seen has its intent in it.
+then the row, then its entries up to the row's sequence, then the bill as of that moment. Entries are never changed, so
+that is one moment of the ledger, and every call that was seen has its intent in it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from contextlib import aclosing
 from itertools import islice
 from typing import Any, Final
 
-from tenure.audit.from_wire import body_hash, budget_row, calls_and_fence, ledger_entry, refusals, task_row
-from tenure.audit.history import Call, Guard, History, LedgerEntry, Refusal, ToolFence
+from tenure.audit.from_wire import bill, body_hash, budget_row, calls_and_fence, ledger_entry, refusals, task_row
+from tenure.audit.history import Bill, Call, Guard, History, LedgerEntry, Refusal, ToolFence
 from tenure.client import Client
 from tenure.domain.states import TERMINAL
 from tenure.domain.tools import CallState
 
 __all__ = ["COLLECTED", "body_hash", "collect_each", "collect_task", "collect_tasks"]
 
-COLLECTED: Final = frozenset({"tasks", "entries", "budgets", "refusals", "fences", "calls"})
+COLLECTED: Final = frozenset({"tasks", "entries", "budgets", "bills", "refusals", "fences", "calls"})
 """The sources that these functions collect."""
 
 AT_ONCE: Final = 8
@@ -69,6 +69,7 @@ async def collect_task(client: Client, task_id: str) -> History:
         entries=entries,
         budgets=(budget_row(task),),
         refusals=refused,
+        bills=await _bills(client, task_id, entries[-1].recorded_at),
         fences=(fence,) if fence is not None else (),
         calls=calls,
     )
@@ -85,6 +86,12 @@ async def _entries(client: Client, task_id: str, until: int) -> tuple[LedgerEntr
             break
         found.append(ledger_entry(task_id, entry))
     return tuple(found)
+
+
+async def _bills(client: Client, task_id: str, until: float) -> tuple[Bill, ...]:
+    """Those of attempts that the entries settle: a bill has the time of the entry that it came with."""
+    found = [bill(task_id, row) async for row in client.bills(task_id)]
+    return tuple(row for row in found if row.settled_at <= until)
 
 
 async def _refusals(client: Client, task_id: str) -> tuple[Refusal, ...]:

@@ -8,7 +8,7 @@ from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tenure.audit.history import BudgetRow, Call, Guard, LedgerEntry, Refusal, TaskRow, ToolFence
+from tenure.audit.history import Bill, BudgetRow, Call, Guard, LedgerEntry, Refusal, TaskRow, ToolFence
 from tenure.domain.budget import Budget
 from tenure.domain.entries import Body
 from tenure.v1 import admin_service_pb2, ledger_pb2, task_pb2, token_pb2, tool_pb2
@@ -64,6 +64,22 @@ def budget_row(task: task_pb2.Task) -> BudgetRow:
     told = task.budget
     return BudgetRow(
         root_task_id=task.root_task_id, budget=Budget(told.max_tokens, told.used_tokens, told.reserved_tokens)
+    )
+
+
+def bill(task_id: str, row: ledger_pb2.Bill) -> Bill:
+    """A row of a task's bill."""
+    return Bill(
+        task_id=task_id,
+        step=row.step,
+        attempt_number=row.attempt_number,
+        usage=usage_to_domain(row.usage),
+        root_task_id=row.root_task_id,
+        epoch=row.epoch,
+        model=row.model,
+        provider_request_id=row.provider_request_id,
+        lost=row.lost,
+        settled_at=_unix(row.settle_time),
     )
 
 

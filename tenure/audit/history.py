@@ -213,6 +213,7 @@ class Bill:
     model: str = ""
     provider_request_id: str = ""
     lost: bool = False
+    settled_at: float = 0.0
 
 
 class Method(StrEnum):

@@ -27,7 +27,6 @@ CLOCK_SLACK_SECONDS: Final = 5.0
 
 TASKS_AT_ONCE: Final = 500
 _NOT_SEEN: Final = {
-    "bills": "the ledger's table of bills",
     "effects": "what tools did outside",
     "generations": "etcd's history",
     "grants": "etcd's history",

@@ -208,6 +208,16 @@ class Client:
         """What the fences refused to stale holders of the task."""
         return await self._patiently(self.admin.ListRefusals, admin.ListRefusalsRequest(task_id=task_id))
 
+    async def bills(self, task_id: str) -> AsyncGenerator[ledger_pb2.Bill]:
+        """What the task's model attempts were billed, by step and attempt."""
+        more, asked = True, admin.AdminServiceListBillsRequest(task_id=task_id)
+        while more:
+            page = await self._patiently(self.admin.ListBills, asked)
+            for bill in page.bills:
+                yield bill
+                asked.after_step, asked.after_attempt_number = bill.step, bill.attempt_number
+            more = page.more
+
     async def calls(self, task_id: str) -> AsyncGenerator[admin.AdminServiceListCallsResponse]:
         """The tools' records of the task's calls, page by page; the fence comes with each."""
         more, after = True, ""

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as descriptor
 from google.protobuf import message as message
 from google.protobuf.internal import containers as containers
 from tenure.v1 import coordinator_service_pb2 as coordinator_service_pb2
+from tenure.v1 import ledger_pb2 as ledger_pb2
 from tenure.v1 import token_pb2 as token_pb2
 from tenure.v1 import tool_pb2 as tool_pb2
 import builtins as builtins
@@ -20,6 +21,64 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: descriptor.FileDescriptor
+
+@typing.final
+class AdminServiceListBillsRequest(message.Message):
+    """Whose bill."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    AFTER_STEP_FIELD_NUMBER: builtins.int
+    AFTER_ATTEMPT_NUMBER_FIELD_NUMBER: builtins.int
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """The task."""
+    after_step: builtins.int
+    """Only rows after this step ..."""
+    after_attempt_number: builtins.int
+    """... and attempt of it; 0 and 0: from the first."""
+    page_size: builtins.int
+    """At most this many; 0: 200, at most 1,000."""
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        after_step: builtins.int = ...,
+        after_attempt_number: builtins.int = ...,
+        page_size: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["after_attempt_number", b"after_attempt_number", "after_step", b"after_step", "page_size", b"page_size", "task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class AdminServiceListBillsResponse(message.Message):
+    """A page of the bill."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    BILLS_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
+    more: builtins.bool
+    """There are more after the last of these."""
+    @builtins.property
+    def bills(self) -> containers.RepeatedCompositeFieldContainer[ledger_pb2.Bill]:
+        """By step and attempt."""
+
+    def __init__(
+        self,
+        *,
+        bills: abc.Iterable[ledger_pb2.Bill] | None = ...,
+        more: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["bills", b"bills", "more", b"more"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class AdminServiceListCallsRequest(message.Message):

@@ -55,6 +55,11 @@ class AdminServiceStub:
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListCallsRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListCallsResponse.FromString,
                 _registered_method=True)
+        self.ListBills = channel.unary_unary(
+                '/tenure.v1.AdminService/ListBills',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListBillsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListBillsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -89,6 +94,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListBills(self, request, context):
+        """Lists what a task's model attempts were billed, by step and attempt. NOT_FOUND: no task of the caller's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +123,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListCalls,
                     request_deserializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListCallsRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListCallsResponse.SerializeToString,
+            ),
+            'ListBills': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListBills,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListBillsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListBillsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -222,6 +239,33 @@ class AdminService:
             '/tenure.v1.AdminService/ListCalls',
             tenure_dot_v1_dot_admin__service__pb2.AdminServiceListCallsRequest.SerializeToString,
             tenure_dot_v1_dot_admin__service__pb2.AdminServiceListCallsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListBills(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.AdminService/ListBills',
+            tenure_dot_v1_dot_admin__service__pb2.AdminServiceListBillsRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.AdminServiceListBillsResponse.FromString,
             options,
             channel_credentials,
             insecure,

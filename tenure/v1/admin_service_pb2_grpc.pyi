@@ -41,6 +41,8 @@ class AdminServiceStub:
     """Lists what the fences refused to stale holders of a task, at the ledger and at the tools. NOT_FOUND: no task of the caller's."""
     ListCalls: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.AdminServiceListCallsRequest, _admin_service_pb2.AdminServiceListCallsResponse]
     """Lists the tool service's records of a task's calls, for audits. NOT_FOUND: no task of the caller's."""
+    ListBills: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.AdminServiceListBillsRequest, _admin_service_pb2.AdminServiceListBillsResponse]
+    """Lists what a task's model attempts were billed, by step and attempt. NOT_FOUND: no task of the caller's."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -55,6 +57,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Lists what the fences refused to stale holders of a task, at the ledger and at the tools. NOT_FOUND: no task of the caller's."""
     ListCalls: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.AdminServiceListCallsRequest, _admin_service_pb2.AdminServiceListCallsResponse]  # type: ignore[assignment]
     """Lists the tool service's records of a task's calls, for audits. NOT_FOUND: no task of the caller's."""
+    ListBills: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.AdminServiceListBillsRequest, _admin_service_pb2.AdminServiceListBillsResponse]  # type: ignore[assignment]
+    """Lists what a task's model attempts were billed, by step and attempt. NOT_FOUND: no task of the caller's."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Looking at the installation."""
@@ -90,5 +94,13 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.AdminServiceListCallsResponse, _abc.Awaitable[_admin_service_pb2.AdminServiceListCallsResponse]]:
         """Lists the tool service's records of a task's calls, for audits. NOT_FOUND: no task of the caller's."""
+
+    @_abc_1.abstractmethod
+    def ListBills(
+        self,
+        request: _admin_service_pb2.AdminServiceListBillsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.AdminServiceListBillsResponse, _abc.Awaitable[_admin_service_pb2.AdminServiceListBillsResponse]]:
+        """Lists what a task's model attempts were billed, by step and attempt. NOT_FOUND: no task of the caller's."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -149,6 +149,11 @@ class CheckpointServiceStub:
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.RaiseGenerationRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.RaiseGenerationResponse.FromString,
                 _registered_method=True)
+        self.ListBills = channel.unary_unary(
+                '/tenure.v1.CheckpointService/ListBills',
+                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListBillsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListBillsResponse.FromString,
+                _registered_method=True)
         self.ListRefusedWrites = channel.unary_unary(
                 '/tenure.v1.CheckpointService/ListRefusedWrites',
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListRefusedWritesRequest.SerializeToString,
@@ -331,6 +336,13 @@ class CheckpointServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListBills(self, request, context):
+        """Lists what a task's model attempts were billed, by step and attempt. NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListRefusedWrites(self, request, context):
         """Lists writes that the fence refused, newest first.
         """
@@ -450,6 +462,11 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
                     servicer.RaiseGeneration,
                     request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.RaiseGenerationRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.RaiseGenerationResponse.SerializeToString,
+            ),
+            'ListBills': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListBills,
+                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListBillsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListBillsResponse.SerializeToString,
             ),
             'ListRefusedWrites': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRefusedWrites,
@@ -1056,6 +1073,33 @@ class CheckpointService:
             '/tenure.v1.CheckpointService/RaiseGeneration',
             tenure_dot_v1_dot_checkpoint__service__pb2.RaiseGenerationRequest.SerializeToString,
             tenure_dot_v1_dot_checkpoint__service__pb2.RaiseGenerationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListBills(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.CheckpointService/ListBills',
+            tenure_dot_v1_dot_checkpoint__service__pb2.ListBillsRequest.SerializeToString,
+            tenure_dot_v1_dot_checkpoint__service__pb2.ListBillsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -103,6 +103,8 @@ class CheckpointServiceStub:
     """Says of claims of resources found in etcd which of them are registered."""
     RaiseGeneration: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RaiseGenerationRequest, _checkpoint_service_pb2.RaiseGenerationResponse]
     """Raises the generation by compare-and-set. The answer has the one that stands, whoever raised it."""
+    ListBills: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListBillsRequest, _checkpoint_service_pb2.ListBillsResponse]
+    """Lists what a task's model attempts were billed, by step and attempt. NOT_FOUND."""
     ListRefusedWrites: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListRefusedWritesRequest, _checkpoint_service_pb2.ListRefusedWritesResponse]
     """Lists writes that the fence refused, newest first."""
 
@@ -181,6 +183,8 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     """Says of claims of resources found in etcd which of them are registered."""
     RaiseGeneration: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RaiseGenerationRequest, _checkpoint_service_pb2.RaiseGenerationResponse]  # type: ignore[assignment]
     """Raises the generation by compare-and-set. The answer has the one that stands, whoever raised it."""
+    ListBills: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListBillsRequest, _checkpoint_service_pb2.ListBillsResponse]  # type: ignore[assignment]
+    """Lists what a task's model attempts were billed, by step and attempt. NOT_FOUND."""
     ListRefusedWrites: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListRefusedWritesRequest, _checkpoint_service_pb2.ListRefusedWritesResponse]  # type: ignore[assignment]
     """Lists writes that the fence refused, newest first."""
 
@@ -388,6 +392,14 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.RaiseGenerationResponse, _abc.Awaitable[_checkpoint_service_pb2.RaiseGenerationResponse]]:
         """Raises the generation by compare-and-set. The answer has the one that stands, whoever raised it."""
+
+    @_abc_1.abstractmethod
+    def ListBills(
+        self,
+        request: _checkpoint_service_pb2.ListBillsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoint_service_pb2.ListBillsResponse, _abc.Awaitable[_checkpoint_service_pb2.ListBillsResponse]]:
+        """Lists what a task's model attempts were billed, by step and attempt. NOT_FOUND."""
 
     @_abc_1.abstractmethod
     def ListRefusedWrites(

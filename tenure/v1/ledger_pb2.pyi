@@ -383,6 +383,62 @@ class CancelRequest(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class Bill(message.Message):
+    """What one settled model attempt was billed: a row of the bill, which the ledger keeps beside the entries."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: builtins.int
+    ATTEMPT_NUMBER_FIELD_NUMBER: builtins.int
+    USAGE_FIELD_NUMBER: builtins.int
+    LOST_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    PROVIDER_REQUEST_ID_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    ROOT_TASK_ID_FIELD_NUMBER: builtins.int
+    SETTLE_TIME_FIELD_NUMBER: builtins.int
+    step: builtins.int
+    """The step of the call."""
+    attempt_number: builtins.int
+    """Which attempt of it."""
+    lost: builtins.bool
+    """It is an estimate: its worker died, or lost the task."""
+    model: builtins.str
+    """The model that was asked, or that answered."""
+    provider_request_id: builtins.str
+    """The provider's id of the request; empty when nobody knows."""
+    epoch: builtins.int
+    """The epoch it was made under."""
+    root_task_id: builtins.str
+    """Whose budget paid."""
+    @builtins.property
+    def usage(self) -> task_pb2.TokenUsage:
+        """What it used."""
+
+    @builtins.property
+    def settle_time(self) -> timestamp_pb2.Timestamp:
+        """When it was settled: the record_time of the entry that settled it."""
+
+    def __init__(
+        self,
+        *,
+        step: builtins.int = ...,
+        attempt_number: builtins.int = ...,
+        usage: task_pb2.TokenUsage | None = ...,
+        lost: builtins.bool = ...,
+        model: builtins.str = ...,
+        provider_request_id: builtins.str = ...,
+        epoch: builtins.int = ...,
+        root_task_id: builtins.str = ...,
+        settle_time: timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["settle_time", b"settle_time", "usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "epoch", b"epoch", "lost", b"lost", "model", b"model", "provider_request_id", b"provider_request_id", "root_task_id", b"root_task_id", "settle_time", b"settle_time", "step", b"step", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class EntryBody(message.Message):
     """One fact, without the envelope. The field number is the entry's kind, in the database too."""
 

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
 from tenure.validators.fields import (
+    check_bills,
     check_duration,
     check_entries,
     check_frame,
@@ -110,4 +111,5 @@ CHECKS: Final[dict[type, Check]] = {
     checkpoint.ListEndingsRequest: _endings,
     checkpoint.AppendForeignRequest: _foreign,
     checkpoint.ListRefusedWritesRequest: check_task_id,
+    checkpoint.ListBillsRequest: check_bills,
 }

@@ -45,6 +45,13 @@ def check_entries(request: Any, v: Violations) -> None:
     v.between("page_size", request.page_size, 0, 1000)
 
 
+def check_bills(request: Any, v: Violations) -> None:
+    check_task_id(request, v)
+    v.require(request.after_step >= 0, "after_step", "must not be negative")
+    v.require(request.after_attempt_number >= 0, "after_attempt_number", "must not be negative")
+    v.between("page_size", request.page_size, 0, 1000)
+
+
 def check_calls(request: Any, v: Violations) -> None:
     check_task_id(request, v)
     v.length("after_call_id", request.after_call_id, 0, 32)

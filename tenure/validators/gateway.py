@@ -6,7 +6,15 @@ from typing import Final
 
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import task_service_pb2 as tasks
-from tenure.validators.fields import check_calls, check_duration, check_entries, check_list, check_task_id, check_watch
+from tenure.validators.fields import (
+    check_bills,
+    check_calls,
+    check_duration,
+    check_entries,
+    check_list,
+    check_task_id,
+    check_watch,
+)
 from tenure.validators.limits import MAX_WAIT_SECONDS
 from tenure.validators.specs import check_spec
 from tenure.validators.violations import Check, Violations
@@ -37,4 +45,5 @@ CHECKS: Final[dict[type, Check]] = {
     tasks.CancelTaskRequest: _cancel,
     admin.ListRefusalsRequest: check_task_id,
     admin.AdminServiceListCallsRequest: check_calls,
+    admin.AdminServiceListBillsRequest: check_bills,
 }

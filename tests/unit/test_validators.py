@@ -102,6 +102,12 @@ def test_pages_of_calls_are_bounded_at_the_tools_and_at_the_gateway() -> None:
     assert fields(admin.AdminServiceListCallsRequest(**bad)) == set(bad)
 
 
+def test_pages_of_bills_are_bounded_at_the_ledger_and_at_the_gateway() -> None:
+    bad = {"task_id": "x", "after_step": -1, "after_attempt_number": -1, "page_size": 1001}
+    assert fields(checkpoint.ListBillsRequest(**bad)) == set(bad)
+    assert fields(admin.AdminServiceListBillsRequest(**bad)) == set(bad)
+
+
 def test_a_choice_that_is_not_known_is_not_taken_for_the_default() -> None:
     request = tasks.SubmitTaskRequest(goal="go")
     request.priority = request.policy.on_lease_lost = request.policy.on_in_doubt = request.source.kind = 99  # type: ignore[assignment]  # as a newer client may send

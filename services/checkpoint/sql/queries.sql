@@ -341,6 +341,15 @@ delete from refusals r
    and r.refusal_id <= (select o.refusal_id from refusals o where o.task_id = a.task_id
                          order by o.refusal_id desc offset %(kept)b limit 1);
 
+-- name: page_of_bills
+-- What a task's model attempts were billed, by the primary key.
+select step, attempt_number, input_tokens, output_tokens, cache_creation_input_tokens, cache_read_input_tokens, lost, model,
+       provider_request_id, epoch, root_task_id::text, settled_at
+  from token_usage
+ where task_id = %(task_id)b::text::uuid
+   and (step, attempt_number) > (%(after_step)b::bigint, %(after_attempt_number)b::bigint)
+ order by step, attempt_number limit %(limit)b;
+
 -- name: list_refusals
 -- Newest first.
 select method, presented_epoch, current_epoch, holder, refused_at from refusals
