@@ -52,8 +52,7 @@ class EtcdLog:
                     self._revision = item.revision
                 elif isinstance(item, Resync):
                     assert item.reason is not ResyncReason.COMPACTED, "what was not seen cannot be judged"
-                    self._life, self._revision = self._life + 1, 0
-                    self._alive.clear()
+                    self._end_life()
 
     async def caught_up(self) -> None:
         """Returns once all that etcd has now is noted: seen by a key of our own."""
@@ -66,6 +65,14 @@ class EtcdLog:
                     await asyncio.sleep(0.2)
             while self._revision < marked:
                 await asyncio.sleep(0.02)
+
+    def _end_life(self) -> None:
+        """What that etcd had is gone with it; what another one still has is told again."""
+        for key, born in self._alive.items():
+            place = self._life, key, born
+            self._lives[place] = replace(self._lives[place], deleted_revision=self._revision)
+        self._alive.clear()
+        self._life, self._revision = self._life + 1, 0
 
     def _note(self, change: Change) -> None:
         key, value = change.key_value.key, change.key_value

@@ -16,7 +16,7 @@ from tenure.runtime.failpoint_names import FAILPOINTS
 from tests.fault.suite.scenarios import WEIGHTS
 
 TRAFFIC_SECONDS: Final = 12.0
-MOST_NTH: Final = 3
+NTH: Final = (1, 1, 1, 2, 3)
 
 
 class Mode(StrEnum):
@@ -163,13 +163,13 @@ def _zombie(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
 
 def _failpoint_kill(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
     name = luck.choice(sorted(FAILPOINTS))
-    detail = f"{name}={luck.randint(1, MOST_NTH)}#kill9"
-    return PlannedFault(at, "arm", _one_of(luck, shape, name), luck.uniform(2.0, 6.0), detail)
+    detail = f"{name}={luck.choice(NTH)}#kill9"
+    return PlannedFault(at, "arm", _one_of(luck, shape, name), luck.uniform(3.0, 8.0), detail)
 
 
 def _failpoint_other(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
     name = luck.choice(sorted(FAILPOINTS))
-    action = luck.choice(["0.3*error(UNAVAILABLE)", "0.5*sleep(700)", f"{luck.randint(1, MOST_NTH)}#sleep(6000)"])
+    action = luck.choice(["0.3*error(UNAVAILABLE)", "0.5*sleep(700)", f"{luck.choice(NTH)}#sleep(6000)"])
     return PlannedFault(at, "arm", _one_of(luck, shape, name), luck.uniform(2.0, 6.0), f"{name}={action}")
 
 
