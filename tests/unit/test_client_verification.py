@@ -1,0 +1,89 @@
+"""Laws of a guard outside: which keys it believes, and which writes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from tenure.client.verification import TokenVerifier, raise_fence
+from tenure.domain.epochs import Fence
+from tenure.domain.errors import StaleEpoch, Unauthenticated, Unavailable
+from tenure.domain.token import Claims
+from tenure.runtime.signing import Signer, write_key_pair
+from tenure.v1 import lease_service_pb2 as pb
+from tenure.wire.token import sign_claims
+
+CLAIMS = Claims("leases/a", "default", 5, "c", "one")
+
+
+class Keys:
+    """A LeaseService of which only the keys are asked."""
+
+    def __init__(self) -> None:
+        self.known: list[Signer] = []
+        self.asked = 0
+        self.away = False
+
+    async def ListSigningKeys(self, _request: pb.ListSigningKeysRequest, timeout: float) -> pb.ListSigningKeysResponse:
+        assert timeout > 0
+        self.asked += 1
+        if self.away:
+            raise Unavailable("nobody answers")
+        keys = [pb.SigningKey(key_id=one.key_id, public_key=one.public_key_bytes()) for one in self.known]
+        return pb.ListSigningKeysResponse(keys=keys)
+
+
+@pytest.fixture
+def signer(tmp_path) -> Signer:
+    write_key_pair(tmp_path / "k.json", tmp_path / "v.json", "k1")
+    return Signer.load(tmp_path / "k.json")
+
+
+def token_of(signer: Signer):
+    return sign_claims(signer, CLAIMS, datetime.now(UTC))
+
+
+async def test_a_known_key_is_not_asked_for_again(signer):
+    keys = Keys()
+    keys.known = [signer]
+    verifier = TokenVerifier(keys)
+    for _ in range(3):
+        assert await verifier.verify(token_of(signer), resource="leases/a") == CLAIMS
+    assert keys.asked == 1
+
+
+async def test_an_unknown_key_is_asked_for_but_not_with_every_forgery(signer):
+    keys = Keys()
+    verifier = TokenVerifier(keys)
+    for _ in range(5):
+        with pytest.raises(Unauthenticated):
+            await verifier.verify(token_of(signer), resource="leases/a")
+    assert keys.asked == 1
+
+
+async def test_while_nobody_answers_the_known_keys_go_on_and_others_have_to_wait(signer):
+    keys = Keys()
+    keys.known = [signer]
+    verifier = TokenVerifier(keys, refresh_seconds=0.0)
+    await verifier.verify(token_of(signer), resource="leases/a")
+    keys.away = True
+    assert await verifier.verify(token_of(signer), resource="leases/a") == CLAIMS
+    with pytest.raises(Unavailable):
+        await TokenVerifier(keys).verify(token_of(signer), resource="leases/a")
+
+
+@pytest.mark.parametrize(
+    ("current", "presented"),
+    [(None, Fence(1, "a")), (Fence(1, "a"), Fence(2, "b")), (Fence(2, "b"), Fence(2, "b"))],
+    ids=["the first", "a higher one", "the same one"],
+)
+def test_a_fence_lets_in_who_is_not_stale(current, presented):
+    assert raise_fence(current, presented) == presented
+
+
+@pytest.mark.parametrize("presented", [Fence(1, "a"), Fence(2, "c")], ids=["a lower one", "the number of another"])
+def test_a_fence_refuses_who_is_stale(presented):
+    with pytest.raises(StaleEpoch) as refused:
+        raise_fence(Fence(2, "b"), presented)
+    assert (refused.value.presented, refused.value.current) == (presented.epoch, 2)
