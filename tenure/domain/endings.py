@@ -23,7 +23,8 @@ ORDERLY: Final = frozenset({Reason.WORKER_DRAINED, Reason.WORKER_HALTED, "OPERAT
 
 NOBODY_DIED: Final = ORDERLY | {Reason.CLAIM_LOST}
 """Reasons that do not count toward CRASH_LOOP. CLAIM_LOST: a claim that vanished with etcd, or with the replica that
-had made it, says nothing of its owner; that one died is told by its stream, its lease or its silence, which have others."""
+had made it, says nothing of its owner. An owner's death shows in its stream, its lease or its silence, and those have
+reasons of their own."""
 
 
 @dataclass(frozen=True, slots=True)
