@@ -65,6 +65,8 @@ class Session:
                     attachment.create_task(self._listen(stream))
                     attachment.create_task(self._renew(stream))
             except* BROKEN as broken:
+                if stream is not former:
+                    stream.cancel()
                 failures += 1
                 print(f"detached: {broken.exceptions[0]!r:.100}", flush=True)
             await asyncio.sleep(random.uniform(0.05, 0.1) * min(2**failures, 20))

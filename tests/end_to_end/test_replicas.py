@@ -10,6 +10,7 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -101,18 +102,14 @@ async def outcome_of(stream: Any) -> tool_pb2.Outcome:
     raise AssertionError("a call ends with its outcome")
 
 
-async def take(install: Replicated, worker: ScriptedWorker, tool: str) -> coordinator_pb.Grant:
-    """A grant, opened, with the intent of one call committed."""
+async def take(worker: ScriptedWorker, tool: str, arguments_json: str) -> coordinator_pb.Grant:
+    """A grant, opened, with the intent of its one call in the ledger."""
     grant = await worker.next_grant()
     header = await worker.open(grant)
-    intents = [
-        ledger_pb2.NewEntry(
-            step=1,
-            body=ledger_pb2.EntryBody(tool_intent=ledger_pb2.ToolIntent(call_id="1.0", tool=tool, arguments_json="{}")),
-        )
-    ]
     if header.task.step == 0:
-        await worker.commit(grant, 1, known_sequence=header.task.sequence, entries=intents)
+        intent = ledger_pb2.ToolIntent(call_id="1.0", tool=tool, arguments_json=arguments_json)
+        entry = ledger_pb2.NewEntry(step=1, body=ledger_pb2.EntryBody(tool_intent=intent))
+        await worker.commit(grant, 1, known_sequence=header.task.sequence, entries=[entry])
     return grant
 
 
@@ -155,25 +152,25 @@ async def entries_told(channel: Any, task_id: str) -> list[ledger_pb2.Entry]:
         return [entry async for page in watch for entry in page.entries]
 
 
-async def test_watches_lose_nothing_while_checkpoints_are_killed_and_frozen(install: Replicated) -> None:
+async def test_watches_at_both_gateways_lose_nothing_while_each_checkpoint_crashes(install: Replicated) -> None:
     file = uuid.uuid4().hex
     task_id = await install.submit("sim-e2e-paced", file)
     async with AsyncExitStack() as opened:
         clients = [await opened.enter_async_context(Client(one.address)) for one in install.both("gateway")]
         watches = [asyncio.create_task(watched(client, task_id)) for client in clients for _ in range(2)]
-        first, second = install.both("checkpoint")
-        await install.until(task_id, "tool_outcome", lambda entry: entry.step == 2)
-        first.kill()
-        await install.until(task_id, "tool_outcome", lambda entry: entry.step == 4)
-        await first.restart()
-        second.freeze()
-        try:
-            await install.one_ended(task_id, file, EFFECTS)
-            told = await asyncio.gather(*watches)
-        finally:
-            second.wake()
+        for step, checkpoint in zip((2, 5), install.both("checkpoint"), strict=True):
+            await install.until(task_id, "tool_outcome", partial(is_of_step, step))
+            checkpoint.kill()
+            await install.until(task_id, "tool_outcome", partial(is_of_step, step + 1))
+            await checkpoint.restart()
+        await install.one_ended(task_id, file, EFFECTS)
+        told = await asyncio.gather(*watches)
     assert all(one == told[0] for one in told)
     check_whole(told[0])
+
+
+def is_of_step(step: int, entry: ledger_pb2.Entry) -> bool:
+    return entry.step == step
 
 
 async def watched(client: Client, task_id: str) -> list[ledger_pb2.Entry]:
@@ -185,15 +182,15 @@ async def test_a_call_that_runs_at_one_replica_is_joined_at_another_after_its_wo
     install: Replicated,
 ) -> None:
     queue, file = f"q-{uuid.uuid4()}", uuid.uuid4().hex
-    arguments = f'{{"file": "{file}", "line": "at most once", "delay_ms": 4000}}'
+    arguments = f'{{"file": "{file}", "line": "at most once", "delay_ms": 6000}}'
     await install.submit("sim-hello", queue=queue)
     async with tool_replicas(install) as (here, there):
         async with scripted(install, queue) as first:
-            grant = await take(install, first, "append_record_unsafe")
+            grant = await take(first, "append_record_unsafe", arguments)
             started, _ = await begin(here, call_of(grant, "append_record_unsafe", arguments))
             assert not started.joined
         async with scripted(install, queue) as second:
-            grant = await take(install, second, "append_record_unsafe")
+            grant = await take(second, "append_record_unsafe", arguments)
             joined, stream = await begin(there, call_of(grant, "append_record_unsafe", arguments))
             outcome = await outcome_of(stream)
             again = await outcome_of(here.Execute(call_of(grant, "append_record_unsafe", arguments), timeout=10.0))
@@ -208,7 +205,7 @@ async def test_closing_a_fence_at_one_replica_stops_what_runs_at_another(install
     await install.submit("sim-hello", queue=queue)
     arguments = f'{{"file": "{file}", "line": "never", "delay_ms": 25000}}'
     async with tool_replicas(install) as (here, there), scripted(install, queue) as worker:
-        grant = await take(install, worker, "append_record")
+        grant = await take(worker, "append_record", arguments)
         _, stream = await begin(here, call_of(grant, "append_record", arguments))
         fenced = await there.Fence(tools_pb.FenceRequest(token=grant.token, close=True), timeout=20.0)
         outcome = await outcome_of(stream)
@@ -232,13 +229,17 @@ async def test_any_replica_of_every_service_may_crash(install: Replicated, victi
 
 
 async def test_one_replica_of_every_service_may_freeze(install: Replicated) -> None:
+    """Watches that stood at a frozen one go on at the other, without a gap."""
     tasks = await submit_paced(install, 3, "sim-e2e-keyed-paced")
+    watches = [asyncio.create_task(watched(install.client, task_id)) for task_id in tasks.values()]
     await install.until(next(iter(tasks.values())), "tool_outcome", lambda entry: entry.step == 2)
     frozen = [install.both(kind)[1] for kind in KINDS]
     for service in frozen:
         service.freeze()
     try:
         await all_ended(install, tasks, KEYED_EFFECTS)
+        for told in await asyncio.gather(*watches):
+            check_whole(told)
     finally:
         for service in frozen:
             service.wake()
