@@ -107,40 +107,6 @@ async def test_a_restore_that_nobody_can_notice_harms_nobody(
         assert not await owners.may_write(former)
 
 
-@pytest.mark.parametrize("key", ["lower", "absent", "higher"])
-async def test_any_generation_found_in_etcd_is_left_behind(
-    own_fleet: Fleet, own_etcd: EtcdProcess, tmp_path: Path, key: str
-) -> None:
-    first = await own_fleet.coordinator()
-    async with Owners(own_fleet) as owners:
-        await owners.add(first, slots=4)
-        await owners.of([await own_fleet.submit()])
-        backup = await back_up(own_etcd, tmp_path)
-        lost = await owned_after_1000_revisions(own_fleet, owners, own_etcd)
-        await first.kill()
-        await put_back(own_etcd, backup)
-        async with EtcdClient([own_etcd.endpoint]) as client:
-            if key == "absent":
-                await client.delete(GENERATION)
-            else:
-                await client.put(GENERATION, b"0" if key == "lower" else b"7")
-        await check_recovered(own_fleet, owners, lost, generation=8 if key == "higher" else _life(lost) + 1)
-
-
-async def test_something_else_in_the_key_is_told_and_stops_all_grants_until_it_is_gone(
-    own_fleet: Fleet, own_etcd: EtcdProcess
-) -> None:
-    replica = await own_fleet.coordinator()
-    await health_becomes(replica, serving=True)
-    async with EtcdClient([own_etcd.endpoint]) as client:
-        await client.put(GENERATION, b"seven")
-        await health_becomes(replica, serving=False)
-        told = await replica.logged("nothing is granted until etcd and the ledger answer")
-        assert "delete the key" in told["error"]
-        await client.delete(GENERATION)
-    await health_becomes(replica, serving=True)
-
-
 async def test_replicas_that_all_notice_agree_on_one_generation(
     own_fleet: Fleet, own_etcd: EtcdProcess, tmp_path: Path
 ) -> None:

@@ -1,0 +1,38 @@
+"""F21 with a real worker: etcd answers nobody for longer than a lease lasts."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+from tenure.domain import entries as facts
+from tenure.wire.enums import state_name
+from tests.parted import at, check_whole, recorded
+
+TTL_SECONDS = 5.0
+AWAY_SECONDS = 9.0
+BEGINNINGS = ("model_attempt", "tool_intent")
+
+
+async def test_without_etcd_a_worker_begins_nothing_after_its_trust_window_and_goes_on_when_it_is_back(bench):
+    await bench.start_worker()
+    task_id = await bench.submit("sim-worker-steady")
+    await bench.reached(task_id, facts.AssistantMessage, 2)
+    etcd = bench.stack.etcd
+    etcd.pause()
+    left_at = datetime.now(UTC)
+    try:
+        await bench.reached(task_id, facts.AssistantMessage, 4)  # streams go on, and so do commits and tools
+        # Nothing can be seen to happen at the window's end; what was begun after it is looked for below.
+        await asyncio.sleep((left_at + timedelta(seconds=AWAY_SECONDS) - datetime.now(UTC)).total_seconds())
+        assert state_name((await bench.task(task_id)).state) == "RUNNING"
+    finally:
+        back_at = datetime.now(UTC)
+        etcd.resume()
+    task = await bench.ended(task_id)
+    assert state_name(task.state) == "SUCCEEDED", f"{task.reason}: {task.message}"
+    entries = await recorded(bench, task_id)
+    begun = [at(one) for one in entries if one.body.WhichOneof("body") in BEGINNINGS]
+    assert any(left_at < one for one in begun), "what runs under the current epoch may go on"
+    assert [one for one in begun if left_at + timedelta(seconds=TTL_SECONDS) < one < back_at] == []
+    await check_whole(bench, task_id)
