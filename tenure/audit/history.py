@@ -12,11 +12,33 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from tenure.audit.client_records import Answer, Delivered, Method, Operation, Subscription
 from tenure.domain.budget import Budget, TokenUsage
 from tenure.domain.entries import Body
 from tenure.domain.epochs import Fence, compose_epoch
 from tenure.domain.states import TaskState
 from tenure.domain.tools import CallState, EffectClass, Outcome
+
+__all__ = [
+    "Answer",
+    "Bill",
+    "BudgetRow",
+    "Call",
+    "Delivered",
+    "Effect",
+    "GenerationChange",
+    "Grant",
+    "Guard",
+    "History",
+    "LedgerEntry",
+    "Method",
+    "ModelCall",
+    "Operation",
+    "Refusal",
+    "Subscription",
+    "TaskRow",
+    "ToolFence",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,73 +236,6 @@ class Bill:
     provider_request_id: str = ""
     lost: bool = False
     settled_at: float = 0.0
-
-
-class Method(StrEnum):
-    """What a client asked for."""
-
-    SUBMIT = "submit"
-    GET = "get"
-    CANCEL = "cancel"
-    COMMIT = "commit"
-
-
-class Answer(StrEnum):
-    """How a client's call ended. FAILED says that nothing was done; anything less clear is UNKNOWN."""
-
-    OK = "ok"
-    FAILED = "failed"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
-    """One call of a client. The log of operations holds all calls of all clients that wrote.
-
-    `request_hash`: equal for equal payloads. `task_id` "": not known. `reason`: of a refusal, UPPER_SNAKE.
-    `sequence`, `state`, `result`, `seen_tenant`: of the task in the answer. COMMIT (own loops only): `fence`,
-    `request_id` is the commit_id, `body_hashes` are those of its entries in order, `sequence` is that of the answer.
-    """
-
-    client: str
-    method: Method
-    answer: Answer
-    request_id: str = ""
-    request_hash: bytes = b""
-    tenant: str = "default"
-    task_id: str = ""
-    reason: str = ""
-    sequence: int | None = None
-    state: TaskState | None = None
-    result: str | None = None
-    seen_tenant: str = ""
-    fence: Fence | None = None
-    body_hashes: tuple[bytes, ...] = ()
-    invoked_monotonic: float = 0.0
-    returned_monotonic: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """One entry as a watcher got it. `resync`: the server said that what is before this sequence was left out."""
-
-    sequence: int
-    body_hash: bytes = b""
-    received_monotonic: float = 0.0
-    resync: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subscription:
-    """One WatchTask stream: where it began, what it delivered in order, and whether the server ended it by itself."""
-
-    client: str
-    task_id: str
-    after_sequence: int = 0
-    opened_monotonic: float = 0.0
-    delivered: tuple[Delivered, ...] = ()
-    ended: bool = False
-    tenant: str = "default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
