@@ -214,9 +214,13 @@ async def test_epochs_grow_and_old_leases_are_lost_when_etcd_was_replaced(broken
     assert (after.previous_epoch, after.reason) == (lease.epoch, "LEASE_EXPIRED")
     with pytest.raises(StaleEpoch):
         await eventually(lambda: leases.renew(lease), "the generation is not settled")
-    async with watch(leases, revision) as answers:
-        with pytest.raises(OutOfRange):
+
+    async def watch_from_before() -> None:
+        async with watch(leases, revision) as answers:
             await drained(answers)
+
+    with pytest.raises(OutOfRange):
+        await eventually(watch_from_before, "the generation is not settled")
 
 
 async def test_leases_that_revive_with_a_backup_are_deleted_and_their_watches_end(
