@@ -17,7 +17,7 @@ from typing import Any, Final
 from tenure.audit.from_wire import bill, body_hash, budget_row, calls_and_fence, ledger_entry, refusals, task_row
 from tenure.audit.history import Bill, Call, Guard, History, LedgerEntry, Refusal, ToolFence
 from tenure.client import Client
-from tenure.domain.states import TERMINAL
+from tenure.domain.entries import ToolIntent, ToolOutcome
 from tenure.domain.tools import CallState
 
 __all__ = ["COLLECTED", "body_hash", "collect_each", "collect_task", "collect_tasks"]
@@ -62,8 +62,8 @@ async def collect_task(client: Client, task_id: str) -> History:
     task = await client.get(task_id)
     entries = await _entries(client, task_id, task.sequence)
     row = task_row(task)
-    if row.state not in TERMINAL and any(call.state in _UNDER_WAY for call in calls):
-        calls, fence = await _as_they_are_now(client, task_id, calls)
+    if _may_have_moved_on(calls, entries):
+        calls, fence = await _as_they_are_now(client, task_id, calls, entries)
     return History(
         tasks=(row,),
         entries=entries,
@@ -108,10 +108,18 @@ async def _calls(client: Client, task_id: str) -> tuple[tuple[Call, ...], ToolFe
     return tuple(calls), fence
 
 
+def _may_have_moved_on(calls: Iterable[Call], entries: Iterable[LedgerEntry]) -> bool:
+    """Whether the entries, read later, may tell more of the calls than the calls themselves."""
+    at_rest = {call.call_id for call in calls if call.state not in _UNDER_WAY}
+    told = {entry.body.call_id for entry in entries if isinstance(entry.body, ToolOutcome)}
+    return not told <= at_rest
+
+
 async def _as_they_are_now(
-    client: Client, task_id: str, seen: tuple[Call, ...]
+    client: Client, task_id: str, seen: Iterable[Call], entries: Iterable[LedgerEntry]
 ) -> tuple[tuple[Call, ...], ToolFence | None]:
-    """The calls that were seen, read again: the entries read since may tell how they ended."""
+    """The calls that were seen or are intended in the entries, read again; later ones are of a later moment."""
     known = {call.call_id for call in seen}
+    known |= {entry.body.call_id for entry in entries if isinstance(entry.body, ToolIntent)}
     calls, fence = await _calls(client, task_id)
     return tuple(call for call in calls if call.call_id in known), fence

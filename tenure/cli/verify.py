@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from typing import Final
 
 import click
+from rich.console import Console
 
 from tenure.audit.collect import COLLECTED, collect_each
 from tenure.audit.invariants import INVARIANTS
@@ -66,7 +67,8 @@ async def _examine(context: Context, client: Client, task_ids: AsyncGenerator[st
     """Task by task, each violation told as it is found: a long check is read while it goes on."""
     examination = Examination(COLLECTED)
     told: set[Violation] = set()
-    with context.console.status("reading tasks") as status:  # for people at a terminal; a pipe never sees it
+    console = Console(quiet=True) if context.as_json else context.console
+    with console.status("reading tasks") as status:  # for people at a terminal; a pipe never sees it
         async with aclosing(task_ids):
             async for some in _portions(task_ids, TASKS_AT_ONCE):
                 async with aclosing(collect_each(client, some)) as histories:
