@@ -41,7 +41,8 @@ def _tasks(
     )
 
 
-WORK: Final = Scene(_tasks("mixed", "keyed", "unsafe", "refused-often", "siblings", "siblings"))
+# Of each kind as many that the armed worker gets some.
+WORK: Final = Scene(_tasks("mixed", *["keyed"] * 2, "unsafe", *["refused-often"] * 4, *["siblings"] * 3))
 CANCELS: Final = Scene(_tasks("slow-tools", "slow-tools", "long", cancel_after=1.0))
 DEADLINES: Final = Scene(_tasks("slow-tools", "slow-tools", timeout_seconds=1.5))
 LOSSES: Final = Scene(

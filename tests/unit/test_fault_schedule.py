@@ -38,7 +38,7 @@ def test_everything_that_is_planned_can_be_carried_out() -> None:
 
 
 def test_every_scenario_is_chosen_and_every_failpoint_is_tried() -> None:
-    plans = [plan(seed, SHAPE) for seed in range(3000)]
+    plans = [plan(seed, SHAPE) for seed in range(800)]
     assert {task.scenario for each in plans for task in each.tasks} == set(WEIGHTS) == set(SCENARIOS)
     tried = {fault.detail.partition("=")[0] for each in plans for fault in each.faults if fault.kind == "arm"}
     assert tried == set(FAILPOINTS)
