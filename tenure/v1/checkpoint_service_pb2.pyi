@@ -236,6 +236,8 @@ class Transition(message.Message):
     MESSAGE_FIELD_NUMBER: builtins.int
     RESULT_FIELD_NUMBER: builtins.int
     RETRY_DELAY_FIELD_NUMBER: builtins.int
+    WAIT_FIELD_NUMBER: builtins.int
+    WAIT_TIMEOUT_FIELD_NUMBER: builtins.int
     to_state: task_pb2.TaskState.ValueType
     """Where to."""
     reason: builtins.str
@@ -248,6 +250,16 @@ class Transition(message.Message):
     def retry_delay(self) -> duration_pb2.Duration:
         """For RETRY_SCHEDULED: how long to wait, from now by database time."""
 
+    @builtins.property
+    def wait(self) -> task_pb2.Wait:
+        """For WAITING_USER and WAITING_EXTERNAL: for what, without what the ledger gives. The call must be open and never have been
+        handed to the tool service. Absent for calls in doubt: such a wait has no answer of its own.
+        """
+
+    @builtins.property
+    def wait_timeout(self) -> duration_pb2.Duration:
+        """How long the wait may last, from now by database time; 1 s to 30 days. Absent: 24 hours, 2 for an EVENT."""
+
     def __init__(
         self,
         *,
@@ -256,10 +268,12 @@ class Transition(message.Message):
         message: builtins.str = ...,
         result: builtins.str = ...,
         retry_delay: duration_pb2.Duration | None = ...,
+        wait: task_pb2.Wait | None = ...,
+        wait_timeout: duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["retry_delay", b"retry_delay"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["retry_delay", b"retry_delay", "wait", b"wait", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["message", b"message", "reason", b"reason", "result", b"result", "retry_delay", b"retry_delay", "to_state", b"to_state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["message", b"message", "reason", b"reason", "result", b"result", "retry_delay", b"retry_delay", "to_state", b"to_state", "wait", b"wait", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -736,6 +750,58 @@ class WatchEntriesResponse(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["closed", b"closed", "entries", b"entries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class WatchChangesRequest(message.Message):
+    """Which changes to stream."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    FILTER_FIELD_NUMBER: builtins.int
+    AFTER_CURSOR_FIELD_NUMBER: builtins.int
+    after_cursor: builtins.str
+    """From an earlier answer; empty: from now."""
+    @builtins.property
+    def filter(self) -> task_pb2.TaskFilter:
+        """Only changes of these tasks; `states` are those that a change leads to."""
+
+    def __init__(
+        self,
+        *,
+        filter: task_pb2.TaskFilter | None = ...,
+        after_cursor: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["after_cursor", b"after_cursor", "filter", b"filter"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class WatchChangesResponse(message.Message):
+    """Some changes, under 2 MiB unless one alone is more."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CHANGES_FIELD_NUMBER: builtins.int
+    CURSOR_FIELD_NUMBER: builtins.int
+    cursor: builtins.str
+    """Opaque. Where to go on after these, at any replica, for as long as changes are kept (7 days unless set otherwise)."""
+    @builtins.property
+    def changes(self) -> containers.RepeatedCompositeFieldContainer[task_pb2.TaskChange]:
+        """In their order; may be empty."""
+
+    def __init__(
+        self,
+        *,
+        changes: abc.Iterable[task_pb2.TaskChange] | None = ...,
+        cursor: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["changes", b"changes", "cursor", b"cursor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1335,6 +1401,8 @@ class AppendForeignRequest(message.Message):
     ACTOR_FIELD_NUMBER: builtins.int
     USER_MESSAGE_FIELD_NUMBER: builtins.int
     CANCEL_REQUEST_FIELD_NUMBER: builtins.int
+    WAIT_ANSWER_FIELD_NUMBER: builtins.int
+    OPERATOR_REQUEST_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     request_id: builtins.str
@@ -1349,6 +1417,16 @@ class AppendForeignRequest(message.Message):
     def cancel_request(self) -> ledger_pb2.CancelRequest:
         """The end, please."""
 
+    @builtins.property
+    def wait_answer(self) -> WaitAnswer:
+        """The answer to the task's wait."""
+
+    @builtins.property
+    def operator_request(self) -> ledger_pb2.OperatorRequest:
+        """An operator's intervention. A requeue is FAILED_PRECONDITION / WRONG_STATE {state} for a task that neither ended, other than
+        SUCCEEDED, nor waits for its retry, and RESOURCE_EXHAUSTED / TOKEN_LIMIT or STEP_LIMIT when nothing is left to go on with.
+        """
+
     def __init__(
         self,
         *,
@@ -1357,14 +1435,114 @@ class AppendForeignRequest(message.Message):
         actor: builtins.str = ...,
         user_message: ledger_pb2.UserMessage | None = ...,
         cancel_request: ledger_pb2.CancelRequest | None = ...,
+        wait_answer: WaitAnswer | None = ...,
+        operator_request: ledger_pb2.OperatorRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["cancel_request", b"cancel_request", "fact", b"fact", "user_message", b"user_message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["cancel_request", b"cancel_request", "fact", b"fact", "operator_request", b"operator_request", "user_message", b"user_message", "wait_answer", b"wait_answer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "cancel_request", b"cancel_request", "fact", b"fact", "request_id", b"request_id", "task_id", b"task_id", "user_message", b"user_message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "cancel_request", b"cancel_request", "fact", b"fact", "operator_request", b"operator_request", "request_id", b"request_id", "task_id", b"task_id", "user_message", b"user_message", "wait_answer", b"wait_answer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_fact: _TypeAlias = typing.Literal["user_message", "cancel_request"]  # noqa: Y015
+    _WhichOneofReturnType_fact: _TypeAlias = typing.Literal["user_message", "cancel_request", "wait_answer", "operator_request"]  # noqa: Y015
     _WhichOneofArgType_fact: _TypeAlias = typing.Literal["fact", b"fact"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_fact) -> _WhichOneofReturnType_fact | None: ...
+
+@typing.final
+class WaitAnswer(message.Message):
+    """The answer to a wait. Each wait takes one; another one that comes later is FAILED_PRECONDITION / WAIT_OVER, and so is one to
+    a wait that never was.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    WAIT_ID_FIELD_NUMBER: builtins.int
+    DECISION_FIELD_NUMBER: builtins.int
+    REPLY_FIELD_NUMBER: builtins.int
+    COMMENT_FIELD_NUMBER: builtins.int
+    EDITED_ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
+    EXTRA_BUDGET_TOKENS_FIELD_NUMBER: builtins.int
+    wait_id: builtins.str
+    """The wait."""
+    decision: builtins.str
+    """One of the wait's options."""
+    reply: builtins.str
+    """Words, at most 64 KiB. Not for a TOOL_APPROVAL."""
+    comment: builtins.str
+    """What else is to be recorded, and read by the agent; at most 4,000 characters."""
+    edited_arguments_json: builtins.str
+    """With "edit" only: the arguments to execute the call with, a JSON object."""
+    extra_budget_tokens: builtins.int
+    """Raises the cap of the task's root by so many tokens."""
+    def __init__(
+        self,
+        *,
+        wait_id: builtins.str = ...,
+        decision: builtins.str = ...,
+        reply: builtins.str = ...,
+        comment: builtins.str = ...,
+        edited_arguments_json: builtins.str = ...,
+        extra_budget_tokens: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "decision", b"decision", "reply", b"reply"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "comment", b"comment", "decision", b"decision", "edited_arguments_json", b"edited_arguments_json", "extra_budget_tokens", b"extra_budget_tokens", "reply", b"reply", "wait_id", b"wait_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_answer: _TypeAlias = typing.Literal["decision", "reply"]  # noqa: Y015
+    _WhichOneofArgType_answer: _TypeAlias = typing.Literal["answer", b"answer"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
+
+@typing.final
+class SendSignalRequest(message.Message):
+    """An event from outside."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CORRELATION_ID_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    ACTOR_FIELD_NUMBER: builtins.int
+    PAYLOAD_JSON_FIELD_NUMBER: builtins.int
+    correlation_id: builtins.str
+    """The name it comes by, 1 to 200 characters."""
+    request_id: builtins.str
+    """The caller's id of this event, 1 to 128 characters."""
+    actor: builtins.str
+    """Who says so."""
+    payload_json: builtins.str
+    """What happened, JSON, at most 64 KiB."""
+    def __init__(
+        self,
+        *,
+        correlation_id: builtins.str = ...,
+        request_id: builtins.str = ...,
+        actor: builtins.str = ...,
+        payload_json: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "correlation_id", b"correlation_id", "payload_json", b"payload_json", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class SendSignalResponse(message.Message):
+    """It is recorded."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def task(self) -> task_pb2.Task:
+        """The task that took it, as it is now; absent: it is kept for a wait to come."""
+
+    def __init__(
+        self,
+        *,
+        task: task_pb2.Task | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class AppendForeignResponse(message.Message):

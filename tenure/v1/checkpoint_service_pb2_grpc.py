@@ -79,6 +79,11 @@ class CheckpointServiceStub:
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.WatchEntriesRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.WatchEntriesResponse.FromString,
                 _registered_method=True)
+        self.WatchChanges = channel.unary_stream(
+                '/tenure.v1.CheckpointService/WatchChanges',
+                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.WatchChangesRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.WatchChangesResponse.FromString,
+                _registered_method=True)
         self.ListClaimable = channel.unary_unary(
                 '/tenure.v1.CheckpointService/ListClaimable',
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListClaimableRequest.SerializeToString,
@@ -118,6 +123,11 @@ class CheckpointServiceStub:
                 '/tenure.v1.CheckpointService/AppendForeign',
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.AppendForeignRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.AppendForeignResponse.FromString,
+                _registered_method=True)
+        self.SendSignal = channel.unary_unary(
+                '/tenure.v1.CheckpointService/SendSignal',
+                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.SendSignalRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.SendSignalResponse.FromString,
                 _registered_method=True)
         self.GetEpochs = channel.unary_unary(
                 '/tenure.v1.CheckpointService/GetEpochs',
@@ -232,6 +242,16 @@ class CheckpointServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchChanges(self, request, context):
+        """Streams what happens to the tenant's tasks after a cursor, without gap or repeat, a task's changes in their order. The
+        first answer comes at once, and every few seconds one without changes, to tell the cursor. OUT_OF_RANGE /
+        CURSOR_EXPIRED: what came after the cursor is no longer kept, or the cursor is another ledger's; list the tasks, and
+        watch from now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListClaimable(self, request, context):
         """Offers queued tasks to a coordinator, disjoint among callers for `reserve_duration`. By priority, then age.
         """
@@ -284,10 +304,19 @@ class CheckpointServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AppendForeign(self, request, context):
-        """Appends a fact that needs no claim (a user's message, a cancel request). Repeatable by request_id; another fact under it is
+        """Appends a fact that needs no claim (a user's message, a cancel request, the answer to a wait). Repeatable by request_id; another fact under it is
         ALREADY_EXISTS / REQUEST_ID_REUSED. A cancel of a task that
         nobody holds and that has no open call ends it at once. FAILED_PRECONDITION / WRONG_STATE after the end, except that a
         repeated cancel of a cancelled task is answered as the first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SendSignal(self, request, context):
+        """Records an event for the wait with its correlation_id. Each wait takes one event, the oldest; one that finds no wait is kept
+        for 7 days and delivered in the transaction that begins the wait. Repeatable by request_id for as long; another payload
+        under it is ALREADY_EXISTS / REQUEST_ID_REUSED. RESOURCE_EXHAUSTED / SIGNALS_FULL: 100 wait under this correlation_id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -393,6 +422,11 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
                     request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.WatchEntriesRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.WatchEntriesResponse.SerializeToString,
             ),
+            'WatchChanges': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchChanges,
+                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.WatchChangesRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.WatchChangesResponse.SerializeToString,
+            ),
             'ListClaimable': grpc.unary_unary_rpc_method_handler(
                     servicer.ListClaimable,
                     request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListClaimableRequest.FromString,
@@ -432,6 +466,11 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
                     servicer.AppendForeign,
                     request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.AppendForeignRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.AppendForeignResponse.SerializeToString,
+            ),
+            'SendSignal': grpc.unary_unary_rpc_method_handler(
+                    servicer.SendSignal,
+                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.SendSignalRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.SendSignalResponse.SerializeToString,
             ),
             'GetEpochs': grpc.unary_unary_rpc_method_handler(
                     servicer.GetEpochs,
@@ -706,6 +745,33 @@ class CheckpointService:
             _registered_method=True)
 
     @staticmethod
+    def WatchChanges(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tenure.v1.CheckpointService/WatchChanges',
+            tenure_dot_v1_dot_checkpoint__service__pb2.WatchChangesRequest.SerializeToString,
+            tenure_dot_v1_dot_checkpoint__service__pb2.WatchChangesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListClaimable(request,
             target,
             options=(),
@@ -911,6 +977,33 @@ class CheckpointService:
             '/tenure.v1.CheckpointService/AppendForeign',
             tenure_dot_v1_dot_checkpoint__service__pb2.AppendForeignRequest.SerializeToString,
             tenure_dot_v1_dot_checkpoint__service__pb2.AppendForeignResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SendSignal(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.CheckpointService/SendSignal',
+            tenure_dot_v1_dot_checkpoint__service__pb2.SendSignalRequest.SerializeToString,
+            tenure_dot_v1_dot_checkpoint__service__pb2.SendSignalResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -65,6 +65,12 @@ class CheckpointServiceStub:
     """Streams a task's entries after a sequence, first the old ones, then each as it is committed, without gap or repeat.
     Ends after the entry that closes the task; who only waits for that asks for `closing_only`. NOT_FOUND.
     """
+    WatchChanges: _grpc.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchChangesRequest, _checkpoint_service_pb2.WatchChangesResponse]
+    """Streams what happens to the tenant's tasks after a cursor, without gap or repeat, a task's changes in their order. The
+    first answer comes at once, and every few seconds one without changes, to tell the cursor. OUT_OF_RANGE /
+    CURSOR_EXPIRED: what came after the cursor is no longer kept, or the cursor is another ledger's; list the tasks, and
+    watch from now.
+    """
     ListClaimable: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListClaimableRequest, _checkpoint_service_pb2.ListClaimableResponse]
     """Offers queued tasks to a coordinator, disjoint among callers for `reserve_duration`. By priority, then age."""
     WatchQueue: _grpc.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchQueueRequest, _checkpoint_service_pb2.WatchQueueResponse]
@@ -84,10 +90,15 @@ class CheckpointServiceStub:
     task past its deadline.
     """
     AppendForeign: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.AppendForeignRequest, _checkpoint_service_pb2.AppendForeignResponse]
-    """Appends a fact that needs no claim (a user's message, a cancel request). Repeatable by request_id; another fact under it is
+    """Appends a fact that needs no claim (a user's message, a cancel request, the answer to a wait). Repeatable by request_id; another fact under it is
     ALREADY_EXISTS / REQUEST_ID_REUSED. A cancel of a task that
     nobody holds and that has no open call ends it at once. FAILED_PRECONDITION / WRONG_STATE after the end, except that a
     repeated cancel of a cancelled task is answered as the first.
+    """
+    SendSignal: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.SendSignalRequest, _checkpoint_service_pb2.SendSignalResponse]
+    """Records an event for the wait with its correlation_id. Each wait takes one event, the oldest; one that finds no wait is kept
+    for 7 days and delivered in the transaction that begins the wait. Repeatable by request_id for as long; another payload
+    under it is ALREADY_EXISTS / REQUEST_ID_REUSED. RESOURCE_EXHAUSTED / SIGNALS_FULL: 100 wait under this correlation_id.
     """
     GetEpochs: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.GetEpochsRequest, _checkpoint_service_pb2.GetEpochsResponse]
     """Reads the ledger's generation of etcd and the highest epoch it registered."""
@@ -145,6 +156,12 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     """Streams a task's entries after a sequence, first the old ones, then each as it is committed, without gap or repeat.
     Ends after the entry that closes the task; who only waits for that asks for `closing_only`. NOT_FOUND.
     """
+    WatchChanges: _aio.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchChangesRequest, _checkpoint_service_pb2.WatchChangesResponse]  # type: ignore[assignment]
+    """Streams what happens to the tenant's tasks after a cursor, without gap or repeat, a task's changes in their order. The
+    first answer comes at once, and every few seconds one without changes, to tell the cursor. OUT_OF_RANGE /
+    CURSOR_EXPIRED: what came after the cursor is no longer kept, or the cursor is another ledger's; list the tasks, and
+    watch from now.
+    """
     ListClaimable: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListClaimableRequest, _checkpoint_service_pb2.ListClaimableResponse]  # type: ignore[assignment]
     """Offers queued tasks to a coordinator, disjoint among callers for `reserve_duration`. By priority, then age."""
     WatchQueue: _aio.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchQueueRequest, _checkpoint_service_pb2.WatchQueueResponse]  # type: ignore[assignment]
@@ -164,10 +181,15 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     task past its deadline.
     """
     AppendForeign: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.AppendForeignRequest, _checkpoint_service_pb2.AppendForeignResponse]  # type: ignore[assignment]
-    """Appends a fact that needs no claim (a user's message, a cancel request). Repeatable by request_id; another fact under it is
+    """Appends a fact that needs no claim (a user's message, a cancel request, the answer to a wait). Repeatable by request_id; another fact under it is
     ALREADY_EXISTS / REQUEST_ID_REUSED. A cancel of a task that
     nobody holds and that has no open call ends it at once. FAILED_PRECONDITION / WRONG_STATE after the end, except that a
     repeated cancel of a cancelled task is answered as the first.
+    """
+    SendSignal: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.SendSignalRequest, _checkpoint_service_pb2.SendSignalResponse]  # type: ignore[assignment]
+    """Records an event for the wait with its correlation_id. Each wait takes one event, the oldest; one that finds no wait is kept
+    for 7 days and delivered in the transaction that begins the wait. Repeatable by request_id for as long; another payload
+    under it is ALREADY_EXISTS / REQUEST_ID_REUSED. RESOURCE_EXHAUSTED / SIGNALS_FULL: 100 wait under this correlation_id.
     """
     GetEpochs: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.GetEpochsRequest, _checkpoint_service_pb2.GetEpochsResponse]  # type: ignore[assignment]
     """Reads the ledger's generation of etcd and the highest epoch it registered."""
@@ -272,6 +294,18 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def WatchChanges(
+        self,
+        request: _checkpoint_service_pb2.WatchChangesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_checkpoint_service_pb2.WatchChangesResponse], _abc.AsyncIterator[_checkpoint_service_pb2.WatchChangesResponse]]:
+        """Streams what happens to the tenant's tasks after a cursor, without gap or repeat, a task's changes in their order. The
+        first answer comes at once, and every few seconds one without changes, to tell the cursor. OUT_OF_RANGE /
+        CURSOR_EXPIRED: what came after the cursor is no longer kept, or the cursor is another ledger's; list the tasks, and
+        watch from now.
+        """
+
+    @_abc_1.abstractmethod
     def ListClaimable(
         self,
         request: _checkpoint_service_pb2.ListClaimableRequest,
@@ -337,10 +371,21 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.AppendForeignRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.AppendForeignResponse, _abc.Awaitable[_checkpoint_service_pb2.AppendForeignResponse]]:
-        """Appends a fact that needs no claim (a user's message, a cancel request). Repeatable by request_id; another fact under it is
+        """Appends a fact that needs no claim (a user's message, a cancel request, the answer to a wait). Repeatable by request_id; another fact under it is
         ALREADY_EXISTS / REQUEST_ID_REUSED. A cancel of a task that
         nobody holds and that has no open call ends it at once. FAILED_PRECONDITION / WRONG_STATE after the end, except that a
         repeated cancel of a cancelled task is answered as the first.
+        """
+
+    @_abc_1.abstractmethod
+    def SendSignal(
+        self,
+        request: _checkpoint_service_pb2.SendSignalRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoint_service_pb2.SendSignalResponse, _abc.Awaitable[_checkpoint_service_pb2.SendSignalResponse]]:
+        """Records an event for the wait with its correlation_id. Each wait takes one event, the oldest; one that finds no wait is kept
+        for 7 days and delivered in the transaction that begins the wait. Repeatable by request_id for as long; another payload
+        under it is ALREADY_EXISTS / REQUEST_ID_REUSED. RESOURCE_EXHAUSTED / SIGNALS_FULL: 100 wait under this correlation_id.
         """
 
     @_abc_1.abstractmethod

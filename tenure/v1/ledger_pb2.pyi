@@ -9,6 +9,7 @@ from google.protobuf import duration_pb2 as duration_pb2
 from google.protobuf import message as message
 from google.protobuf import timestamp_pb2 as timestamp_pb2
 from google.protobuf.internal import containers as containers
+from google.protobuf.internal import enum_type_wrapper as enum_type_wrapper
 from tenure.v1 import task_pb2 as task_pb2
 from tenure.v1 import tool_pb2 as tool_pb2
 import builtins as builtins
@@ -21,6 +22,37 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: descriptor.FileDescriptor
+
+class _WaitAnswerKind:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WaitAnswerKindEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_WaitAnswerKind.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    WAIT_ANSWER_KIND_UNSPECIFIED: _WaitAnswerKind.ValueType  # 0
+    """Never sent."""
+    WAIT_ANSWER_KIND_DECISION: _WaitAnswerKind.ValueType  # 1
+    """One of the options was chosen."""
+    WAIT_ANSWER_KIND_REPLY: _WaitAnswerKind.ValueType  # 2
+    """Somebody answered in words."""
+    WAIT_ANSWER_KIND_PAYLOAD: _WaitAnswerKind.ValueType  # 3
+    """The event came."""
+    WAIT_ANSWER_KIND_NO_ANSWER: _WaitAnswerKind.ValueType  # 4
+    """Nobody answered until the deadline."""
+
+class WaitAnswerKind(_WaitAnswerKind, metaclass=_WaitAnswerKindEnumTypeWrapper):
+    """How a wait came to its answer."""
+
+WAIT_ANSWER_KIND_UNSPECIFIED: WaitAnswerKind.ValueType  # 0
+"""Never sent."""
+WAIT_ANSWER_KIND_DECISION: WaitAnswerKind.ValueType  # 1
+"""One of the options was chosen."""
+WAIT_ANSWER_KIND_REPLY: WaitAnswerKind.ValueType  # 2
+"""Somebody answered in words."""
+WAIT_ANSWER_KIND_PAYLOAD: WaitAnswerKind.ValueType  # 3
+"""The event came."""
+WAIT_ANSWER_KIND_NO_ANSWER: WaitAnswerKind.ValueType  # 4
+"""Nobody answered until the deadline."""
 
 @typing.final
 class TaskSubmitted(message.Message):
@@ -60,6 +92,7 @@ class StateTransition(message.Message):
     MESSAGE_FIELD_NUMBER: builtins.int
     RESULT_FIELD_NUMBER: builtins.int
     NEXT_RETRY_TIME_FIELD_NUMBER: builtins.int
+    WAIT_FIELD_NUMBER: builtins.int
     from_state: task_pb2.TaskState.ValueType
     """Where it stood; UNSPECIFIED for the first."""
     to_state: task_pb2.TaskState.ValueType
@@ -74,6 +107,10 @@ class StateTransition(message.Message):
     def next_retry_time(self) -> timestamp_pb2.Timestamp:
         """Set on RETRY_SCHEDULED."""
 
+    @builtins.property
+    def wait(self) -> task_pb2.Wait:
+        """Set on WAITING_USER and WAITING_EXTERNAL: for what. Absent for a call in doubt."""
+
     def __init__(
         self,
         *,
@@ -83,10 +120,11 @@ class StateTransition(message.Message):
         message: builtins.str = ...,
         result: builtins.str = ...,
         next_retry_time: timestamp_pb2.Timestamp | None = ...,
+        wait: task_pb2.Wait | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["next_retry_time", b"next_retry_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["next_retry_time", b"next_retry_time", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["from_state", b"from_state", "message", b"message", "next_retry_time", b"next_retry_time", "reason", b"reason", "result", b"result", "to_state", b"to_state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["from_state", b"from_state", "message", b"message", "next_retry_time", b"next_retry_time", "reason", b"reason", "result", b"result", "to_state", b"to_state", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -383,6 +421,144 @@ class CancelRequest(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class OperatorRequest(message.Message):
+    """An operator intervened. The acknowledgement is this entry; the transition that follows is what came of it."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    @typing.final
+    class Requeue(message.Message):
+        """A task that ended, other than SUCCEEDED, begins its next attempt: this entry is the first of it. One that waits for its retry
+        is queued at once, in the same attempt.
+        """
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        EXTRA_TOKENS_FIELD_NUMBER: builtins.int
+        EXTRA_STEPS_FIELD_NUMBER: builtins.int
+        extra_tokens: builtins.int
+        """Tokens by which the cap of the task's root is raised."""
+        extra_steps: builtins.int
+        """Steps by which limits.max_steps is raised."""
+        def __init__(
+            self,
+            *,
+            extra_tokens: builtins.int = ...,
+            extra_steps: builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["extra_steps", b"extra_steps", "extra_tokens", b"extra_tokens"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @typing.final
+    class CloseOut(message.Message):
+        """The task is to end."""
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        TO_STATE_FIELD_NUMBER: builtins.int
+        RESULT_FIELD_NUMBER: builtins.int
+        to_state: task_pb2.TaskState.ValueType
+        """How: FAILED, TIMED_OUT or CANCELLED."""
+        result: builtins.str
+        """The result to end with; empty: the agent's last words. At most 256 KiB."""
+        def __init__(
+            self,
+            *,
+            to_state: task_pb2.TaskState.ValueType = ...,
+            result: builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["result", b"result", "to_state", b"to_state"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REASON_FIELD_NUMBER: builtins.int
+    REQUEUE_FIELD_NUMBER: builtins.int
+    CLOSE_OUT_FIELD_NUMBER: builtins.int
+    reason: builtins.str
+    """Why, in the operator's words; 1 to 1,000 characters."""
+    @builtins.property
+    def requeue(self) -> OperatorRequest.Requeue:
+        """Back into the queue."""
+
+    @builtins.property
+    def close_out(self) -> OperatorRequest.CloseOut:
+        """The end."""
+
+    def __init__(
+        self,
+        *,
+        reason: builtins.str = ...,
+        requeue: OperatorRequest.Requeue | None = ...,
+        close_out: OperatorRequest.CloseOut | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["act", b"act", "close_out", b"close_out", "requeue", b"requeue"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["act", b"act", "close_out", b"close_out", "reason", b"reason", "requeue", b"requeue"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_act: _TypeAlias = typing.Literal["requeue", "close_out"]  # noqa: Y015
+    _WhichOneofArgType_act: _TypeAlias = typing.Literal["act", b"act"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_act) -> _WhichOneofReturnType_act | None: ...
+
+@typing.final
+class WaitResolution(message.Message):
+    """A wait has its answer: each has at most one. Who gave it is the entry's actor. The call's outcome follows at once, unless the
+    call was allowed or edited; then the move out of the wait.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    WAIT_ID_FIELD_NUMBER: builtins.int
+    CALL_ID_FIELD_NUMBER: builtins.int
+    WAIT_KIND_FIELD_NUMBER: builtins.int
+    ANSWER_KIND_FIELD_NUMBER: builtins.int
+    ANSWER_FIELD_NUMBER: builtins.int
+    COMMENT_FIELD_NUMBER: builtins.int
+    EDITED_ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
+    EXTRA_BUDGET_TOKENS_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    wait_id: builtins.str
+    """The wait."""
+    call_id: builtins.str
+    """The call that waited."""
+    wait_kind: task_pb2.WaitKind.ValueType
+    """What kind of wait it was."""
+    answer_kind: WaitAnswerKind.ValueType
+    """How it was answered."""
+    answer: builtins.str
+    """The decision, the words, or the event's payload (JSON)."""
+    comment: builtins.str
+    """What whoever answered wished to add."""
+    edited_arguments_json: builtins.str
+    """Of "edit": the arguments that the call is executed with."""
+    extra_budget_tokens: builtins.int
+    """Tokens by which the cap of the task's root was raised with it."""
+    request_id: builtins.str
+    """The caller's id of the answer."""
+    def __init__(
+        self,
+        *,
+        wait_id: builtins.str = ...,
+        call_id: builtins.str = ...,
+        wait_kind: task_pb2.WaitKind.ValueType = ...,
+        answer_kind: WaitAnswerKind.ValueType = ...,
+        answer: builtins.str = ...,
+        comment: builtins.str = ...,
+        edited_arguments_json: builtins.str = ...,
+        extra_budget_tokens: builtins.int = ...,
+        request_id: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "answer_kind", b"answer_kind", "call_id", b"call_id", "comment", b"comment", "edited_arguments_json", b"edited_arguments_json", "extra_budget_tokens", b"extra_budget_tokens", "request_id", b"request_id", "wait_id", b"wait_id", "wait_kind", b"wait_kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class Bill(message.Message):
     """What one settled model attempt was billed: a row of the bill, which the ledger keeps beside the entries."""
 
@@ -455,6 +631,8 @@ class EntryBody(message.Message):
     TOOL_OUTCOME_FIELD_NUMBER: builtins.int
     USER_MESSAGE_FIELD_NUMBER: builtins.int
     CANCEL_REQUEST_FIELD_NUMBER: builtins.int
+    WAIT_RESOLUTION_FIELD_NUMBER: builtins.int
+    OPERATOR_REQUEST_FIELD_NUMBER: builtins.int
     @builtins.property
     def submitted(self) -> TaskSubmitted:
         """The goal was accepted."""
@@ -499,6 +677,14 @@ class EntryBody(message.Message):
     def cancel_request(self) -> CancelRequest:
         """Somebody asked for the end."""
 
+    @builtins.property
+    def wait_resolution(self) -> WaitResolution:
+        """A wait has its answer."""
+
+    @builtins.property
+    def operator_request(self) -> OperatorRequest:
+        """An operator intervened."""
+
     def __init__(
         self,
         *,
@@ -513,12 +699,14 @@ class EntryBody(message.Message):
         tool_outcome: ToolOutcome | None = ...,
         user_message: UserMessage | None = ...,
         cancel_request: CancelRequest | None = ...,
+        wait_resolution: WaitResolution | None = ...,
+        operator_request: OperatorRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "cancel_request", b"cancel_request", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "cancel_request", b"cancel_request", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "cancel_request", b"cancel_request", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "cancel_request", b"cancel_request", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = typing.Literal["submitted", "transition", "tools_defined", "model_attempt", "model_failure", "attempt_lost", "assistant_message", "tool_intent", "tool_outcome", "user_message", "cancel_request"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = typing.Literal["submitted", "transition", "tools_defined", "model_attempt", "model_failure", "attempt_lost", "assistant_message", "tool_intent", "tool_outcome", "user_message", "cancel_request", "wait_resolution", "operator_request"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

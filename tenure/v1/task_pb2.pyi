@@ -180,6 +180,137 @@ IN_DOUBT_POLICY_WAIT_FOR_PERSON: InDoubtPolicy.ValueType  # 1
 IN_DOUBT_POLICY_TELL_MODEL: InDoubtPolicy.ValueType  # 2
 """The model reads that the outcome is unknown, and goes on."""
 
+class _WaitKind:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WaitKindEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_WaitKind.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    WAIT_KIND_UNSPECIFIED: _WaitKind.ValueType  # 0
+    """Never sent by a server."""
+    WAIT_KIND_APPROVAL: _WaitKind.ValueType  # 1
+    """The agent asks a person to decide (tool request_approval). Answered by a decision among the options, or in words."""
+    WAIT_KIND_QUESTION: _WaitKind.ValueType  # 2
+    """The agent asks a person a question (tool ask_user). Answered in words."""
+    WAIT_KIND_TOOL_APPROVAL: _WaitKind.ValueType  # 3
+    """A call of a tool in `agent.approve_tools` waits for a person's leave. Answered by "allow", "deny" or "edit"."""
+    WAIT_KIND_EVENT: _WaitKind.ValueType  # 4
+    """The agent waits for an event outside (tool wait_external). Answered by the event with its correlation_id."""
+
+class WaitKind(_WaitKind, metaclass=_WaitKindEnumTypeWrapper):
+    """What a waiting task waits for."""
+
+WAIT_KIND_UNSPECIFIED: WaitKind.ValueType  # 0
+"""Never sent by a server."""
+WAIT_KIND_APPROVAL: WaitKind.ValueType  # 1
+"""The agent asks a person to decide (tool request_approval). Answered by a decision among the options, or in words."""
+WAIT_KIND_QUESTION: WaitKind.ValueType  # 2
+"""The agent asks a person a question (tool ask_user). Answered in words."""
+WAIT_KIND_TOOL_APPROVAL: WaitKind.ValueType  # 3
+"""A call of a tool in `agent.approve_tools` waits for a person's leave. Answered by "allow", "deny" or "edit"."""
+WAIT_KIND_EVENT: WaitKind.ValueType  # 4
+"""The agent waits for an event outside (tool wait_external). Answered by the event with its correlation_id."""
+
+class _WaitDeadlinePolicy:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WaitDeadlinePolicyEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_WaitDeadlinePolicy.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    WAIT_DEADLINE_POLICY_UNSPECIFIED: _WaitDeadlinePolicy.ValueType  # 0
+    """Taken as TIME_OUT."""
+    WAIT_DEADLINE_POLICY_TIME_OUT: _WaitDeadlinePolicy.ValueType  # 1
+    """The task ends: TIMED_OUT, reason WAIT_EXPIRED."""
+    WAIT_DEADLINE_POLICY_GO_ON: _WaitDeadlinePolicy.ValueType  # 2
+    """The agent goes on, and reads that there was no answer. A call that waits for leave counts as denied."""
+
+class WaitDeadlinePolicy(_WaitDeadlinePolicy, metaclass=_WaitDeadlinePolicyEnumTypeWrapper):
+    """What happens when nobody answers until a wait's deadline."""
+
+WAIT_DEADLINE_POLICY_UNSPECIFIED: WaitDeadlinePolicy.ValueType  # 0
+"""Taken as TIME_OUT."""
+WAIT_DEADLINE_POLICY_TIME_OUT: WaitDeadlinePolicy.ValueType  # 1
+"""The task ends: TIMED_OUT, reason WAIT_EXPIRED."""
+WAIT_DEADLINE_POLICY_GO_ON: WaitDeadlinePolicy.ValueType  # 2
+"""The agent goes on, and reads that there was no answer. A call that waits for leave counts as denied."""
+
+@typing.final
+class Wait(message.Message):
+    """What a waiting task waits for: one call of the agent's, that nobody executes. The ledger writes the call's outcome with the
+    answer, in one transaction; only a call that was allowed, or edited, stays open and is executed by the next owner.
+    Several calls of one step that wait do so one after another, in their order, each in a wait of its own.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    WAIT_ID_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    CALL_ID_FIELD_NUMBER: builtins.int
+    QUESTION_FIELD_NUMBER: builtins.int
+    OPTIONS_FIELD_NUMBER: builtins.int
+    CONTEXT_FIELD_NUMBER: builtins.int
+    REFERENCE_FIELD_NUMBER: builtins.int
+    CORRELATION_ID_FIELD_NUMBER: builtins.int
+    BEGIN_TIME_FIELD_NUMBER: builtins.int
+    DEADLINE_TIME_FIELD_NUMBER: builtins.int
+    AT_DEADLINE_FIELD_NUMBER: builtins.int
+    TOOL_FIELD_NUMBER: builtins.int
+    ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
+    wait_id: builtins.str
+    """The wait, unique in its task; given by the ledger."""
+    kind: WaitKind.ValueType
+    """For what."""
+    call_id: builtins.str
+    """The call that waits."""
+    question: builtins.str
+    """What is asked; at most 4,000 characters."""
+    context: builtins.str
+    """What whoever answers should know; at most 16,000 characters."""
+    reference: builtins.str
+    """The asker's own name of the matter, for example a ticket; at most 200 characters."""
+    correlation_id: builtins.str
+    """Of an EVENT: the name it comes by, 1 to 200 characters."""
+    at_deadline: WaitDeadlinePolicy.ValueType
+    """What happens then."""
+    tool: builtins.str
+    """Of a TOOL_APPROVAL: the tool that was called."""
+    arguments_json: builtins.str
+    """Of a TOOL_APPROVAL: the arguments of the call. The leave is for these, and for this call."""
+    @builtins.property
+    def options(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The decisions to choose from, each 1 to 200 characters; at most 20. Of a TOOL_APPROVAL: allow, deny, edit."""
+
+    @builtins.property
+    def begin_time(self) -> timestamp_pb2.Timestamp:
+        """When it began; given by the ledger."""
+
+    @builtins.property
+    def deadline_time(self) -> timestamp_pb2.Timestamp:
+        """Until when; given by the ledger, by its database's time."""
+
+    def __init__(
+        self,
+        *,
+        wait_id: builtins.str = ...,
+        kind: WaitKind.ValueType = ...,
+        call_id: builtins.str = ...,
+        question: builtins.str = ...,
+        options: abc.Iterable[builtins.str] | None = ...,
+        context: builtins.str = ...,
+        reference: builtins.str = ...,
+        correlation_id: builtins.str = ...,
+        begin_time: timestamp_pb2.Timestamp | None = ...,
+        deadline_time: timestamp_pb2.Timestamp | None = ...,
+        at_deadline: WaitDeadlinePolicy.ValueType = ...,
+        tool: builtins.str = ...,
+        arguments_json: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["begin_time", b"begin_time", "deadline_time", b"deadline_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "at_deadline", b"at_deadline", "begin_time", b"begin_time", "call_id", b"call_id", "context", b"context", "correlation_id", b"correlation_id", "deadline_time", b"deadline_time", "kind", b"kind", "options", b"options", "question", b"question", "reference", b"reference", "tool", b"tool", "wait_id", b"wait_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
 @typing.final
 class ToolAllowlist(message.Message):
     """The tools an agent may use. An absent list means all of the tenant's tools, an empty list means none."""
@@ -213,6 +344,7 @@ class AgentSpec(message.Message):
     SYSTEM_FIELD_NUMBER: builtins.int
     TOOLS_FIELD_NUMBER: builtins.int
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
+    APPROVE_TOOLS_FIELD_NUMBER: builtins.int
     loop: builtins.str
     """Which loop drives it; empty: "messages". Workers offer the loops they know."""
     model: builtins.str
@@ -225,6 +357,12 @@ class AgentSpec(message.Message):
     def tools(self) -> ToolAllowlist:
         """The tools it may use; absent: all of the tenant's."""
 
+    @builtins.property
+    def approve_tools(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Tools whose calls wait for a person's leave before they are executed, see WAIT_KIND_TOOL_APPROVAL; names as in
+        ToolAllowlist, at most 128. Empty: none.
+        """
+
     def __init__(
         self,
         *,
@@ -233,10 +371,11 @@ class AgentSpec(message.Message):
         system: builtins.str = ...,
         tools: ToolAllowlist | None = ...,
         max_output_tokens: builtins.int = ...,
+        approve_tools: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["tools", b"tools"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["loop", b"loop", "max_output_tokens", b"max_output_tokens", "model", b"model", "system", b"system", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["approve_tools", b"approve_tools", "loop", b"loop", "max_output_tokens", b"max_output_tokens", "model", b"model", "system", b"system", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -534,6 +673,7 @@ class Task(message.Message):
     END_TIME_FIELD_NUMBER: builtins.int
     NEXT_RETRY_TIME_FIELD_NUMBER: builtins.int
     DEADLINE_TIME_FIELD_NUMBER: builtins.int
+    WAIT_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """UUIDv7."""
     tenant: builtins.str
@@ -598,7 +738,13 @@ class Task(message.Message):
 
     @builtins.property
     def deadline_time(self) -> timestamp_pb2.Timestamp:
-        """When the whole task times out."""
+        """When the whole task times out. That clock stands still while the task is WAITING_USER: this is then the time that was
+        valid when the wait began, and moves by the length of the wait at its end.
+        """
+
+    @builtins.property
+    def wait(self) -> Wait:
+        """What it waits for; absent when it waits for nobody."""
 
     def __init__(
         self,
@@ -627,10 +773,11 @@ class Task(message.Message):
         end_time: timestamp_pb2.Timestamp | None = ...,
         next_retry_time: timestamp_pb2.Timestamp | None = ...,
         deadline_time: timestamp_pb2.Timestamp | None = ...,
+        wait: Wait | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "next_retry_time", b"next_retry_time", "spec", b"spec", "start_time", b"start_time", "update_time", b"update_time", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "next_retry_time", b"next_retry_time", "spec", b"spec", "start_time", b"start_time", "update_time", b"update_time", "usage", b"usage", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt", b"attempt", "budget", b"budget", "cancel_requested", b"cancel_requested", "claim_count", b"claim_count", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "epoch", b"epoch", "message", b"message", "next_retry_time", b"next_retry_time", "owner", b"owner", "parent_task_id", b"parent_task_id", "reason", b"reason", "result", b"result", "root_task_id", b"root_task_id", "sequence", b"sequence", "spec", b"spec", "start_time", b"start_time", "state", b"state", "step", b"step", "task_id", b"task_id", "tenant", b"tenant", "update_time", b"update_time", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt", b"attempt", "budget", b"budget", "cancel_requested", b"cancel_requested", "claim_count", b"claim_count", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "epoch", b"epoch", "message", b"message", "next_retry_time", b"next_retry_time", "owner", b"owner", "parent_task_id", b"parent_task_id", "reason", b"reason", "result", b"result", "root_task_id", b"root_task_id", "sequence", b"sequence", "spec", b"spec", "start_time", b"start_time", "state", b"state", "step", b"step", "task_id", b"task_id", "tenant", b"tenant", "update_time", b"update_time", "usage", b"usage", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -687,5 +834,55 @@ class TaskFilter(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["labels", b"labels", "queue", b"queue", "root_task_id", b"root_task_id", "states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class TaskChange(message.Message):
+    """A task's state, reason or pending ending was changed: one for each transaction that did so, in the task's order. Steps are
+    no changes; the snapshot tells how far the task is.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    CANCEL_REQUESTED_FIELD_NUMBER: builtins.int
+    CHANGE_TIME_FIELD_NUMBER: builtins.int
+    TASK_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """The task."""
+    sequence: builtins.int
+    """Its newest entry after the change: names this change of this task."""
+    state: TaskState.ValueType
+    """The state it was left in."""
+    reason: builtins.str
+    """Why, UPPER_SNAKE."""
+    cancel_requested: builtins.bool
+    """Its end was asked for, and will be carried out."""
+    @builtins.property
+    def change_time(self) -> timestamp_pb2.Timestamp:
+        """When."""
+
+    @builtins.property
+    def task(self) -> Task:
+        """The task as it is now: as the change left it, or later."""
+
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        sequence: builtins.int = ...,
+        state: TaskState.ValueType = ...,
+        reason: builtins.str = ...,
+        cancel_requested: builtins.bool = ...,
+        change_time: timestamp_pb2.Timestamp | None = ...,
+        task: Task | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["change_time", b"change_time", "task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cancel_requested", b"cancel_requested", "change_time", b"change_time", "reason", b"reason", "sequence", b"sequence", "state", b"state", "task", b"task", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -272,6 +272,88 @@ class Heartbeat(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class WatchTasksRequest(message.Message):
+    """Which tasks to watch."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    FILTER_FIELD_NUMBER: builtins.int
+    AFTER_CURSOR_FIELD_NUMBER: builtins.int
+    after_cursor: builtins.str
+    """From an earlier answer; empty: from now. At most 200 characters."""
+    @builtins.property
+    def filter(self) -> task_pb2.TaskFilter:
+        """Only changes of these tasks; `states` are those that a change leads to."""
+
+    def __init__(
+        self,
+        *,
+        filter: task_pb2.TaskFilter | None = ...,
+        after_cursor: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["after_cursor", b"after_cursor", "filter", b"filter"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class WatchTasksResponse(message.Message):
+    """Something happened to a task, or nothing did for a while."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CHANGE_FIELD_NUMBER: builtins.int
+    HEARTBEAT_FIELD_NUMBER: builtins.int
+    CURSOR_FIELD_NUMBER: builtins.int
+    cursor: builtins.str
+    """Opaque. Where to go on after this, at any gateway, for as long as changes are kept (7 days unless set otherwise)."""
+    @builtins.property
+    def change(self) -> task_pb2.TaskChange:
+        """A task changed."""
+
+    @builtins.property
+    def heartbeat(self) -> WatchTasksHeartbeat:
+        """Nothing new; the stream is alive."""
+
+    def __init__(
+        self,
+        *,
+        change: task_pb2.TaskChange | None = ...,
+        heartbeat: WatchTasksHeartbeat | None = ...,
+        cursor: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["change", b"change", "event", b"event", "heartbeat", b"heartbeat"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["change", b"change", "cursor", b"cursor", "event", b"event", "heartbeat", b"heartbeat"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = typing.Literal["change", "heartbeat"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+@typing.final
+class WatchTasksHeartbeat(message.Message):
+    """The stream is alive."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TIME_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def time(self) -> timestamp_pb2.Timestamp:
+        """The server's time."""
+
+    def __init__(
+        self,
+        *,
+        time: timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class CancelTaskRequest(message.Message):
     """A task to stop."""
 
@@ -466,5 +548,85 @@ class ListTaskEntriesResponse(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["entries", b"entries", "more", b"more"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ResumeTaskRequest(message.Message):
+    """The answer to a wait (task_id, wait_id, and a decision or a reply), or an event (correlation_id and payload_json)."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    WAIT_ID_FIELD_NUMBER: builtins.int
+    CORRELATION_ID_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    DECISION_FIELD_NUMBER: builtins.int
+    REPLY_FIELD_NUMBER: builtins.int
+    PAYLOAD_JSON_FIELD_NUMBER: builtins.int
+    COMMENT_FIELD_NUMBER: builtins.int
+    EDITED_ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
+    EXTRA_BUDGET_TOKENS_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """The task that waits."""
+    wait_id: builtins.str
+    """Its wait, as the task's snapshot names it."""
+    correlation_id: builtins.str
+    """The name of the event, 1 to 200 characters; instead of a task and its wait."""
+    request_id: builtins.str
+    """The caller's id of this answer, 1 to 128 characters. Empty: the server makes one, and a repeat is another answer."""
+    decision: builtins.str
+    """One of the wait's options."""
+    reply: builtins.str
+    """Words, at most 64 KiB. Not for a WAIT_KIND_TOOL_APPROVAL."""
+    payload_json: builtins.str
+    """What happened, JSON, at most 64 KiB. With a correlation_id only."""
+    comment: builtins.str
+    """What else is to be recorded, and read by the agent; at most 4,000 characters."""
+    edited_arguments_json: builtins.str
+    """With the decision "edit" only: the arguments to execute the call with, a JSON object of at most 256 KiB."""
+    extra_budget_tokens: builtins.int
+    """Raises the cap of the task's root by so many tokens; at most 10^12."""
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        wait_id: builtins.str = ...,
+        correlation_id: builtins.str = ...,
+        request_id: builtins.str = ...,
+        decision: builtins.str = ...,
+        reply: builtins.str = ...,
+        payload_json: builtins.str = ...,
+        comment: builtins.str = ...,
+        edited_arguments_json: builtins.str = ...,
+        extra_budget_tokens: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "decision", b"decision", "payload_json", b"payload_json", "reply", b"reply"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "comment", b"comment", "correlation_id", b"correlation_id", "decision", b"decision", "edited_arguments_json", b"edited_arguments_json", "extra_budget_tokens", b"extra_budget_tokens", "payload_json", b"payload_json", "reply", b"reply", "request_id", b"request_id", "task_id", b"task_id", "wait_id", b"wait_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_answer: _TypeAlias = typing.Literal["decision", "reply", "payload_json"]  # noqa: Y015
+    _WhichOneofArgType_answer: _TypeAlias = typing.Literal["answer", b"answer"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
+
+@typing.final
+class ResumeTaskResponse(message.Message):
+    """It is recorded."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def task(self) -> task_pb2.Task:
+        """The task that took it; absent: the event is kept for a wait to come."""
+
+    def __init__(
+        self,
+        *,
+        task: task_pb2.Task | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -67,10 +67,20 @@ class TaskServiceStub:
                 request_serializer=tenure_dot_v1_dot_task__service__pb2.WatchTaskRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_task__service__pb2.WatchTaskResponse.FromString,
                 _registered_method=True)
+        self.WatchTasks = channel.unary_stream(
+                '/tenure.v1.TaskService/WatchTasks',
+                request_serializer=tenure_dot_v1_dot_task__service__pb2.WatchTasksRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_task__service__pb2.WatchTasksResponse.FromString,
+                _registered_method=True)
         self.CancelTask = channel.unary_unary(
                 '/tenure.v1.TaskService/CancelTask',
                 request_serializer=tenure_dot_v1_dot_task__service__pb2.CancelTaskRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_task__service__pb2.CancelTaskResponse.FromString,
+                _registered_method=True)
+        self.ResumeTask = channel.unary_unary(
+                '/tenure.v1.TaskService/ResumeTask',
+                request_serializer=tenure_dot_v1_dot_task__service__pb2.ResumeTaskRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_task__service__pb2.ResumeTaskResponse.FromString,
                 _registered_method=True)
 
 
@@ -125,10 +135,31 @@ class TaskServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchTasks(self, request, context):
+        """Streams what happens to the tenant's tasks after a cursor, without gap or repeat, a task's changes in their order: for
+        dashboards. Begins with a heartbeat, and sends one when nothing else was sent for 15 s. Who lists the tasks after the
+        first heartbeat, and goes by each task's sequence, misses nothing. Resume a broken stream with the last cursor, at any
+        gateway. OUT_OF_RANGE / CURSOR_EXPIRED: what came after the cursor is no longer kept, or the cursor is of another
+        installation; watch without a cursor, and list.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CancelTask(self, request, context):
         """Asks for the task's end. The answer means that the request is recorded and will be carried out, also when every service
         restarts; the task is CANCELLED within about a second. Cancelling a cancelled task is answered as the first time; a task
         that ended otherwise is FAILED_PRECONDITION / WRONG_STATE {state}. NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeTask(self, request, context):
+        """Answers the wait of a task, or delivers an event by its correlation_id. A wait takes exactly one answer: the same request_id
+        again is answered like the first time, a different answer is FAILED_PRECONDITION / WAIT_OVER. An event that finds no
+        wait is kept for 7 days for one to come, and taken exactly once; RESOURCE_EXHAUSTED / SIGNALS_FULL when 100 are kept under
+        one correlation_id. The same request_id with another answer is ALREADY_EXISTS / REQUEST_ID_REUSED. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -167,10 +198,20 @@ def add_TaskServiceServicer_to_server(servicer, server):
                     request_deserializer=tenure_dot_v1_dot_task__service__pb2.WatchTaskRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_task__service__pb2.WatchTaskResponse.SerializeToString,
             ),
+            'WatchTasks': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchTasks,
+                    request_deserializer=tenure_dot_v1_dot_task__service__pb2.WatchTasksRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_task__service__pb2.WatchTasksResponse.SerializeToString,
+            ),
             'CancelTask': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelTask,
                     request_deserializer=tenure_dot_v1_dot_task__service__pb2.CancelTaskRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_task__service__pb2.CancelTaskResponse.SerializeToString,
+            ),
+            'ResumeTask': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeTask,
+                    request_deserializer=tenure_dot_v1_dot_task__service__pb2.ResumeTaskRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_task__service__pb2.ResumeTaskResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -349,6 +390,33 @@ class TaskService:
             _registered_method=True)
 
     @staticmethod
+    def WatchTasks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tenure.v1.TaskService/WatchTasks',
+            tenure_dot_v1_dot_task__service__pb2.WatchTasksRequest.SerializeToString,
+            tenure_dot_v1_dot_task__service__pb2.WatchTasksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def CancelTask(request,
             target,
             options=(),
@@ -365,6 +433,33 @@ class TaskService:
             '/tenure.v1.TaskService/CancelTask',
             tenure_dot_v1_dot_task__service__pb2.CancelTaskRequest.SerializeToString,
             tenure_dot_v1_dot_task__service__pb2.CancelTaskResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeTask(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.TaskService/ResumeTask',
+            tenure_dot_v1_dot_task__service__pb2.ResumeTaskRequest.SerializeToString,
+            tenure_dot_v1_dot_task__service__pb2.ResumeTaskResponse.FromString,
             options,
             channel_credentials,
             insecure,

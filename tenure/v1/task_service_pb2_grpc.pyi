@@ -53,10 +53,23 @@ class TaskServiceStub:
     when nothing else was sent for 15 s. Ends after the entry that closes the task. Resume a broken stream with the last
     sequence seen. NOT_FOUND; OUT_OF_RANGE / CURSOR_EXPIRED beyond the newest entry.
     """
+    WatchTasks: _grpc.UnaryStreamMultiCallable[_task_service_pb2.WatchTasksRequest, _task_service_pb2.WatchTasksResponse]
+    """Streams what happens to the tenant's tasks after a cursor, without gap or repeat, a task's changes in their order: for
+    dashboards. Begins with a heartbeat, and sends one when nothing else was sent for 15 s. Who lists the tasks after the
+    first heartbeat, and goes by each task's sequence, misses nothing. Resume a broken stream with the last cursor, at any
+    gateway. OUT_OF_RANGE / CURSOR_EXPIRED: what came after the cursor is no longer kept, or the cursor is of another
+    installation; watch without a cursor, and list.
+    """
     CancelTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.CancelTaskRequest, _task_service_pb2.CancelTaskResponse]
     """Asks for the task's end. The answer means that the request is recorded and will be carried out, also when every service
     restarts; the task is CANCELLED within about a second. Cancelling a cancelled task is answered as the first time; a task
     that ended otherwise is FAILED_PRECONDITION / WRONG_STATE {state}. NOT_FOUND.
+    """
+    ResumeTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ResumeTaskRequest, _task_service_pb2.ResumeTaskResponse]
+    """Answers the wait of a task, or delivers an event by its correlation_id. A wait takes exactly one answer: the same request_id
+    again is answered like the first time, a different answer is FAILED_PRECONDITION / WAIT_OVER. An event that finds no
+    wait is kept for 7 days for one to come, and taken exactly once; RESOURCE_EXHAUSTED / SIGNALS_FULL when 100 are kept under
+    one correlation_id. The same request_id with another answer is ALREADY_EXISTS / REQUEST_ID_REUSED. NOT_FOUND.
     """
 
 @_typing.type_check_only
@@ -84,10 +97,23 @@ class TaskServiceAsyncStub(TaskServiceStub):
     when nothing else was sent for 15 s. Ends after the entry that closes the task. Resume a broken stream with the last
     sequence seen. NOT_FOUND; OUT_OF_RANGE / CURSOR_EXPIRED beyond the newest entry.
     """
+    WatchTasks: _aio.UnaryStreamMultiCallable[_task_service_pb2.WatchTasksRequest, _task_service_pb2.WatchTasksResponse]  # type: ignore[assignment]
+    """Streams what happens to the tenant's tasks after a cursor, without gap or repeat, a task's changes in their order: for
+    dashboards. Begins with a heartbeat, and sends one when nothing else was sent for 15 s. Who lists the tasks after the
+    first heartbeat, and goes by each task's sequence, misses nothing. Resume a broken stream with the last cursor, at any
+    gateway. OUT_OF_RANGE / CURSOR_EXPIRED: what came after the cursor is no longer kept, or the cursor is of another
+    installation; watch without a cursor, and list.
+    """
     CancelTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.CancelTaskRequest, _task_service_pb2.CancelTaskResponse]  # type: ignore[assignment]
     """Asks for the task's end. The answer means that the request is recorded and will be carried out, also when every service
     restarts; the task is CANCELLED within about a second. Cancelling a cancelled task is answered as the first time; a task
     that ended otherwise is FAILED_PRECONDITION / WRONG_STATE {state}. NOT_FOUND.
+    """
+    ResumeTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ResumeTaskRequest, _task_service_pb2.ResumeTaskResponse]  # type: ignore[assignment]
+    """Answers the wait of a task, or delivers an event by its correlation_id. A wait takes exactly one answer: the same request_id
+    again is answered like the first time, a different answer is FAILED_PRECONDITION / WAIT_OVER. An event that finds no
+    wait is kept for 7 days for one to come, and taken exactly once; RESOURCE_EXHAUSTED / SIGNALS_FULL when 100 are kept under
+    one correlation_id. The same request_id with another answer is ALREADY_EXISTS / REQUEST_ID_REUSED. NOT_FOUND.
     """
 
 class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -150,6 +176,19 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def WatchTasks(
+        self,
+        request: _task_service_pb2.WatchTasksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_task_service_pb2.WatchTasksResponse], _abc.AsyncIterator[_task_service_pb2.WatchTasksResponse]]:
+        """Streams what happens to the tenant's tasks after a cursor, without gap or repeat, a task's changes in their order: for
+        dashboards. Begins with a heartbeat, and sends one when nothing else was sent for 15 s. Who lists the tasks after the
+        first heartbeat, and goes by each task's sequence, misses nothing. Resume a broken stream with the last cursor, at any
+        gateway. OUT_OF_RANGE / CURSOR_EXPIRED: what came after the cursor is no longer kept, or the cursor is of another
+        installation; watch without a cursor, and list.
+        """
+
+    @_abc_1.abstractmethod
     def CancelTask(
         self,
         request: _task_service_pb2.CancelTaskRequest,
@@ -158,6 +197,18 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         """Asks for the task's end. The answer means that the request is recorded and will be carried out, also when every service
         restarts; the task is CANCELLED within about a second. Cancelling a cancelled task is answered as the first time; a task
         that ended otherwise is FAILED_PRECONDITION / WRONG_STATE {state}. NOT_FOUND.
+        """
+
+    @_abc_1.abstractmethod
+    def ResumeTask(
+        self,
+        request: _task_service_pb2.ResumeTaskRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_task_service_pb2.ResumeTaskResponse, _abc.Awaitable[_task_service_pb2.ResumeTaskResponse]]:
+        """Answers the wait of a task, or delivers an event by its correlation_id. A wait takes exactly one answer: the same request_id
+        again is answered like the first time, a different answer is FAILED_PRECONDITION / WAIT_OVER. An event that finds no
+        wait is kept for 7 days for one to come, and taken exactly once; RESOURCE_EXHAUSTED / SIGNALS_FULL when 100 are kept under
+        one correlation_id. The same request_id with another answer is ALREADY_EXISTS / REQUEST_ID_REUSED. NOT_FOUND.
         """
 
 def add_TaskServiceServicer_to_server(servicer: TaskServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
