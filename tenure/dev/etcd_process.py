@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 _POLL_SECONDS = 0.02
 _LOG_TAIL_BYTES = 4_096
-# Without compaction a store that is left running for weeks reaches its quota and refuses writes. Watches need seconds of
-# history; an hour of it is gigabytes under load.
+# Without compaction a store that is left running for weeks reaches its quota and refuses writes. Watches need
+# seconds of history; an hour of it is gigabytes under load.
 _ARGUMENTS = ("--auto-compaction-mode=periodic", "--auto-compaction-retention=5m", "--log-level=warn")
 
 
