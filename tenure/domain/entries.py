@@ -9,6 +9,7 @@ from tenure.domain.budget import TokenUsage
 from tenure.domain.states import TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import Outcome, ToolDefinition
+from tenure.domain.waits import Wait, WaitAnswerKind, WaitKind
 
 ContentBlock = dict[str, Any]
 """A provider's content block, as JSON: {"type": "text", "text": ...}, {"type": "tool_use", ...} and others."""
@@ -24,7 +25,7 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """The state changed. `retry_delay_seconds` only for RETRY_SCHEDULED, `result` only for endings."""
+    """The state changed. `retry_delay_seconds` only for RETRY_SCHEDULED, `result` for endings, `wait` for WAITING."""
 
     to_state: TaskState
     reason: str
@@ -32,6 +33,7 @@ class Transition:
     result: str = ""
     retry_delay_seconds: float | None = None
     from_state: TaskState | None = None
+    wait: Wait | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,45 @@ class CancelRequest:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """Back into the queue, with more of what it may use up."""
+
+    extra_tokens: int = 0
+    extra_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CloseOut:
+    """The end. `result` "": the agent's last words."""
+
+    to_state: TaskState
+    result: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRequest:
+    """An operator intervened. What came of it is the transition that follows."""
+
+    reason: str
+    act: Requeue | CloseOut
+
+
+@dataclass(frozen=True, slots=True)
+class WaitResolution:
+    """A wait has its answer. `answer`: the decision, the words, or the event's payload (JSON)."""
+
+    wait_id: str
+    call_id: str
+    wait_kind: WaitKind
+    answer_kind: WaitAnswerKind
+    answer: str = ""
+    comment: str = ""
+    edited_arguments_json: str = ""
+    extra_budget_tokens: int = 0
+    request_id: str = ""
+
+
 Body = (
     Submitted
     | Transition
@@ -133,6 +174,8 @@ Body = (
     | ToolOutcome
     | UserMessage
     | CancelRequest
+    | WaitResolution
+    | OperatorRequest
 )
 
 

@@ -8,7 +8,7 @@ for every reader alike.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tenure.domain.entries import (
@@ -19,19 +19,25 @@ from tenure.domain.entries import (
     Entry,
     ModelAttempt,
     ModelFailure,
+    OperatorRequest,
     Submitted,
     ToolIntent,
     ToolOutcome,
     ToolsDefined,
     Transition,
     UserMessage,
+    WaitResolution,
 )
-from tenure.domain.states import TaskState
+from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import Outcome, ToolDefinition
+from tenure.domain.waits import leaves_call_open
 
 Message = dict[str, Any]
 """A provider's message: {"role": "user" | "assistant", "content": [blocks]}."""
+
+_DEAD_ENDS = frozenset({"refusal", "model_context_window_exceeded"})
+"""Answers after which the same conversation cannot go on: a new attempt asks again without them."""
 
 
 @dataclass(slots=True)
@@ -46,6 +52,7 @@ class ResumePoint:
     messages: list[Message] = field(default_factory=list)
     intents: dict[str, ToolIntent] = field(default_factory=dict)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
+    allowed_calls: set[str] = field(default_factory=set)
     attempts_in_step: int = 0
     failures: list[ModelFailure] = field(default_factory=list)
     open_attempt: ModelAttempt | None = None
@@ -107,12 +114,41 @@ class ResumePoint:
                 self._texts.append(body.text)
             case CancelRequest():
                 self.cancel_reason = body.reason
+            case OperatorRequest():
+                pass  # what came of it is a transition
+            case WaitResolution():
+                self._resolve(body)
 
     def _transition(self, body: Transition) -> None:
+        if self.state in TERMINAL:
+            self._begin_attempt()
         self.state = body.to_state
         if body.to_state is TaskState.RETRY_SCHEDULED:
             self.retries += 1
             self.failures.clear()
+
+    def _begin_attempt(self) -> None:
+        """Requeued after an end: the history goes on, without what judged the attempt before."""
+        self.failures.clear()
+        self.retries = self.truncations = 0
+        self.cancel_reason = None
+        if self.answer is not None and self.answer.stop_reason in _DEAD_ENDS and not self.intents:
+            if self.answer.content:
+                self.messages.pop()
+            self.answer, self.attempts_in_step = None, 0
+
+    def _resolve(self, body: WaitResolution) -> None:
+        """A call that got leave is executed as whoever gave it wants; the others have their outcome."""
+        if not leaves_call_open(body.wait_kind, body.answer_kind, body.answer):
+            return
+        self.allowed_calls.add(body.call_id)
+        intent = self.intents[body.call_id]
+        if body.edited_arguments_json:
+            self.intents[body.call_id] = replace(intent, arguments_json=body.edited_arguments_json)
+            told = f"A person changed the arguments of {intent.tool} before it was run: {body.edited_arguments_json}"
+            self._texts.append(f"{told}\n{body.comment}".strip())
+        elif body.comment:
+            self._texts.append(f"A person allowed {intent.tool} and says: {body.comment}")
 
     def _attempt(self, step: int, body: ModelAttempt) -> None:
         self._close_turn()
@@ -127,6 +163,7 @@ class ResumePoint:
             self.messages.append({"role": "user", "content": content})
         self.intents.clear()
         self.outcomes.clear()
+        self.allowed_calls.clear()
         self._texts.clear()
         self.answer = None
 

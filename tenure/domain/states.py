@@ -42,11 +42,20 @@ class Reason:
     CRASH_LOOP = "CRASH_LOOP"
     RETRY_DUE = "RETRY_DUE"
     CANCEL_REQUESTED = "CANCEL_REQUESTED"
+    OPERATOR_REQUEUE = "OPERATOR_REQUEUE"
+    OPERATOR_CLOSE_OUT = "OPERATOR_CLOSE_OUT"
+    OPERATOR_TRANSFER = "OPERATOR_TRANSFER"
     DEADLINE_PASSED = "DEADLINE_PASSED"
     TOKEN_LIMIT = "TOKEN_LIMIT"
     STEP_LIMIT = "STEP_LIMIT"
     BUDGET_BUSY = "BUDGET_BUSY"
     TOOL_IN_DOUBT = "TOOL_IN_DOUBT"
+    APPROVAL_REQUESTED = "APPROVAL_REQUESTED"
+    ANSWER_REQUESTED = "ANSWER_REQUESTED"
+    TOOL_NEEDS_APPROVAL = "TOOL_NEEDS_APPROVAL"
+    EVENT_AWAITED = "EVENT_AWAITED"
+    WAIT_RESOLVED = "WAIT_RESOLVED"
+    WAIT_EXPIRED = "WAIT_EXPIRED"
     MODEL_RATE_LIMITED = "MODEL_RATE_LIMITED"
     MODEL_UNAVAILABLE = "MODEL_UNAVAILABLE"
     MODEL_REJECTED = "MODEL_REJECTED"
@@ -80,11 +89,12 @@ MOVES: Final[dict[TaskState, frozenset[TaskState]]] = {
         {TaskState.QUEUED, TaskState.TIMED_OUT, TaskState.CANCELLED, TaskState.FAILED}
     ),
     TaskState.RETRY_SCHEDULED: frozenset({TaskState.QUEUED, TaskState.CANCELLED, TaskState.TIMED_OUT}),
+    # Out of an end leads an operator's requeue alone, and it begins the next attempt: see `check_move`.
     TaskState.SUCCEEDED: frozenset(),
-    TaskState.FAILED: frozenset(),
-    TaskState.TIMED_OUT: frozenset(),
-    TaskState.CANCELLED: frozenset(),
-    TaskState.COST_EXCEEDED: frozenset(),
+    TaskState.FAILED: frozenset({TaskState.QUEUED}),
+    TaskState.TIMED_OUT: frozenset({TaskState.QUEUED}),
+    TaskState.CANCELLED: frozenset({TaskState.QUEUED}),
+    TaskState.COST_EXCEEDED: frozenset({TaskState.QUEUED}),
 }
 
 
@@ -93,7 +103,10 @@ def is_terminal(state: TaskState) -> bool:
     return state in TERMINAL
 
 
-def check_move(current: TaskState, target: TaskState) -> None:
-    """Raises WrongState{state} when the table does not allow the move."""
-    if target not in MOVES[current]:
+def check_move(current: TaskState, target: TaskState, *, begins_attempt: bool = False) -> None:
+    """Raises WrongState{state} when the table does not allow the move.
+
+    An end is left only by what begins the task's next attempt, and nothing else begins one.
+    """
+    if target not in MOVES[current] or begins_attempt != (current in TERMINAL):
         raise WrongState(f"a {current} task cannot become {target}", metadata={"state": current.value})

@@ -51,7 +51,8 @@ class InDoubtPolicy(StrEnum):
 class AgentSpec:
     """The agent that carries the goal out.
 
-    `tools` None: all of the tenant's; empty: none. `model` "" and `max_output_tokens` 0: the worker's default.
+    `tools` None: all of the tenant's; empty: none. `model` "" and `max_output_tokens` 0: the worker's default. Calls of
+    `approve_tools` wait for a person's leave.
     """
 
     loop: str = DEFAULT_LOOP
@@ -59,6 +60,7 @@ class AgentSpec:
     system: str = ""
     tools: tuple[str, ...] | None = None
     max_output_tokens: int = 0
+    approve_tools: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

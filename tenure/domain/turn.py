@@ -11,6 +11,7 @@ from typing import Final
 from tenure.domain.entries import ToolIntent
 from tenure.domain.fold import ResumePoint
 from tenure.domain.states import Reason, TaskState
+from tenure.domain.waiting_calls import asks
 
 MAX_TRUNCATIONS: Final = 3
 """Answers in a row cut at the output limit before the task fails: a model that never finishes would go on for ever."""
@@ -28,10 +29,11 @@ class CallModel:
 
 @dataclass(frozen=True, slots=True)
 class ExecuteTools:
-    """Run these calls, in parallel."""
+    """Run these calls, in parallel; then wait for what the first of `asks` asks for."""
 
     step: int
     intents: tuple[ToolIntent, ...]
+    asks: tuple[ToolIntent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ NextMove = CallModel | ExecuteTools | Nudge | CloseOut
 def next_move(point: ResumePoint) -> NextMove:
     """What to do after the entries so far. Meets no open model attempt: Open settles what an old owner left."""
     if point.open_intents:
-        return ExecuteTools(point.step, tuple(point.open_intents))
+        return _tools(point)
     if point.answer is None:
         if point.attempts_in_step:  # sent, and failed or lost: the same step again
             return CallModel(point.step, point.attempts_in_step + 1)
@@ -65,6 +67,18 @@ def next_move(point: ResumePoint) -> NextMove:
     if point.intents:
         return CallModel(point.step + 1, 1)
     return _after_answer(point, point.answer.stop_reason)
+
+
+def _tools(point: ResumePoint) -> ExecuteTools:
+    """Calls to run, and calls that wait for somebody: those are asked for one after another."""
+    tools = {tool.name for tool in point.tools or ()}
+    approve_tools = point.spec.agent.approve_tools if point.spec is not None else ()
+    runs: list[ToolIntent] = []
+    waits: list[ToolIntent] = []
+    for intent in point.open_intents:
+        waiting = asks(intent, tools=tools, approve_tools=approve_tools, allowed=point.allowed_calls)
+        (waits if waiting else runs).append(intent)
+    return ExecuteTools(point.step, tuple(runs), tuple(waits))
 
 
 def _after_answer(point: ResumePoint, stop_reason: str) -> NextMove:

@@ -10,9 +10,11 @@ from tenure.domain import entries as facts
 from tenure.domain.budget import TokenUsage
 from tenure.v1 import ledger_pb2
 from tenure.wire.enums import STATES
+from tenure.wire.operators import operator_request_to_domain, operator_request_to_wire
 from tenure.wire.task import spec_to_domain, spec_to_wire, usage_to_domain, usage_to_wire
 from tenure.wire.times import duration, seconds
 from tenure.wire.tools import outcome_to_domain, outcome_to_wire, tool_to_domain, tool_to_wire
+from tenure.wire.waits import resolution_to_domain, resolution_to_wire, wait_to_domain, wait_to_wire
 
 
 def entry_to_domain(entry: ledger_pb2.Entry) -> facts.Entry:
@@ -55,6 +57,7 @@ def _transition_to_domain(message: ledger_pb2.StateTransition) -> facts.Transiti
         message=message.message,
         result=message.result,
         from_state=STATES.to_domain(message.from_state) if message.from_state else None,
+        wait=wait_to_domain(message.wait) if message.HasField("wait") else None,
     )
 
 
@@ -64,6 +67,8 @@ def _transition_to_wire(fact: facts.Transition) -> ledger_pb2.EntryBody:
     )
     if fact.from_state is not None:
         message.from_state = STATES.to_wire(fact.from_state)
+    if fact.wait is not None:
+        message.wait.CopyFrom(wait_to_wire(fact.wait))
     return ledger_pb2.EntryBody(transition=message)
 
 
@@ -153,6 +158,8 @@ _TO_DOMAIN: dict[str, Callable[[Any], facts.Body]] = {
     "tool_outcome": lambda m: facts.ToolOutcome(m.call_id, outcome_to_domain(m.outcome)),
     "user_message": lambda m: facts.UserMessage(m.text, m.request_id),
     "cancel_request": lambda m: facts.CancelRequest(m.reason),
+    "operator_request": operator_request_to_domain,
+    "wait_resolution": resolution_to_domain,
 }
 
 _TO_WIRE: dict[type, Callable[[Any], ledger_pb2.EntryBody]] = {
@@ -183,6 +190,8 @@ _TO_WIRE: dict[type, Callable[[Any], ledger_pb2.EntryBody]] = {
         user_message=ledger_pb2.UserMessage(text=f.text, request_id=f.request_id)
     ),
     facts.CancelRequest: lambda f: ledger_pb2.EntryBody(cancel_request=ledger_pb2.CancelRequest(reason=f.reason)),
+    facts.OperatorRequest: lambda f: ledger_pb2.EntryBody(operator_request=operator_request_to_wire(f)),
+    facts.WaitResolution: lambda f: ledger_pb2.EntryBody(wait_resolution=resolution_to_wire(f)),
 }
 
 

@@ -8,7 +8,8 @@ from typing import Generic, TypeVar
 from tenure.domain.states import TaskState
 from tenure.domain.task import InDoubtPolicy, LeaseLostPolicy, Priority, SourceKind
 from tenure.domain.tools import CallState, EffectClass, OutcomeStatus
-from tenure.v1 import task_pb2, tool_pb2
+from tenure.domain.waits import WaitAnswerKind, WaitDeadlinePolicy, WaitKind
+from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 
 D = TypeVar("D", bound=Enum)
 P = TypeVar("P", bound=int)
@@ -44,6 +45,14 @@ IN_DOUBT = EnumMap(
 )
 EFFECT_CLASSES = EnumMap(EffectClass, dict(tool_pb2.EffectClass.items()), "EFFECT_CLASS", EffectClass.UNSAFE)
 OUTCOME_STATUSES = EnumMap(OutcomeStatus, dict(tool_pb2.OutcomeStatus.items()), "OUTCOME_STATUS", OutcomeStatus.FAILED)
+WAIT_KINDS = EnumMap(WaitKind, dict(task_pb2.WaitKind.items()), "WAIT_KIND", None)
+WAIT_DEADLINES = EnumMap(
+    WaitDeadlinePolicy,
+    dict(task_pb2.WaitDeadlinePolicy.items()),
+    "WAIT_DEADLINE_POLICY",
+    WaitDeadlinePolicy.TIME_OUT,
+)
+WAIT_ANSWERS = EnumMap(WaitAnswerKind, dict(ledger_pb2.WaitAnswerKind.items()), "WAIT_ANSWER_KIND", None)
 CALL_STATES = EnumMap(CallState, dict(tool_pb2.CallState.items()), "CALL_STATE", None)
 
 

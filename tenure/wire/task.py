@@ -46,6 +46,7 @@ def spec_to_wire(spec: TaskSpec) -> task_pb2.TaskSpec:
             system=spec.agent.system,
             tools=allowlist_to_wire(spec.agent.tools),
             max_output_tokens=spec.agent.max_output_tokens,
+            approve_tools=spec.agent.approve_tools,
         ),
         limits=task_pb2.Limits(
             max_tokens=spec.limits.max_tokens,
@@ -106,6 +107,7 @@ def _agent_to_domain(agent: task_pb2.AgentSpec) -> AgentSpec:
         system=agent.system,
         tools=tuple(agent.tools.names) if agent.HasField("tools") else None,
         max_output_tokens=agent.max_output_tokens,
+        approve_tools=tuple(agent.approve_tools),
     )
 
 

@@ -1,0 +1,172 @@
+"""Waits: what a task waits for, which answers a wait takes, and what the waiting call comes to.
+
+A wait is of one tool call that nobody executes: asking a person, waiting for an event, or a call that needs a person's
+leave. It takes one answer. The ledger writes the call's outcome with it, so that the next owner finds the call closed;
+only a call that got leave stays open, for the next owner to execute.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from tenure.domain.errors import InvalidRequest
+from tenure.domain.tools import Outcome, OutcomeStatus
+
+DEFAULT_PERSON_SECONDS: Final = 24 * 3600.0
+DEFAULT_EVENT_SECONDS: Final = 2 * 3600.0
+MIN_WAIT_SECONDS: Final = 1.0
+MAX_WAIT_SECONDS: Final = 30 * 24 * 3600.0
+
+MAX_QUESTION_CHARACTERS: Final = 4000
+MAX_CONTEXT_CHARACTERS: Final = 16_000
+MAX_REFERENCE_CHARACTERS: Final = 200
+MAX_OPTIONS: Final = 20
+MAX_OPTION_CHARACTERS: Final = 200
+MAX_APPROVED_ARGUMENT_BYTES: Final = 256 * 1024
+"""Of a call that waits for leave: they are shown to whoever decides, and kept in the task's row meanwhile."""
+
+ALLOW: Final = "allow"
+DENY: Final = "deny"
+EDIT: Final = "edit"
+TOOL_DECISIONS: Final = (ALLOW, DENY, EDIT)
+DEFAULT_OPTIONS: Final = ("approve", "deny")
+
+
+class WaitKind(StrEnum):
+    """What is waited for."""
+
+    APPROVAL = "APPROVAL"
+    QUESTION = "QUESTION"
+    TOOL_APPROVAL = "TOOL_APPROVAL"
+    EVENT = "EVENT"
+
+
+class WaitDeadlinePolicy(StrEnum):
+    """What happens when nobody answers in time."""
+
+    TIME_OUT = "TIME_OUT"
+    GO_ON = "GO_ON"
+
+
+class WaitAnswerKind(StrEnum):
+    """How a wait was answered."""
+
+    DECISION = "DECISION"
+    REPLY = "REPLY"
+    PAYLOAD = "PAYLOAD"
+    NO_ANSWER = "NO_ANSWER"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """One wait. `wait_id` is the ledger's; `timeout_seconds` is what its asker wants, and is not kept."""
+
+    kind: WaitKind
+    call_id: str
+    question: str = ""
+    options: tuple[str, ...] = ()
+    context: str = ""
+    reference: str = ""
+    correlation_id: str = ""
+    at_deadline: WaitDeadlinePolicy = WaitDeadlinePolicy.TIME_OUT
+    tool: str = ""
+    arguments_json: str = ""
+    timeout_seconds: float = 0.0
+    wait_id: str = ""
+
+    @property
+    def is_for_person(self) -> bool:
+        """Whether the task is to be WAITING_USER; else WAITING_EXTERNAL."""
+        return self.kind is not WaitKind.EVENT
+
+
+@dataclass(frozen=True, slots=True)
+class WaitAnswer:
+    """What was said to a wait."""
+
+    kind: WaitAnswerKind
+    text: str = ""
+    comment: str = ""
+    edited_arguments_json: str = ""
+    extra_budget_tokens: int = 0
+
+
+NO_ANSWER: Final = WaitAnswer(WaitAnswerKind.NO_ANSWER)
+
+
+def default_timeout_seconds(kind: WaitKind) -> float:
+    """How long a wait lasts when nobody says."""
+    return DEFAULT_EVENT_SECONDS if kind is WaitKind.EVENT else DEFAULT_PERSON_SECONDS
+
+
+def refuse_answer(wait: Wait, answer: WaitAnswer) -> InvalidRequest | None:
+    """Why this is no answer to this wait."""
+    if wait.kind is WaitKind.EVENT:
+        return _invalid("correlation_id", "this task waits for an event: send it by its correlation_id")
+    if answer.kind is WaitAnswerKind.DECISION and answer.text not in wait.options:
+        choices = ", ".join(wait.options) or "none, it wants a reply"
+        return _invalid("decision", f"must be one of the wait's options: {choices}")
+    if answer.kind is WaitAnswerKind.REPLY and wait.kind is WaitKind.TOOL_APPROVAL:
+        return _invalid("reply", f"this wait takes a decision: {', '.join(wait.options)}")
+    return _refuse_edit(wait, answer)
+
+
+def _refuse_edit(wait: Wait, answer: WaitAnswer) -> InvalidRequest | None:
+    edits = wait.kind is WaitKind.TOOL_APPROVAL and answer.text == EDIT
+    if not edits:
+        return (
+            _invalid("edited_arguments_json", 'only with the decision "edit"') if answer.edited_arguments_json else None
+        )
+    try:
+        arguments = json.loads(answer.edited_arguments_json)
+    except (ValueError, RecursionError):
+        arguments = None
+    return None if isinstance(arguments, dict) else _invalid("edited_arguments_json", "must be a JSON object")
+
+
+def _invalid(field: str, told: str) -> InvalidRequest:
+    return InvalidRequest(violations=[(field, told)])
+
+
+def leaves_call_open(kind: WaitKind, answer_kind: WaitAnswerKind, answer: str) -> bool:
+    """Whether the call got leave: it is executed, and has its outcome then."""
+    return kind is WaitKind.TOOL_APPROVAL and answer_kind is WaitAnswerKind.DECISION and answer in {ALLOW, EDIT}
+
+
+def outcome_of_answer(wait: Wait, answer: WaitAnswer, *, actor: str, at: str) -> Outcome | None:
+    """What the waiting call comes to, as the model reads it; None: it got leave. `at`: when, ISO 8601."""
+    if leaves_call_open(wait.kind, answer.kind, answer.text):
+        return None
+    if wait.kind is WaitKind.TOOL_APPROVAL:
+        return Outcome(OutcomeStatus.NOT_ALLOWED, _denial(wait, answer, actor, at))
+    if answer.kind is WaitAnswerKind.NO_ANSWER:
+        told = {"answer": "no answer", "question": wait.question or wait.correlation_id, "gave_up_at": at}
+        return Outcome(OutcomeStatus.TIMED_OUT, _text(told))
+    told = {_NAMES[answer.kind]: _value(answer), "answered_by": actor, "answered_at": at}
+    return Outcome(OutcomeStatus.SUCCEEDED, _text(told | ({"comment": answer.comment} if answer.comment else {})))
+
+
+_NAMES: Final = {
+    WaitAnswerKind.DECISION: "decision",
+    WaitAnswerKind.REPLY: "reply",
+    WaitAnswerKind.PAYLOAD: "payload",
+}
+
+
+def _value(answer: WaitAnswer) -> Any:
+    """A payload is JSON already, and stands in the result as what it is."""
+    return json.loads(answer.text) if answer.kind is WaitAnswerKind.PAYLOAD else answer.text
+
+
+def _denial(wait: Wait, answer: WaitAnswer, actor: str, at: str) -> str:
+    if answer.kind is WaitAnswerKind.NO_ANSWER:
+        return f"This call of {wait.tool} was not run: it needs a person's leave, and nobody answered until {at}."
+    why = f": {answer.comment}" if answer.comment else "."
+    return f"This call of {wait.tool} was not run: {actor} denied it at {at}{why}"
+
+
+def _text(told: dict[str, Any]) -> str:
+    return json.dumps(told, ensure_ascii=False)
