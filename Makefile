@@ -48,8 +48,9 @@ imports:
 protos: setup ## Generate tenure/v1 from protos/
 	$(BIN)/python protos/generate.py
 
-faults: setup ## Seeded faults under traffic, for MINUTES (10), or the SEEDS A..B, or one SEED again
+faults: setup ## Seeded faults under traffic, for MINUTES (10), or the SEEDS A..B, or one SEED again; then the models
 	$(BIN)/python -m tests.fault.suite $(if $(SEED),--seed $(SEED),$(if $(SEEDS),--seeds $(SEEDS),--minutes $(or $(MINUTES),10))) $(if $(MODE),--mode $(MODE))
+	$(if $(or $(SEED),$(SEEDS)),,$(BIN)/python -m spec --large || [ $$? = 2 ])
 
 bench: setup ## Measure: latencies of takeover, commits and steps per second
 	$(BIN)/python -m bench
