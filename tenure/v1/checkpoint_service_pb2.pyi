@@ -72,6 +72,76 @@ class CreateTaskResponse(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class CheckpointServiceForkTaskRequest(message.Message):
+    """A history to go on from."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    TASK_ID_FIELD_NUMBER: builtins.int
+    AT_SEQUENCE_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
+    OVERRIDES_FIELD_NUMBER: builtins.int
+    ACTOR_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    """The caller's id of this fork, 1 to 128 characters; kept as long as the task."""
+    task_id: builtins.str
+    """The task to fork."""
+    at_sequence: builtins.int
+    """After this entry."""
+    step: builtins.int
+    """After this step and its calls, or at the latest point before that."""
+    message: builtins.str
+    """What the agent reads next; empty: nothing."""
+    actor: builtins.str
+    """Who says so."""
+    @builtins.property
+    def overrides(self) -> task_pb2.ForkOverrides:
+        """What is to be otherwise."""
+
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        task_id: builtins.str = ...,
+        at_sequence: builtins.int = ...,
+        step: builtins.int = ...,
+        message: builtins.str = ...,
+        overrides: task_pb2.ForkOverrides | None = ...,
+        actor: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["at_sequence", b"at_sequence", "overrides", b"overrides", "point", b"point", "step", b"step"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "at_sequence", b"at_sequence", "message", b"message", "overrides", b"overrides", "point", b"point", "request_id", b"request_id", "step", b"step", "task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_point: _TypeAlias = typing.Literal["at_sequence", "step"]  # noqa: Y015
+    _WhichOneofArgType_point: _TypeAlias = typing.Literal["point", b"point"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_point) -> _WhichOneofReturnType_point | None: ...
+
+@typing.final
+class CheckpointServiceForkTaskResponse(message.Message):
+    """The fork, new or found by its request_id."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def task(self) -> task_pb2.Task:
+        """The snapshot."""
+
+    def __init__(
+        self,
+        *,
+        task: task_pb2.Task | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class OpenRequest(message.Message):
     """A claim to open."""
 
@@ -785,23 +855,49 @@ class WatchChangesResponse(message.Message):
 
     DESCRIPTOR: descriptor.Descriptor
 
-    CHANGES_FIELD_NUMBER: builtins.int
+    @typing.final
+    class Item(message.Message):
+        """One change."""
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        CHANGE_FIELD_NUMBER: builtins.int
+        CURSOR_FIELD_NUMBER: builtins.int
+        cursor: builtins.str
+        """Where to go on after it."""
+        @builtins.property
+        def change(self) -> task_pb2.TaskChange:
+            """The change."""
+
+        def __init__(
+            self,
+            *,
+            change: task_pb2.TaskChange | None = ...,
+            cursor: builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = typing.Literal["change", b"change"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["change", b"change", "cursor", b"cursor"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ITEMS_FIELD_NUMBER: builtins.int
     CURSOR_FIELD_NUMBER: builtins.int
     cursor: builtins.str
-    """Opaque. Where to go on after these, at any replica, for as long as changes are kept (7 days unless set otherwise)."""
+    """Opaque. Where to go on after all of these, at any replica, for as long as changes are kept (7 days unless set otherwise)."""
     @builtins.property
-    def changes(self) -> containers.RepeatedCompositeFieldContainer[task_pb2.TaskChange]:
+    def items(self) -> containers.RepeatedCompositeFieldContainer[WatchChangesResponse.Item]:
         """In their order; may be empty."""
 
     def __init__(
         self,
         *,
-        changes: abc.Iterable[task_pb2.TaskChange] | None = ...,
+        items: abc.Iterable[WatchChangesResponse.Item] | None = ...,
         cursor: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["changes", b"changes", "cursor", b"cursor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cursor", b"cursor", "items", b"items"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1424,7 +1520,7 @@ class AppendForeignRequest(message.Message):
     @builtins.property
     def operator_request(self) -> ledger_pb2.OperatorRequest:
         """An operator's intervention. A requeue is FAILED_PRECONDITION / WRONG_STATE {state} for a task that neither ended, other than
-        SUCCEEDED, nor waits for its retry, and RESOURCE_EXHAUSTED / TOKEN_LIMIT or STEP_LIMIT when nothing is left to go on with.
+        SUCCEEDED, nor waits for its retry, and TOKEN_LIMIT or STEP_LIMIT when nothing is left to go on with.
         """
 
     def __init__(

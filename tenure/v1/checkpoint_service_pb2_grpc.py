@@ -44,6 +44,11 @@ class CheckpointServiceStub:
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.CreateTaskRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.CreateTaskResponse.FromString,
                 _registered_method=True)
+        self.ForkTask = channel.unary_unary(
+                '/tenure.v1.CheckpointService/ForkTask',
+                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceForkTaskRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceForkTaskResponse.FromString,
+                _registered_method=True)
         self.Open = channel.unary_stream(
                 '/tenure.v1.CheckpointService/Open',
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.OpenRequest.SerializeToString,
@@ -187,6 +192,13 @@ class CheckpointServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ForkTask(self, request, context):
+        """Creates a task QUEUED whose history begins with a copy of another's, as TaskService.ForkTask says.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Open(self, request, context):
         """Takes the task over: raises the fence, settles lost model calls and returns the whole history, in one transaction, as a
         header and then pages. Accepts QUEUED, or RUNNING under a lower epoch; the current claim may open again and gets the same
@@ -200,7 +212,9 @@ class CheckpointServiceServicer:
         """Appends entries, all or nothing, durable before the answer. Commit numbers run 1, 2, 3 ... within a claim: the next is
         applied; the last one repeated (same commit_id and payload) is answered again; anything else is ABORTED /
         SEQUENCE_CONFLICT: open again. Needs RUNNING under the token, else ABORTED / STALE_EPOCH. An ending while calls have no
-        outcome is FAILED_PRECONDITION / OPEN_INTENTS; RESOURCE_EXHAUSTED / COMMIT_QUEUE_FULL: too many wait, nothing was written.
+        outcome is FAILED_PRECONDITION / OPEN_INTENTS; SUCCEEDED while there is a user's message beyond known_sequence is
+        FAILED_PRECONDITION / UNREAD_MESSAGES {sequence}: open again and read it. RESOURCE_EXHAUSTED / COMMIT_QUEUE_FULL: too many
+        wait, nothing was written.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -387,6 +401,11 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
                     request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.CreateTaskRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.CreateTaskResponse.SerializeToString,
             ),
+            'ForkTask': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForkTask,
+                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceForkTaskRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceForkTaskResponse.SerializeToString,
+            ),
             'Open': grpc.unary_stream_rpc_method_handler(
                     servicer.Open,
                     request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.OpenRequest.FromString,
@@ -545,6 +564,33 @@ class CheckpointService:
             '/tenure.v1.CheckpointService/CreateTask',
             tenure_dot_v1_dot_checkpoint__service__pb2.CreateTaskRequest.SerializeToString,
             tenure_dot_v1_dot_checkpoint__service__pb2.CreateTaskResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForkTask(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.CheckpointService/ForkTask',
+            tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceForkTaskRequest.SerializeToString,
+            tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceForkTaskResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,6 +42,8 @@ class CheckpointServiceStub:
     """Creates a task QUEUED. The same request_id and payload as sent give the same task again; another payload is
     ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}.
     """
+    ForkTask: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CheckpointServiceForkTaskRequest, _checkpoint_service_pb2.CheckpointServiceForkTaskResponse]
+    """Creates a task QUEUED whose history begins with a copy of another's, as TaskService.ForkTask says."""
     Open: _grpc.UnaryStreamMultiCallable[_checkpoint_service_pb2.OpenRequest, _checkpoint_service_pb2.OpenResponse]
     """Takes the task over: raises the fence, settles lost model calls and returns the whole history, in one transaction, as a
     header and then pages. Accepts QUEUED, or RUNNING under a lower epoch; the current claim may open again and gets the same
@@ -51,7 +53,9 @@ class CheckpointServiceStub:
     """Appends entries, all or nothing, durable before the answer. Commit numbers run 1, 2, 3 ... within a claim: the next is
     applied; the last one repeated (same commit_id and payload) is answered again; anything else is ABORTED /
     SEQUENCE_CONFLICT: open again. Needs RUNNING under the token, else ABORTED / STALE_EPOCH. An ending while calls have no
-    outcome is FAILED_PRECONDITION / OPEN_INTENTS; RESOURCE_EXHAUSTED / COMMIT_QUEUE_FULL: too many wait, nothing was written.
+    outcome is FAILED_PRECONDITION / OPEN_INTENTS; SUCCEEDED while there is a user's message beyond known_sequence is
+    FAILED_PRECONDITION / UNREAD_MESSAGES {sequence}: open again and read it. RESOURCE_EXHAUSTED / COMMIT_QUEUE_FULL: too many
+    wait, nothing was written.
     """
     CommitStream: _grpc.StreamStreamMultiCallable[_checkpoint_service_pb2.CommitStreamRequest, _checkpoint_service_pb2.CommitStreamResponse]
     """The same for a worker with many tasks: frames of whatever became ready. Results come by tag, a refusal is a result."""
@@ -133,6 +137,8 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     """Creates a task QUEUED. The same request_id and payload as sent give the same task again; another payload is
     ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}.
     """
+    ForkTask: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CheckpointServiceForkTaskRequest, _checkpoint_service_pb2.CheckpointServiceForkTaskResponse]  # type: ignore[assignment]
+    """Creates a task QUEUED whose history begins with a copy of another's, as TaskService.ForkTask says."""
     Open: _aio.UnaryStreamMultiCallable[_checkpoint_service_pb2.OpenRequest, _checkpoint_service_pb2.OpenResponse]  # type: ignore[assignment]
     """Takes the task over: raises the fence, settles lost model calls and returns the whole history, in one transaction, as a
     header and then pages. Accepts QUEUED, or RUNNING under a lower epoch; the current claim may open again and gets the same
@@ -142,7 +148,9 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     """Appends entries, all or nothing, durable before the answer. Commit numbers run 1, 2, 3 ... within a claim: the next is
     applied; the last one repeated (same commit_id and payload) is answered again; anything else is ABORTED /
     SEQUENCE_CONFLICT: open again. Needs RUNNING under the token, else ABORTED / STALE_EPOCH. An ending while calls have no
-    outcome is FAILED_PRECONDITION / OPEN_INTENTS; RESOURCE_EXHAUSTED / COMMIT_QUEUE_FULL: too many wait, nothing was written.
+    outcome is FAILED_PRECONDITION / OPEN_INTENTS; SUCCEEDED while there is a user's message beyond known_sequence is
+    FAILED_PRECONDITION / UNREAD_MESSAGES {sequence}: open again and read it. RESOURCE_EXHAUSTED / COMMIT_QUEUE_FULL: too many
+    wait, nothing was written.
     """
     CommitStream: _aio.StreamStreamMultiCallable[_checkpoint_service_pb2.CommitStreamRequest, _checkpoint_service_pb2.CommitStreamResponse]  # type: ignore[assignment]
     """The same for a worker with many tasks: frames of whatever became ready. Results come by tag, a refusal is a result."""
@@ -229,6 +237,14 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def ForkTask(
+        self,
+        request: _checkpoint_service_pb2.CheckpointServiceForkTaskRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoint_service_pb2.CheckpointServiceForkTaskResponse, _abc.Awaitable[_checkpoint_service_pb2.CheckpointServiceForkTaskResponse]]:
+        """Creates a task QUEUED whose history begins with a copy of another's, as TaskService.ForkTask says."""
+
+    @_abc_1.abstractmethod
     def Open(
         self,
         request: _checkpoint_service_pb2.OpenRequest,
@@ -248,7 +264,9 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         """Appends entries, all or nothing, durable before the answer. Commit numbers run 1, 2, 3 ... within a claim: the next is
         applied; the last one repeated (same commit_id and payload) is answered again; anything else is ABORTED /
         SEQUENCE_CONFLICT: open again. Needs RUNNING under the token, else ABORTED / STALE_EPOCH. An ending while calls have no
-        outcome is FAILED_PRECONDITION / OPEN_INTENTS; RESOURCE_EXHAUSTED / COMMIT_QUEUE_FULL: too many wait, nothing was written.
+        outcome is FAILED_PRECONDITION / OPEN_INTENTS; SUCCEEDED while there is a user's message beyond known_sequence is
+        FAILED_PRECONDITION / UNREAD_MESSAGES {sequence}: open again and read it. RESOURCE_EXHAUSTED / COMMIT_QUEUE_FULL: too many
+        wait, nothing was written.
         """
 
     @_abc_1.abstractmethod

@@ -559,6 +559,36 @@ class WaitResolution(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class Forked(message.Message):
+    """The task was forked from another. Always the second entry of a fork; the `copied_entries` entries after it are that task's:
+    its answers, calls, outcomes, tools and words, with body, step and actor as they were there, and without epoch and claim
+    (epoch 0), since no claim on this task wrote them. Their calls were made there and their tokens were used and billed there.
+    Left out is what does not tell the conversation: moves, cancels, answers of waits, and model calls without an answer.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    FORKED_FROM_FIELD_NUMBER: builtins.int
+    COPIED_ENTRIES_FIELD_NUMBER: builtins.int
+    copied_entries: builtins.int
+    """How many entries were copied."""
+    @builtins.property
+    def forked_from(self) -> task_pb2.ForkedFrom:
+        """The other task, and the last of its entries that this one goes on from."""
+
+    def __init__(
+        self,
+        *,
+        forked_from: task_pb2.ForkedFrom | None = ...,
+        copied_entries: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["forked_from", b"forked_from"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["copied_entries", b"copied_entries", "forked_from", b"forked_from"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class Bill(message.Message):
     """What one settled model attempt was billed: a row of the bill, which the ledger keeps beside the entries."""
 
@@ -633,6 +663,7 @@ class EntryBody(message.Message):
     CANCEL_REQUEST_FIELD_NUMBER: builtins.int
     WAIT_RESOLUTION_FIELD_NUMBER: builtins.int
     OPERATOR_REQUEST_FIELD_NUMBER: builtins.int
+    FORKED_FIELD_NUMBER: builtins.int
     @builtins.property
     def submitted(self) -> TaskSubmitted:
         """The goal was accepted."""
@@ -685,6 +716,10 @@ class EntryBody(message.Message):
     def operator_request(self) -> OperatorRequest:
         """An operator intervened."""
 
+    @builtins.property
+    def forked(self) -> Forked:
+        """The task goes on from another's history."""
+
     def __init__(
         self,
         *,
@@ -701,12 +736,13 @@ class EntryBody(message.Message):
         cancel_request: CancelRequest | None = ...,
         wait_resolution: WaitResolution | None = ...,
         operator_request: OperatorRequest | None = ...,
+        forked: Forked | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "cancel_request", b"cancel_request", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "cancel_request", b"cancel_request", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "cancel_request", b"cancel_request", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "cancel_request", b"cancel_request", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = typing.Literal["submitted", "transition", "tools_defined", "model_attempt", "model_failure", "attempt_lost", "assistant_message", "tool_intent", "tool_outcome", "user_message", "cancel_request", "wait_resolution", "operator_request"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = typing.Literal["submitted", "transition", "tools_defined", "model_attempt", "model_failure", "attempt_lost", "assistant_message", "tool_intent", "tool_outcome", "user_message", "cancel_request", "wait_resolution", "operator_request", "forked"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

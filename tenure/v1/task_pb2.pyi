@@ -674,6 +674,7 @@ class Task(message.Message):
     NEXT_RETRY_TIME_FIELD_NUMBER: builtins.int
     DEADLINE_TIME_FIELD_NUMBER: builtins.int
     WAIT_FIELD_NUMBER: builtins.int
+    FORKED_FROM_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """UUIDv7."""
     tenant: builtins.str
@@ -746,6 +747,10 @@ class Task(message.Message):
     def wait(self) -> Wait:
         """What it waits for; absent when it waits for nobody."""
 
+    @builtins.property
+    def forked_from(self) -> ForkedFrom:
+        """Where its history begins; absent when it begins with itself."""
+
     def __init__(
         self,
         *,
@@ -774,12 +779,84 @@ class Task(message.Message):
         next_retry_time: timestamp_pb2.Timestamp | None = ...,
         deadline_time: timestamp_pb2.Timestamp | None = ...,
         wait: Wait | None = ...,
+        forked_from: ForkedFrom | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "next_retry_time", b"next_retry_time", "spec", b"spec", "start_time", b"start_time", "update_time", b"update_time", "usage", b"usage", "wait", b"wait"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "forked_from", b"forked_from", "next_retry_time", b"next_retry_time", "spec", b"spec", "start_time", b"start_time", "update_time", b"update_time", "usage", b"usage", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt", b"attempt", "budget", b"budget", "cancel_requested", b"cancel_requested", "claim_count", b"claim_count", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "epoch", b"epoch", "message", b"message", "next_retry_time", b"next_retry_time", "owner", b"owner", "parent_task_id", b"parent_task_id", "reason", b"reason", "result", b"result", "root_task_id", b"root_task_id", "sequence", b"sequence", "spec", b"spec", "start_time", b"start_time", "state", b"state", "step", b"step", "task_id", b"task_id", "tenant", b"tenant", "update_time", b"update_time", "usage", b"usage", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt", b"attempt", "budget", b"budget", "cancel_requested", b"cancel_requested", "claim_count", b"claim_count", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "epoch", b"epoch", "forked_from", b"forked_from", "message", b"message", "next_retry_time", b"next_retry_time", "owner", b"owner", "parent_task_id", b"parent_task_id", "reason", b"reason", "result", b"result", "root_task_id", b"root_task_id", "sequence", b"sequence", "spec", b"spec", "start_time", b"start_time", "state", b"state", "step", b"step", "task_id", b"task_id", "tenant", b"tenant", "update_time", b"update_time", "usage", b"usage", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ForkedFrom(message.Message):
+    """The task that another was forked from, and up to which of its entries."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """That task."""
+    sequence: builtins.int
+    """The last of its entries that the fork goes on from."""
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        sequence: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["sequence", b"sequence", "task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ForkOverrides(message.Message):
+    """What a fork is to have otherwise than the task it is forked from. What is absent stays as it was there."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    SYSTEM_FIELD_NUMBER: builtins.int
+    TOOLS_FIELD_NUMBER: builtins.int
+    ALL_TOOLS_FIELD_NUMBER: builtins.int
+    LIMITS_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """The provider's model id; empty: the worker's default."""
+    system: builtins.str
+    """The system prompt; at most 256 KiB."""
+    all_tools: builtins.bool
+    """All of the tenant's tools, defined anew; not together with `tools`."""
+    @builtins.property
+    def tools(self) -> ToolAllowlist:
+        """The tools it may use, defined anew; a fork without it keeps the definitions that it finds."""
+
+    @builtins.property
+    def limits(self) -> Limits:
+        """What the fork may use up: it begins at zero. A field that is absent or 0 stays as it was."""
+
+    def __init__(
+        self,
+        *,
+        model: builtins.str | None = ...,
+        system: builtins.str | None = ...,
+        tools: ToolAllowlist | None = ...,
+        all_tools: builtins.bool = ...,
+        limits: Limits | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["_model", b"_model", "_system", b"_system", "limits", b"limits", "model", b"model", "system", b"system", "tools", b"tools"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_model", b"_model", "_system", b"_system", "all_tools", b"all_tools", "limits", b"limits", "model", b"model", "system", b"system", "tools", b"tools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__model: _TypeAlias = typing.Literal["model"]  # noqa: Y015
+    _WhichOneofArgType__model: _TypeAlias = typing.Literal["_model", b"_model"]  # noqa: Y015
+    _WhichOneofReturnType__system: _TypeAlias = typing.Literal["system"]  # noqa: Y015
+    _WhichOneofArgType__system: _TypeAlias = typing.Literal["_system", b"_system"]  # noqa: Y015
+    @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__model) -> _WhichOneofReturnType__model | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__system) -> _WhichOneofReturnType__system | None: ...
 
 @typing.final
 class TaskFilter(message.Message):
@@ -811,10 +888,13 @@ class TaskFilter(message.Message):
     LABELS_FIELD_NUMBER: builtins.int
     QUEUE_FIELD_NUMBER: builtins.int
     ROOT_TASK_ID_FIELD_NUMBER: builtins.int
+    FORKED_FROM_TASK_ID_FIELD_NUMBER: builtins.int
     queue: builtins.str
     """This queue."""
     root_task_id: builtins.str
     """Any task in the tree of this root."""
+    forked_from_task_id: builtins.str
+    """Any fork of this task."""
     @builtins.property
     def states(self) -> containers.RepeatedScalarFieldContainer[TaskState.ValueType]:
         """Any of these states; empty: all."""
@@ -830,10 +910,11 @@ class TaskFilter(message.Message):
         labels: abc.Mapping[builtins.str, builtins.str] | None = ...,
         queue: builtins.str = ...,
         root_task_id: builtins.str = ...,
+        forked_from_task_id: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["labels", b"labels", "queue", b"queue", "root_task_id", b"root_task_id", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["forked_from_task_id", b"forked_from_task_id", "labels", b"labels", "queue", b"queue", "root_task_id", b"root_task_id", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

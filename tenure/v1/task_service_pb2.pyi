@@ -400,6 +400,122 @@ class CancelTaskResponse(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class SendMessageRequest(message.Message):
+    """Words for an agent."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """The task."""
+    request_id: builtins.str
+    """The caller's id of this message, 1 to 128 characters. Empty: the server makes one, and a repeat is another message."""
+    text: builtins.str
+    """What it reads; 1 byte to 256 KiB."""
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        request_id: builtins.str = ...,
+        text: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["request_id", b"request_id", "task_id", b"task_id", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class SendMessageResponse(message.Message):
+    """It is recorded."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def task(self) -> task_pb2.Task:
+        """The snapshot."""
+
+    def __init__(
+        self,
+        *,
+        task: task_pb2.Task | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ForkTaskRequest(message.Message):
+    """A history to go on from."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    TASK_ID_FIELD_NUMBER: builtins.int
+    AT_SEQUENCE_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
+    OVERRIDES_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    """The caller's id of this fork, as in a submit: one task of the tenant has it."""
+    task_id: builtins.str
+    """The task to fork."""
+    at_sequence: builtins.int
+    """After this entry, 1 or more."""
+    step: builtins.int
+    """After this step and its calls, or at the latest point before that; 0: before the first."""
+    message: builtins.str
+    """What the agent reads next; at most 256 KiB. Empty: it goes on by itself."""
+    @builtins.property
+    def overrides(self) -> task_pb2.ForkOverrides:
+        """What is to be otherwise."""
+
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        task_id: builtins.str = ...,
+        at_sequence: builtins.int = ...,
+        step: builtins.int = ...,
+        message: builtins.str = ...,
+        overrides: task_pb2.ForkOverrides | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["at_sequence", b"at_sequence", "overrides", b"overrides", "point", b"point", "step", b"step"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["at_sequence", b"at_sequence", "message", b"message", "overrides", b"overrides", "point", b"point", "request_id", b"request_id", "step", b"step", "task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_point: _TypeAlias = typing.Literal["at_sequence", "step"]  # noqa: Y015
+    _WhichOneofArgType_point: _TypeAlias = typing.Literal["point", b"point"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_point) -> _WhichOneofReturnType_point | None: ...
+
+@typing.final
+class ForkTaskResponse(message.Message):
+    """The fork is queued."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def task(self) -> task_pb2.Task:
+        """The snapshot."""
+
+    def __init__(
+        self,
+        *,
+        task: task_pb2.Task | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class GetTaskRequest(message.Message):
     """Which task."""
 

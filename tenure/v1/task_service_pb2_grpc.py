@@ -77,6 +77,16 @@ class TaskServiceStub:
                 request_serializer=tenure_dot_v1_dot_task__service__pb2.CancelTaskRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_task__service__pb2.CancelTaskResponse.FromString,
                 _registered_method=True)
+        self.SendMessage = channel.unary_unary(
+                '/tenure.v1.TaskService/SendMessage',
+                request_serializer=tenure_dot_v1_dot_task__service__pb2.SendMessageRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_task__service__pb2.SendMessageResponse.FromString,
+                _registered_method=True)
+        self.ForkTask = channel.unary_unary(
+                '/tenure.v1.TaskService/ForkTask',
+                request_serializer=tenure_dot_v1_dot_task__service__pb2.ForkTaskRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_task__service__pb2.ForkTaskResponse.FromString,
+                _registered_method=True)
         self.ResumeTask = channel.unary_unary(
                 '/tenure.v1.TaskService/ResumeTask',
                 request_serializer=tenure_dot_v1_dot_task__service__pb2.ResumeTaskRequest.SerializeToString,
@@ -155,6 +165,32 @@ class TaskServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SendMessage(self, request, context):
+        """Says something to the agent of a live task. It reads it at its next model call, whoever works on it then, and no task
+        succeeds without having read what was acknowledged. A message does not answer a wait: a task that waits reads it when it
+        goes on. The same request_id again is answered like the first time, with another text it is ALREADY_EXISTS /
+        REQUEST_ID_REUSED. A task that has ended, or whose end was asked for, is FAILED_PRECONDITION / WRONG_STATE {state}:
+        ForkTask continues it. RESOURCE_EXHAUSTED / MESSAGES_FULL: 1,000 were sent to this task. NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForkTask(self, request, context):
+        """Starts a new task that goes on from another's history, running or ended; the other is not touched. What was recorded there
+        counts as said and done; what the new task does is its own: its calls have new identities, so that no effect is
+        repeated, or taken for done. Use and budget begin at zero, steps count on, and `max_steps` is how many it may add. The
+        workspace is not copied: the fork's is empty, though its history may speak of files. The same request_id and payload
+        again give the same task, another payload is ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. A history can be cut only
+        where every call has its outcome and no model call is under way: at another sequence it is FAILED_PRECONDITION /
+        NO_FORK_POINT {before, after}, the nearest sequences that can be. FAILED_PRECONDITION / NOTHING_TO_DO: the history ends
+        with a final answer there and no message says how it goes on. RESOURCE_EXHAUSTED / FORK_TOO_LARGE: over 20,000 entries or
+        64 MiB. NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ResumeTask(self, request, context):
         """Answers the wait of a task, or delivers an event by its correlation_id. A wait takes exactly one answer: the same request_id
         again is answered like the first time, a different answer is FAILED_PRECONDITION / WAIT_OVER. An event that finds no
@@ -207,6 +243,16 @@ def add_TaskServiceServicer_to_server(servicer, server):
                     servicer.CancelTask,
                     request_deserializer=tenure_dot_v1_dot_task__service__pb2.CancelTaskRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_task__service__pb2.CancelTaskResponse.SerializeToString,
+            ),
+            'SendMessage': grpc.unary_unary_rpc_method_handler(
+                    servicer.SendMessage,
+                    request_deserializer=tenure_dot_v1_dot_task__service__pb2.SendMessageRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_task__service__pb2.SendMessageResponse.SerializeToString,
+            ),
+            'ForkTask': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForkTask,
+                    request_deserializer=tenure_dot_v1_dot_task__service__pb2.ForkTaskRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_task__service__pb2.ForkTaskResponse.SerializeToString,
             ),
             'ResumeTask': grpc.unary_unary_rpc_method_handler(
                     servicer.ResumeTask,
@@ -433,6 +479,60 @@ class TaskService:
             '/tenure.v1.TaskService/CancelTask',
             tenure_dot_v1_dot_task__service__pb2.CancelTaskRequest.SerializeToString,
             tenure_dot_v1_dot_task__service__pb2.CancelTaskResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SendMessage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.TaskService/SendMessage',
+            tenure_dot_v1_dot_task__service__pb2.SendMessageRequest.SerializeToString,
+            tenure_dot_v1_dot_task__service__pb2.SendMessageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForkTask(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.TaskService/ForkTask',
+            tenure_dot_v1_dot_task__service__pb2.ForkTaskRequest.SerializeToString,
+            tenure_dot_v1_dot_task__service__pb2.ForkTaskResponse.FromString,
             options,
             channel_credentials,
             insecure,

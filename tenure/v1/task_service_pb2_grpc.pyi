@@ -65,6 +65,24 @@ class TaskServiceStub:
     restarts; the task is CANCELLED within about a second. Cancelling a cancelled task is answered as the first time; a task
     that ended otherwise is FAILED_PRECONDITION / WRONG_STATE {state}. NOT_FOUND.
     """
+    SendMessage: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.SendMessageRequest, _task_service_pb2.SendMessageResponse]
+    """Says something to the agent of a live task. It reads it at its next model call, whoever works on it then, and no task
+    succeeds without having read what was acknowledged. A message does not answer a wait: a task that waits reads it when it
+    goes on. The same request_id again is answered like the first time, with another text it is ALREADY_EXISTS /
+    REQUEST_ID_REUSED. A task that has ended, or whose end was asked for, is FAILED_PRECONDITION / WRONG_STATE {state}:
+    ForkTask continues it. RESOURCE_EXHAUSTED / MESSAGES_FULL: 1,000 were sent to this task. NOT_FOUND.
+    """
+    ForkTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ForkTaskRequest, _task_service_pb2.ForkTaskResponse]
+    """Starts a new task that goes on from another's history, running or ended; the other is not touched. What was recorded there
+    counts as said and done; what the new task does is its own: its calls have new identities, so that no effect is
+    repeated, or taken for done. Use and budget begin at zero, steps count on, and `max_steps` is how many it may add. The
+    workspace is not copied: the fork's is empty, though its history may speak of files. The same request_id and payload
+    again give the same task, another payload is ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. A history can be cut only
+    where every call has its outcome and no model call is under way: at another sequence it is FAILED_PRECONDITION /
+    NO_FORK_POINT {before, after}, the nearest sequences that can be. FAILED_PRECONDITION / NOTHING_TO_DO: the history ends
+    with a final answer there and no message says how it goes on. RESOURCE_EXHAUSTED / FORK_TOO_LARGE: over 20,000 entries or
+    64 MiB. NOT_FOUND.
+    """
     ResumeTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ResumeTaskRequest, _task_service_pb2.ResumeTaskResponse]
     """Answers the wait of a task, or delivers an event by its correlation_id. A wait takes exactly one answer: the same request_id
     again is answered like the first time, a different answer is FAILED_PRECONDITION / WAIT_OVER. An event that finds no
@@ -108,6 +126,24 @@ class TaskServiceAsyncStub(TaskServiceStub):
     """Asks for the task's end. The answer means that the request is recorded and will be carried out, also when every service
     restarts; the task is CANCELLED within about a second. Cancelling a cancelled task is answered as the first time; a task
     that ended otherwise is FAILED_PRECONDITION / WRONG_STATE {state}. NOT_FOUND.
+    """
+    SendMessage: _aio.UnaryUnaryMultiCallable[_task_service_pb2.SendMessageRequest, _task_service_pb2.SendMessageResponse]  # type: ignore[assignment]
+    """Says something to the agent of a live task. It reads it at its next model call, whoever works on it then, and no task
+    succeeds without having read what was acknowledged. A message does not answer a wait: a task that waits reads it when it
+    goes on. The same request_id again is answered like the first time, with another text it is ALREADY_EXISTS /
+    REQUEST_ID_REUSED. A task that has ended, or whose end was asked for, is FAILED_PRECONDITION / WRONG_STATE {state}:
+    ForkTask continues it. RESOURCE_EXHAUSTED / MESSAGES_FULL: 1,000 were sent to this task. NOT_FOUND.
+    """
+    ForkTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ForkTaskRequest, _task_service_pb2.ForkTaskResponse]  # type: ignore[assignment]
+    """Starts a new task that goes on from another's history, running or ended; the other is not touched. What was recorded there
+    counts as said and done; what the new task does is its own: its calls have new identities, so that no effect is
+    repeated, or taken for done. Use and budget begin at zero, steps count on, and `max_steps` is how many it may add. The
+    workspace is not copied: the fork's is empty, though its history may speak of files. The same request_id and payload
+    again give the same task, another payload is ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. A history can be cut only
+    where every call has its outcome and no model call is under way: at another sequence it is FAILED_PRECONDITION /
+    NO_FORK_POINT {before, after}, the nearest sequences that can be. FAILED_PRECONDITION / NOTHING_TO_DO: the history ends
+    with a final answer there and no message says how it goes on. RESOURCE_EXHAUSTED / FORK_TOO_LARGE: over 20,000 entries or
+    64 MiB. NOT_FOUND.
     """
     ResumeTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ResumeTaskRequest, _task_service_pb2.ResumeTaskResponse]  # type: ignore[assignment]
     """Answers the wait of a task, or delivers an event by its correlation_id. A wait takes exactly one answer: the same request_id
@@ -197,6 +233,36 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         """Asks for the task's end. The answer means that the request is recorded and will be carried out, also when every service
         restarts; the task is CANCELLED within about a second. Cancelling a cancelled task is answered as the first time; a task
         that ended otherwise is FAILED_PRECONDITION / WRONG_STATE {state}. NOT_FOUND.
+        """
+
+    @_abc_1.abstractmethod
+    def SendMessage(
+        self,
+        request: _task_service_pb2.SendMessageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_task_service_pb2.SendMessageResponse, _abc.Awaitable[_task_service_pb2.SendMessageResponse]]:
+        """Says something to the agent of a live task. It reads it at its next model call, whoever works on it then, and no task
+        succeeds without having read what was acknowledged. A message does not answer a wait: a task that waits reads it when it
+        goes on. The same request_id again is answered like the first time, with another text it is ALREADY_EXISTS /
+        REQUEST_ID_REUSED. A task that has ended, or whose end was asked for, is FAILED_PRECONDITION / WRONG_STATE {state}:
+        ForkTask continues it. RESOURCE_EXHAUSTED / MESSAGES_FULL: 1,000 were sent to this task. NOT_FOUND.
+        """
+
+    @_abc_1.abstractmethod
+    def ForkTask(
+        self,
+        request: _task_service_pb2.ForkTaskRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_task_service_pb2.ForkTaskResponse, _abc.Awaitable[_task_service_pb2.ForkTaskResponse]]:
+        """Starts a new task that goes on from another's history, running or ended; the other is not touched. What was recorded there
+        counts as said and done; what the new task does is its own: its calls have new identities, so that no effect is
+        repeated, or taken for done. Use and budget begin at zero, steps count on, and `max_steps` is how many it may add. The
+        workspace is not copied: the fork's is empty, though its history may speak of files. The same request_id and payload
+        again give the same task, another payload is ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. A history can be cut only
+        where every call has its outcome and no model call is under way: at another sequence it is FAILED_PRECONDITION /
+        NO_FORK_POINT {before, after}, the nearest sequences that can be. FAILED_PRECONDITION / NOTHING_TO_DO: the history ends
+        with a final answer there and no message says how it goes on. RESOURCE_EXHAUSTED / FORK_TOO_LARGE: over 20,000 entries or
+        64 MiB. NOT_FOUND.
         """
 
     @_abc_1.abstractmethod
