@@ -24,6 +24,7 @@ from tests.fault.suite.scenarios import write_scenarios
 from tests.fault.suite.schedule import Shape
 from tests.fix_simulator import SimulatorControl
 
+REPOSITORY: Final = Path(__file__).parents[3]
 DATABASE: Final = "tenure"
 USERS: Final = 3
 
@@ -108,6 +109,7 @@ async def _options(
     }
     names = StackOptions(**values).names_of  # type: ignore[arg-type]  # its own fields
     environment = await lay(links, names, postgres.dsn(DATABASE), etcd)
+    environment["*"] = {"PYTHONPATH": str(REPOSITORY)}  # the code beside these tests, wherever that was checked out
     return StackOptions(**values, environment=environment)  # type: ignore[arg-type]  # its own fields
 
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import Final
 
 from tests.fault.mutants.catalogue import MUTATIONS
 from tests.fault.suite.installation import Installation
 from tests.fault.suite.schedule import kind_of
-
-REPOSITORY: Final = Path(__file__).parents[3]
 
 
 async def weaken(install: Installation, mutation: str) -> None:
@@ -19,6 +15,5 @@ async def weaken(install: Installation, mutation: str) -> None:
     for name, process in install.stack.services.items():
         if kind_of(name) == service:
             process.command[:] = [sys.executable, "-P", "-m", "tests.fault.mutants", service, "--mutation", mutation]
-            process.environment["PYTHONPATH"] = str(REPOSITORY)
             install.keeper.expect_death(name).kill()
     await install.keeper.all_serve()
