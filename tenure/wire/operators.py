@@ -1,0 +1,30 @@
+"""What operators asked of a task."""
+
+from __future__ import annotations
+
+from tenure.domain.entries import CloseOut, OperatorRequest, Requeue
+from tenure.v1 import ledger_pb2
+from tenure.wire.enums import STATES
+
+
+def operator_request_to_domain(message: ledger_pb2.OperatorRequest) -> OperatorRequest:
+    """ValueError for an act that this version does not know."""
+    match message.WhichOneof("act"):
+        case "requeue":
+            return OperatorRequest(message.reason, Requeue(message.requeue.extra_tokens, message.requeue.extra_steps))
+        case "close_out":
+            act = CloseOut(STATES.to_domain(message.close_out.to_state), message.close_out.result)
+            return OperatorRequest(message.reason, act)
+        case _:
+            raise ValueError("an operator's request of a kind that this version does not know")
+
+
+def operator_request_to_wire(fact: OperatorRequest) -> ledger_pb2.OperatorRequest:
+    message = ledger_pb2.OperatorRequest(reason=fact.reason)
+    match fact.act:
+        case Requeue(extra_tokens, extra_steps):
+            message.requeue.extra_tokens, message.requeue.extra_steps = extra_tokens, extra_steps
+            message.requeue.SetInParent()
+        case CloseOut(to_state, result):
+            message.close_out.to_state, message.close_out.result = STATES.to_wire(to_state), result
+    return message
