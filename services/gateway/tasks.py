@@ -76,6 +76,16 @@ class TaskServicer(TaskServiceServicer):
         done = await patiently(lambda: self._peers.checkpoint.AppendForeign(fact))
         return api.CancelTaskResponse(task=done.task)
 
+    async def SendMessage(self, request: api.SendMessageRequest, _context: Any) -> api.SendMessageResponse:
+        fact = ledger.AppendForeignRequest(
+            task_id=request.task_id,
+            request_id=request.request_id or new_id(),
+            actor=caller(),
+            user_message=ledger_pb2.UserMessage(text=request.text),
+        )
+        done = await patiently(lambda: self._peers.checkpoint.AppendForeign(fact))
+        return api.SendMessageResponse(task=done.task)
+
     async def _task(self, task_id: str) -> task_pb2.Task:
         asked = ledger.CheckpointServiceGetTaskRequest(task_id=task_id)
         return (await patiently(lambda: self._peers.checkpoint.GetTask(asked))).task

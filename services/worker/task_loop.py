@@ -20,8 +20,9 @@ from services.worker.parts import Parts
 from services.worker.tool_step import ToolStep
 from tenure.domain import entries as facts
 from tenure.domain.budget import Denied
-from tenure.domain.errors import SequenceConflict
+from tenure.domain.errors import SequenceConflict, WrongState
 from tenure.domain.fold import Message, ResumePoint
+from tenure.domain.messages import UNREAD_MESSAGES
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import Reason, ReleaseReason, TaskState
 from tenure.domain.task import TaskSpec
@@ -50,14 +51,20 @@ class TaskLoop:
         await failpoint("worker.after_grant")
         await self._ledger.open()
         await failpoint("worker.after_open")
-        for _ in range(MOST_CONFLICTS):
+        conflicts = 0
+        while conflicts < MOST_CONFLICTS:
             try:
                 return await self._work()
             except Interrupted as interrupted:
                 return await self._stop(interrupted.kind)
             except SequenceConflict as conflict:
                 _log.warning("the task is opened again", extra={"why": str(conflict)})
-                await self._ledger.open()
+                conflicts += 1
+            except WrongState as refusal:
+                if refusal.reason != UNREAD_MESSAGES:
+                    raise
+                _log.info("a message came with the last answer", extra={"why": str(refusal)})
+            await self._ledger.open()
         raise SequenceConflict(f"{MOST_CONFLICTS} conflicts under one claim")
 
     @property

@@ -11,6 +11,7 @@ import click
 
 from tenure.cli.admin import admin
 from tenure.cli.context import DEFAULT_ADDRESS, DEFAULT_DATA_DIR, Context, find_gateway, make_console
+from tenure.cli.converse import send
 from tenure.cli.demo.command import demo
 from tenure.cli.dev import dev
 from tenure.cli.exits import HELP, Exit, exit_of_error, explain
@@ -95,6 +96,7 @@ for command in (
     list_tasks,
     cancel,
     entries,
+    send,
     claims,
     workers,
     refusals,

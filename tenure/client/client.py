@@ -144,6 +144,12 @@ class Client:
         asked = api.CancelTaskRequest(task_id=task_id, reason=reason)
         return (await self._patiently(self.tasks.CancelTask, asked)).task
 
+    async def send(self, task_id: str, text: str, *, request_id: str = "") -> task_pb2.Task:
+        """Says something to a live task's agent, once. WrongState when nobody would read it any more."""
+        request_id = request_id or str(uuid_utils.uuid7())
+        asked = api.SendMessageRequest(task_id=task_id, request_id=request_id, text=text)
+        return (await self._patiently(self.tasks.SendMessage, asked)).task
+
     def lease(
         self,
         resource: str,
@@ -203,6 +209,28 @@ class Client:
     async def claims(self, task_id: str = "") -> admin.ListClaimsResponse:
         """Who holds what, or who holds this task."""
         return await self._patiently(self.admin.ListClaims, admin.ListClaimsRequest(task_id=task_id))
+
+    async def requeue(
+        self, task_id: str, reason: str, *, extra_tokens: int = 0, extra_steps: int = 0
+    ) -> task_pb2.Task:
+        """Let an ended task go on as its next attempt, or one that waits for its retry at once. Raises WrongState."""
+        asked = admin.RequeueTaskRequest(
+            task_id=task_id,
+            request_id=str(uuid_utils.uuid7()),
+            reason=reason,
+            extra_tokens=extra_tokens,
+            extra_steps=extra_steps,
+        )
+        return (await self._patiently(self.admin.RequeueTask, asked)).task
+
+    async def close_out(
+        self, task_id: str, to_state: task_pb2.TaskState.ValueType, reason: str, result: str = ""
+    ) -> task_pb2.Task:
+        """Ask for a task's end as FAILED, TIMED_OUT or CANCELLED; recorded once this returns. Raises WrongState."""
+        asked = admin.CloseOutTaskRequest(
+            task_id=task_id, request_id=str(uuid_utils.uuid7()), reason=reason, to_state=to_state, result=result
+        )
+        return (await self._patiently(self.admin.CloseOutTask, asked)).task
 
     async def refusals(self, task_id: str) -> admin.ListRefusalsResponse:
         """What the fences refused to stale holders of the task."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
-from tenure.v1 import token_pb2
+from tenure.v1 import task_pb2, token_pb2
 from tenure.validators.limits import MAX_FRAME_BYTES, MAX_FRAME_ITEMS, MAX_LABELS
 from tenure.validators.violations import Check, Violations
 from tenure.wire.times import seconds
@@ -61,9 +61,20 @@ def check_calls(request: Any, v: Violations) -> None:
 def check_list(request: Any, v: Violations) -> None:
     v.between("page_size", request.page_size, 0, 500)
     v.length("page_token", request.page_token, 0, 512)
-    check_labels(request.filter.labels, v, "filter.labels")
-    if request.filter.root_task_id:
-        v.uuid("filter.root_task_id", request.filter.root_task_id)
+    check_filter(request.filter, v)
+
+
+def check_changes(request: Any, v: Violations) -> None:
+    v.length("after_cursor", request.after_cursor, 0, 200)
+    check_filter(request.filter, v)
+
+
+def check_filter(wanted: task_pb2.TaskFilter, v: Violations) -> None:
+    check_labels(wanted.labels, v, "filter.labels")
+    if wanted.root_task_id:
+        v.uuid("filter.root_task_id", wanted.root_task_id)
+    if wanted.forked_from_task_id:
+        v.uuid("filter.forked_from_task_id", wanted.forked_from_task_id)
 
 
 def check_frame(items: str) -> Check:

@@ -6,9 +6,11 @@ from typing import Final
 
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import task_service_pb2 as tasks
+from tenure.validators.conversations import check_fork, check_send
 from tenure.validators.fields import (
     check_bills,
     check_calls,
+    check_changes,
     check_duration,
     check_entries,
     check_list,
@@ -42,7 +44,10 @@ CHECKS: Final[dict[type, Check]] = {
     tasks.ListTasksRequest: check_list,
     tasks.ListTaskEntriesRequest: check_entries,
     tasks.WatchTaskRequest: check_watch,
+    tasks.WatchTasksRequest: check_changes,
     tasks.CancelTaskRequest: _cancel,
+    tasks.SendMessageRequest: check_send,
+    tasks.ForkTaskRequest: check_fork,
     admin.ListRefusalsRequest: check_task_id,
     admin.AdminServiceListCallsRequest: check_calls,
     admin.AdminServiceListBillsRequest: check_bills,

@@ -7,7 +7,14 @@ from typing import Any
 from tenure.domain.task import MAX_TIMEOUT_SECONDS
 from tenure.v1 import task_pb2
 from tenure.validators.fields import check_duration, check_labels
-from tenure.validators.limits import MAX_GOAL_BYTES, MAX_OUTPUT_TOKENS, MAX_SYSTEM_BYTES, NAME, TOOL_NAME
+from tenure.validators.limits import (
+    MAX_APPROVE_TOOLS,
+    MAX_GOAL_BYTES,
+    MAX_OUTPUT_TOKENS,
+    MAX_SYSTEM_BYTES,
+    NAME,
+    TOOL_NAME,
+)
 from tenure.validators.violations import Violations
 
 
@@ -15,9 +22,7 @@ def check_spec(spec: Any, v: Violations, prefix: str = "") -> None:
     """TaskSpec, and SubmitTaskRequest that has the same fields."""
     v.require(0 < len(spec.goal.encode()) <= MAX_GOAL_BYTES, f"{prefix}goal", f"must have 1 to {MAX_GOAL_BYTES} bytes")
     _agent(spec.agent, v, f"{prefix}agent")
-    v.require(spec.limits.max_tokens >= 0, f"{prefix}limits.max_tokens", "must not be negative")
-    v.require(spec.limits.max_steps >= 0, f"{prefix}limits.max_steps", "must not be negative")
-    check_duration(f"{prefix}limits.timeout", spec.limits.timeout, MAX_TIMEOUT_SECONDS, v)
+    check_limits(spec.limits, v, f"{prefix}limits")
     _retry(spec.policy.retry, v, f"{prefix}policy.retry")
     v.known(f"{prefix}policy.on_lease_lost", task_pb2.LeaseLostPolicy, spec.policy.on_lease_lost)
     v.known(f"{prefix}policy.on_in_doubt", task_pb2.InDoubtPolicy, spec.policy.on_in_doubt)
@@ -33,9 +38,22 @@ def _agent(agent: task_pb2.AgentSpec, v: Violations, field: str) -> None:
     v.require(not agent.loop or bool(NAME.match(agent.loop)), f"{field}.loop", "must be a name of up to 63 characters")
     v.length(f"{field}.model", agent.model, 0, 200)
     v.require(len(agent.system.encode()) <= MAX_SYSTEM_BYTES, f"{field}.system", f"at most {MAX_SYSTEM_BYTES} bytes")
-    for index, name in enumerate(agent.tools.names):
-        v.require(bool(TOOL_NAME.match(name)), f"{field}.tools.names[{index}]", "must be 1 to 64 of [a-zA-Z0-9_-]")
+    check_tools(agent.tools, v, f"{field}.tools")
     v.between(f"{field}.max_output_tokens", agent.max_output_tokens, 0, MAX_OUTPUT_TOKENS)
+    v.require(len(agent.approve_tools) <= MAX_APPROVE_TOOLS, f"{field}.approve_tools", f"at most {MAX_APPROVE_TOOLS}")
+    for index, name in enumerate(agent.approve_tools):
+        v.require(bool(TOOL_NAME.match(name)), f"{field}.approve_tools[{index}]", "must be 1 to 64 of [a-zA-Z0-9_-]")
+
+
+def check_limits(limits: task_pb2.Limits, v: Violations, field: str) -> None:
+    v.require(limits.max_tokens >= 0, f"{field}.max_tokens", "must not be negative")
+    v.require(limits.max_steps >= 0, f"{field}.max_steps", "must not be negative")
+    check_duration(f"{field}.timeout", limits.timeout, MAX_TIMEOUT_SECONDS, v)
+
+
+def check_tools(tools: task_pb2.ToolAllowlist, v: Violations, field: str) -> None:
+    for index, name in enumerate(tools.names):
+        v.require(bool(TOOL_NAME.match(name)), f"{field}.names[{index}]", "must be 1 to 64 of [a-zA-Z0-9_-]")
 
 
 def _retry(retry: task_pb2.RetryPolicy, v: Violations, field: str) -> None:

@@ -1,0 +1,108 @@
+"""Words for an agent: kept once, read before a success, refused where nobody would read them."""
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from tenure.domain.errors import InvalidRequest, LimitReached, WrongState
+from tenure.domain.messages import MOST_FACTS
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_pb2
+from tests.fix_checkpoint import answer, kinds, reserve, words
+
+SUCCEEDED = task_pb2.TASK_STATE_SUCCEEDED
+QUEUED = task_pb2.TASK_STATE_QUEUED
+
+
+async def started(checkpoint):
+    replica = await checkpoint()
+    return replica, await replica.claim((await replica.create()).task_id)
+
+
+async def test_a_message_to_a_waiting_task_is_in_its_history_when_it_goes_on(checkpoint):
+    replica, owner = await started(checkpoint)
+    retry = pb.Transition(to_state=task_pb2.TASK_STATE_RETRY_SCHEDULED, reason="R", retry_delay=Duration(nanos=1000))
+    await owner.commit(transition=retry)
+    told = await replica.say(owner.task.task_id, "look here")
+    assert told.sequence > owner.known_sequence
+    next_owner = await replica.claim(owner.task.task_id)
+    assert "look here" in {one.body.user_message.text for one in next_owner.entries}
+
+
+async def test_a_task_does_not_succeed_past_words_that_its_owner_has_not_seen(checkpoint):
+    replica, owner = await started(checkpoint)
+    await owner.commit(reserve=reserve())
+    await owner.commit(answer())
+    told = await replica.say(owner.task.task_id, "one thing more")
+    with pytest.raises(WrongState) as refused:
+        await owner.end()
+    assert (refused.value.reason, refused.value.metadata) == ("UNREAD_MESSAGES", {"sequence": str(told.sequence)})
+    assert (await replica.get(owner.task.task_id)).state == task_pb2.TASK_STATE_RUNNING
+    again = await replica.open(owner.token, owner.claims)
+    assert (again.entries[-1].body.user_message.text, again.next_number) == ("one thing more", owner.next_number)
+    assert (await again.end()).state == SUCCEEDED
+
+
+async def test_a_success_that_is_repeated_is_answered_whatever_came_later(checkpoint):
+    replica, owner = await started(checkpoint)
+    await replica.say(owner.task.task_id, "hello")
+    await owner.commit(words())
+    request = owner.request(transition=pb.Transition(to_state=SUCCEEDED, reason="FINAL_ANSWER", result="done"))
+    first = await owner.send(request)
+    assert await owner.send(request) == first
+
+
+async def test_another_end_does_not_wait_for_words(checkpoint):
+    replica, owner = await started(checkpoint)
+    await replica.say(owner.task.task_id, "one thing more")
+    assert (await owner.end(task_pb2.TASK_STATE_FAILED)).state == task_pb2.TASK_STATE_FAILED
+
+
+async def test_a_cancel_comes_before_unread_words(checkpoint):
+    replica, owner = await started(checkpoint)
+    await replica.say(owner.task.task_id, "one thing more")
+    await replica.cancel(owner.task.task_id)
+    assert (await owner.end()).state == task_pb2.TASK_STATE_CANCELLED
+
+
+@pytest.mark.parametrize("state", ["SUCCEEDED", "FAILED"])
+async def test_words_after_the_end_are_refused_and_told_of_the_fork(checkpoint, state):
+    replica, owner = await started(checkpoint)
+    told = await replica.say(owner.task.task_id, "in time", "m-1")
+    owner.known_sequence = told.sequence
+    await owner.end(task_pb2.TaskState.Value(f"TASK_STATE_{state}"))
+    with pytest.raises(WrongState, match="ForkTask") as refused:
+        await replica.say(owner.task.task_id, "too late")
+    assert (refused.value.reason, refused.value.metadata) == ("WRONG_STATE", {"state": state})
+    assert (await replica.say(owner.task.task_id, "in time", "m-1")).task_id == owner.task.task_id
+
+
+async def test_words_to_a_task_whose_end_was_asked_for_are_refused(checkpoint):
+    replica, owner = await started(checkpoint)
+    await replica.cancel(owner.task.task_id)
+    with pytest.raises(WrongState, match="asked for"):
+        await replica.say(owner.task.task_id, "too late")
+
+
+async def test_a_task_takes_so_many_messages_and_no_more(checkpoint):
+    replica = await checkpoint()
+    task = await replica.create()
+    await replica.query(
+        "insert into ledger.foreign_requests (task_id, request_id, tenant, hash, sequence) "
+        "select %s::uuid, 'm-' || n, 'default', '', 1 from generate_series(1, %s) as n",
+        task.task_id,
+        MOST_FACTS - 1,
+    )
+    await replica.say(task.task_id, "the last", "last")
+    with pytest.raises(LimitReached) as refused:
+        await replica.say(task.task_id, "too many")
+    assert refused.value.reason == "MESSAGES_FULL"
+    await replica.say(task.task_id, "the last", "last")
+    assert kinds(await replica.entries(task.task_id)).count("user_message") == 1
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+async def test_words_that_a_provider_would_refuse_are_refused_here(checkpoint, text):
+    replica = await checkpoint()
+    task = await replica.create()
+    with pytest.raises(InvalidRequest):
+        await replica.say(task.task_id, text)
