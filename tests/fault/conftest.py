@@ -14,5 +14,5 @@ from tests.fault.suite.installation import Installation, Size, attended, install
 async def small_installation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Installation]:
     """One of each service and two workers: whatever dies is missed by everybody."""
     folder = tmp_path_factory.mktemp("faults")
-    async with installation(folder, Size(replicas=1, workers=2)) as install, attended(install):
+    async with installation(folder, Size(replicas=1, workers=2, deaf=False)) as install, attended(install):
         yield install

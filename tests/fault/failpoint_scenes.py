@@ -43,7 +43,7 @@ def _tasks(
 
 # Of each kind as many that the armed worker gets some.
 WORK: Final = Scene(_tasks("mixed", *["keyed"] * 2, "unsafe", *["refused-often"] * 4, *["siblings"] * 3))
-CANCELS: Final = Scene(_tasks("slow-tools", "slow-tools", "long", cancel_after=1.0))
+CANCELS: Final = Scene(_tasks(*["slow-tools"] * 6, "long", cancel_after=1.5))
 DEADLINES: Final = Scene(_tasks("slow-tools", "slow-tools", timeout_seconds=1.5))
 LOSSES: Final = Scene(
     _tasks("keyed", "unsafe", "slow-tools", "mixed"),

@@ -39,7 +39,6 @@ Inject = Callable[[Installation, PlannedFault], Awaitable[None]]
 CALL_SECONDS: Final = 5.0
 PAUSE_SECONDS: Final = 0.2
 STORE: Final = "store"  # where a member keeps its data, in its folder
-DEAF: Final = "worker.ignore_trust_window"
 POSTGRES_TRIES: Final = 3
 STORES: Final = "postgres", "etcd"
 
@@ -140,15 +139,6 @@ async def arm(install: Installation, fault: PlannedFault) -> None:
     process = install.keeper.expect_death(fault.target, armed=fault.detail)
     process.kill()
     await install.keeper.died_armed(fault.target, fault.detail, before, fault.seconds)
-
-
-async def zombie(install: Installation, fault: PlannedFault) -> None:
-    """A worker without its own guards is frozen until its tasks are others', and wakes up: only fences stop it now."""
-    before = len(install.keeper.deaths)
-    install.keeper.expect_death(fault.target, armed=DEAF).kill()
-    await install.keeper.serves_or_died(fault.target, before, fault.seconds)
-    await asyncio.sleep(PAUSE_SECONDS * 10)  # it takes tasks
-    await freeze(install, fault)
 
 
 async def dies(install: Installation, fault: PlannedFault) -> None:
@@ -292,7 +282,6 @@ INJECTORS: Final[dict[str, Inject]] = {
     "freeze": freeze,
     "arm": arm,
     "dies": dies,
-    "zombie": zombie,
     "replace_etcd": replace_etcd,
     "cut": cut,
     "cut_back": cut_back,

@@ -25,18 +25,20 @@ from tests.fault.suite.schedule import Shape
 from tests.fix_simulator import SimulatorControl
 
 REPOSITORY: Final = Path(__file__).parents[3]
+DEAF: Final = "worker.ignore_trust_window"
 DATABASE: Final = "tenure"
 USERS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How many of everything."""
+    """How many of everything. `deaf`: the last worker does not hear that it lost its claims; only fences stop it."""
 
     replicas: int = 2
     workers: int = 3
     etcd_members: int = 1
     slots: int = 16
+    deaf: bool = True
 
 
 @dataclass(slots=True)
@@ -109,6 +111,8 @@ async def _options(
     }
     names = StackOptions(**values).names_of  # type: ignore[arg-type]  # its own fields
     environment = await lay(links, names, postgres.dsn(DATABASE), etcd)
+    if size.deaf:
+        environment[names("worker")[-1]]["TENURE_FAILPOINTS"] = DEAF
     environment["*"] = {"PYTHONPATH": str(REPOSITORY)}  # the code beside these tests, wherever that was checked out
     return StackOptions(**values, environment=environment)  # type: ignore[arg-type]  # its own fields
 

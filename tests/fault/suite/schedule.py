@@ -157,8 +157,8 @@ def _freeze(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
 
 
 def _zombie(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
-    """Taken for dead, it wakes up and goes on, deaf to all that was decided meanwhile."""
-    return PlannedFault(at, "zombie", luck.choice(shape.of("worker")), luck.uniform(6.0, 9.0))
+    """The worker without guards of its own, taken for dead, wakes up and goes on: only the fences stop it."""
+    return PlannedFault(at, "freeze", shape.of("worker")[-1], luck.uniform(6.0, 9.0))
 
 
 def _failpoint_kill(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
