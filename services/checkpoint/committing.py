@@ -13,11 +13,13 @@ from services.checkpoint.draft import Draft
 from services.checkpoint.finishing import carry_out_ending
 from services.checkpoint.foreign_facts import ForeignRange, read_foreign
 from services.checkpoint.rows import TaskRow, lock_tasks
+from services.checkpoint.signals import take_kept
 from services.checkpoint.writing import write
 from tenure.domain.admission import CommitVerdict, decide_commit
 from tenure.domain.budget import Denied, decide_reserve
 from tenure.domain.endings import open_calls_after, refuse_early_end
 from tenure.domain.errors import InvalidRequest, NotFound, SequenceConflict, TenureError
+from tenure.domain.messages import refuse_unheard_success
 from tenure.domain.states import MOVES, TERMINAL
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.enums import STATES
@@ -52,6 +54,8 @@ async def commit_batch(connection: Connection, commits: Sequence[PreparedCommit]
             results.append(_too_far_behind(commit))
         elif verdict is CommitVerdict.REPEAT:
             results.append(_answer_again(tasks[commit.task_id], foreign.of(index)))
+        elif unheard := _unheard(tasks[commit.task_id], commit, foreign.of(index)):
+            results.append(unheard)
         else:
             row = tasks[commit.task_id]
             drafts.append(Draft(row, budgets[row.root_task_id]))
@@ -88,6 +92,8 @@ def _misfit(row: TaskRow, commit: PreparedCommit) -> TenureError | None:
     if commit.move is not None:
         if commit.move.to_state not in MOVES[row.state]:
             return InvalidRequest(violations=[("transition.to_state", "is no move out of RUNNING")])
+        if commit.move.wait is not None and commit.move.wait.call_id not in calls:
+            return InvalidRequest(violations=[("transition.wait.call_id", "is no open call")])
         return refuse_early_end(commit.move.to_state, calls)
     return _misfit_of_reserve(row, commit)
 
@@ -101,6 +107,14 @@ def _misfit_of_reserve(row: TaskRow, commit: PreparedCommit) -> TenureError | No
     if (commit.reserve.step, commit.reserve.attempt_number) <= (row.model_step, row.model_attempt):
         return InvalidRequest(violations=[("reserve", "this attempt was made before: count on")])
     return None
+
+
+def _unheard(row: TaskRow, commit: PreparedCommit, foreign: list[ledger_pb2.Entry]) -> TenureError | None:
+    """Why the task cannot succeed yet: a user's words that came after all that its owner knows."""
+    if commit.move is None:
+        return None
+    words = (entry.sequence for entry in foreign if not entry.epoch and entry.body.HasField("user_message"))
+    return refuse_unheard_success(commit.move.to_state, row.ending, max(words, default=0))
 
 
 async def _apply(
@@ -119,6 +133,7 @@ async def _apply(
     reserved = None if commit.reserve is None else _reserve(draft, commit.reserve, commit.holder)
     if commit.move is not None:
         _move(draft, commit)
+        await take_kept(connection, draft)
         await carry_out_ending(connection, draft)
     response = pb.CommitResponse(
         sequence=row.sequence,
@@ -174,6 +189,7 @@ def _move(draft: Draft, commit: PreparedCommit) -> None:
         actor=commit.holder,
         result=move.result,
         retry_delay_seconds=move.retry_delay_seconds,
+        wait=move.wait,
         by_claim=True,
     )
 

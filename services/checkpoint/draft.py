@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
+from services.checkpoint.begun_waits import begin_wait
 from services.checkpoint.kinds import KINDS
 from tenure.domain.budget import Granted, ReserveRequest, TokenUsage, settle_lost
 from tenure.domain.endings import Ending
-from tenure.domain.states import TERMINAL, Reason, TaskState, check_move
+from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState, check_move
 from tenure.v1 import ledger_pb2
 from tenure.wire.enums import STATES
 from tenure.wire.task import usage_to_wire
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from services.checkpoint.rows import BudgetRow, TaskRow
+    from tenure.domain.waits import Wait
 
 LEDGER: str = "checkpoint"
 """The actor of what the ledger does by itself."""
@@ -60,7 +62,10 @@ class Bill(NamedTuple):
 
 @dataclass(slots=True)
 class Draft:
-    """What happens to one task. `moved`: more than a step's columns changed; `committed`: a commit was counted."""
+    """What happens to one task.
+
+    `moved`: more than a step's columns changed; `committed`: a commit was counted; `deadline_at`: its new deadline.
+    """
 
     row: TaskRow
     budget: BudgetRow
@@ -70,6 +75,8 @@ class Draft:
     moved: bool = False
     committed: bool = False
     claimable: bool = False
+    deadline_at: datetime | None = None
+    begins_attempt: bool = False
 
     def append(self, kind: int, body: bytes, *, step: int, actor: str, by_claim: bool) -> None:
         """The next fact. `by_claim`: written by the holder, under its epoch."""
@@ -146,14 +153,21 @@ class Draft:
         actor: str,
         result: str = "",
         retry_delay_seconds: float = 0.0,
+        wait: Wait | None = None,
         by_claim: bool = False,
     ) -> None:
         """One state change, one transition entry. Leaving RUNNING takes the claim and settles what it left open."""
         row = self.row
-        check_move(row.state, to_state)
+        check_move(row.state, to_state, begins_attempt=self.begins_attempt)
+        self.begins_attempt = False
         if row.state is TaskState.RUNNING:
             self.settle_lost()
+        if to_state in TERMINAL and row.ending is not None:
+            result = row.ending.result or result
         retry_at = self._retry_at(to_state, retry_delay_seconds)
+        self._leave_wait()
+        begun = None if wait is None else begin_wait(row, wait, row.sequence + 1)
+        row.waiting_since = row.locked_at if to_state in WAITING else None
         transition = ledger_pb2.StateTransition(
             from_state=STATES.to_wire(row.state),
             to_state=STATES.to_wire(to_state),
@@ -161,6 +175,7 @@ class Draft:
             message=message,
             result=result,
             next_retry_time=None if retry_at is None else timestamp(retry_at),
+            wait=begun,
         )
         body = ledger_pb2.EntryBody(transition=transition).SerializeToString()
         self.append(KINDS["transition"], body, step=row.step, actor=actor, by_claim=by_claim)
@@ -180,12 +195,23 @@ class Draft:
         row.claim_count += 1
         self.move(TaskState.RUNNING, Reason.OPENED, "", actor=owner, by_claim=True)
 
+    def begin_attempt(self, timeout_seconds: float) -> None:
+        """What judged the attempt before is no more; the move into the queue follows. See tenure.domain.requeue."""
+        row = self.row
+        assert row.state in TERMINAL, "an attempt begins after the one before"
+        row.attempt += 1
+        row.deaths, row.dead_owners = 0, ()
+        row.ending_state = row.ending_reason = row.ending_message = row.ending_actor = ""
+        row.ending_result, row.ending_at = b"", None
+        self.deadline_at = row.locked_at + timedelta(seconds=timeout_seconds)
+        self.begins_attempt = True
+
     def ask_ending(self, ending: Ending) -> None:
         """From now on the task is to end like this."""
         row = self.row
         row.ending_state, row.ending_reason = ending.to_state.value, clean(ending.reason)
         row.ending_message, row.ending_actor = clean(ending.message), clean(ending.actor)
-        row.ending_at = row.locked_at
+        row.ending_result, row.ending_at = ending.result.encode(), row.locked_at
         self.moved = True
         self.claimable = False
 
@@ -197,6 +223,14 @@ class Draft:
     def has_work(self) -> bool:
         """Whether there is anything to write."""
         return self.moved or self.committed or bool(self.entries)
+
+    def _leave_wait(self) -> None:
+        """Whatever it waited for is over. The whole task's clock did not run while it waited for a person."""
+        row = self.row
+        if row.state is TaskState.WAITING_USER and row.waiting_since is not None:
+            row.deadline_at += row.locked_at - row.waiting_since
+            self.deadline_at = row.deadline_at
+        row.wait, row.wait_deadline_at, row.wait_correlation = b"", None, ""
 
     def _retry_at(self, to_state: TaskState, delay_seconds: float) -> datetime | None:
         if to_state is not TaskState.RETRY_SCHEDULED:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from services.checkpoint import waits
 from services.checkpoint.draft import LEDGER
 from services.checkpoint.kinds import KINDS
 from services.checkpoint.queries import QUERIES, fetch_all
 from tenure.domain.endings import follow_up
 from tenure.domain.fold import text_of
-from tenure.domain.states import TERMINAL
+from tenure.domain.states import TERMINAL, WAITING
 from tenure.v1 import ledger_pb2
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ async def carry_out_ending(connection: Connection, draft: Draft) -> None:
     """End the task or put it where it can be ended, under its row's lock. Mostly there is nothing to do."""
     row = draft.row
     ending = row.ending
+    if ending is not None and row.state in WAITING:
+        waits.abandon(draft)
     while ending is not None:
         to_state = follow_up(row.state, ending, has_open_calls=bool(row.open_calls))
         if to_state is None:

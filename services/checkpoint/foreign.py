@@ -5,21 +5,25 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, NamedTuple
 
+from services.checkpoint import waits
 from services.checkpoint.announcement import Announcement, announcement_of
 from services.checkpoint.draft import Draft
 from services.checkpoint.finishing import carry_out_ending
 from services.checkpoint.kinds import KINDS
+from services.checkpoint.operating import conclude, intervene
 from services.checkpoint.queries import QUERIES, fetch_one, in_ledger_transaction
 from services.checkpoint.rows import TaskRow, lock_tasks
 from services.checkpoint.snapshots import read_task
 from services.checkpoint.writing import write
 from tenure.domain.endings import Ending
 from tenure.domain.errors import AlreadyExists, NotFound, WrongState
+from tenure.domain.messages import refuse_message
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.runtime.failpoint import failpoint
 from tenure.v1 import ledger_pb2, task_pb2
 
 if TYPE_CHECKING:
+    from tenure.domain.entries import OperatorRequest
     from tenure.runtime.postgres import Connection, Pool
     from tenure.v1 import checkpoint_service_pb2 as pb
 
@@ -42,7 +46,7 @@ async def append_foreign(pool: Pool, tenant: str, request: pb.AppendForeignReque
             raise NotFound(f"there is no task {request.task_id}")
         draft = Draft(row, budgets[row.root_task_id])
         if await _is_new(connection, request, digest) and not _is_settled(row, request):
-            _append(draft, request)
+            await _append(connection, draft, request)
             await carry_out_ending(connection, draft)
             await write(connection, [draft])
             await _remember(connection, draft, request, digest)
@@ -54,16 +58,26 @@ async def append_foreign(pool: Pool, tenant: str, request: pb.AppendForeignReque
     return appended
 
 
-def _append(draft: Draft, request: pb.AppendForeignRequest) -> None:
+async def _append(connection: Connection, draft: Draft, request: pb.AppendForeignRequest) -> None:
+    if request.WhichOneof("fact") == "wait_answer":
+        waits.answer_wait(draft, request.wait_answer, request.actor, request.request_id)
+        return
+    asked: OperatorRequest | None = None
     if request.WhichOneof("fact") == "cancel_request":
         body = ledger_pb2.EntryBody(cancel_request=request.cancel_request)
         reason = request.cancel_request.reason
         draft.ask_ending(Ending(TaskState.CANCELLED, Reason.CANCEL_REQUESTED, reason, request.actor))
+    elif request.WhichOneof("fact") == "operator_request":
+        asked = await intervene(connection, draft, request.operator_request, request.actor)
+        body = ledger_pb2.EntryBody(operator_request=request.operator_request)
     else:
+        await _check_readers(connection, draft.row)
         words = ledger_pb2.UserMessage(text=request.user_message.text, request_id=request.request_id)
         body = ledger_pb2.EntryBody(user_message=words)
     kind = KINDS[body.WhichOneof("body") or ""]
     draft.append(kind, body.SerializeToString(), step=draft.row.step, actor=request.actor, by_claim=False)
+    if asked is not None:
+        conclude(draft, asked, request.actor)
 
 
 def _is_settled(row: TaskRow, request: pb.AppendForeignRequest) -> bool:
@@ -71,9 +85,19 @@ def _is_settled(row: TaskRow, request: pb.AppendForeignRequest) -> bool:
     cancels = request.WhichOneof("fact") == "cancel_request"
     if cancels and TaskState.CANCELLED.value in {row.state.value, row.ending_state}:
         return True
-    if row.state in TERMINAL:
+    if row.state in TERMINAL and request.WhichOneof("fact") == "wait_answer":
+        raise waits.wait_over(row)
+    if row.state in TERMINAL and request.WhichOneof("fact") not in {"operator_request", "user_message"}:
         raise WrongState(f"the task has ended as {row.state}", metadata={"state": row.state.value})
     return False
+
+
+async def _check_readers(connection: Connection, row: TaskRow) -> None:
+    """Raises WrongState for words that nobody would read, or too many (MESSAGES_FULL)."""
+    found = await fetch_one(connection, QUERIES.count_foreign, {"task_id": row.task_id})
+    refusal = refuse_message(row.state, row.ending, found[0] if found else 0)
+    if refusal is not None:
+        raise refusal
 
 
 async def _is_new(connection: Connection, request: pb.AppendForeignRequest, digest: bytes) -> bool:

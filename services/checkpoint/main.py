@@ -9,11 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from services.checkpoint.change_feed import adopt_feed
+from services.checkpoint.change_pruning import ChangePruner
+from services.checkpoint.change_watching import ChangeWatching
 from services.checkpoint.committer import LedgerCommitter, commit_batcher
 from services.checkpoint.hub import Hub
 from services.checkpoint.queries import MIGRATIONS, SCHEMA, SESSION_SETTINGS
 from services.checkpoint.refusals import Refusals
 from services.checkpoint.replicas import Replicas
+from services.checkpoint.schedules.servicer import ScheduleServicer
+from services.checkpoint.schedules.sweeping import ScheduleSweeper
 from services.checkpoint.servicer import CheckpointServicer, Ledger
 from services.checkpoint.sweeps import Sweeper
 from services.checkpoint.watching import Watching
@@ -26,6 +31,7 @@ from tenure.runtime.service import CommonSettings, run_service, serve
 from tenure.runtime.settings import Address, Secret, group, setting
 from tenure.runtime.signing import Verifier
 from tenure.v1.checkpoint_service_pb2_grpc import add_CheckpointServiceServicer_to_server
+from tenure.v1.schedule_service_pb2_grpc import add_ScheduleServiceServicer_to_server
 from tenure.validators import validate
 
 NAME: Final = "checkpoint"
@@ -44,6 +50,10 @@ class Settings:
     allow_unsafe_postgres: bool = setting("run on a Postgres that may lose what it acknowledged", default=False)
     pool_size: int = setting("most connections besides the committing one", default=12, minimum=2, maximum=200)
     sweep_interval_seconds: float = setting("how often time is looked at", default=0.5, minimum=0.05, maximum=60)
+    change_retention_seconds: float = setting(
+        "how long a watcher of all tasks may stay away", default=7 * 86_400.0, minimum=1, maximum=366 * 86_400.0
+    )
+    max_schedules_per_tenant: int = setting("most schedules of one tenant", default=1000, minimum=1)
     common: CommonSettings = group(CommonSettings)
 
 
@@ -59,6 +69,7 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     options = PoolOptions(max_size=settings.pool_size, settings=SESSION_SETTINGS)
     pool = await process.open(open_pool(settings.postgres_dsn, service=NAME, schema=SCHEMA, options=options))
     await startup_guard(pool, allow_unsafe=settings.allow_unsafe_postgres)
+    await adopt_feed(pool)
     hub = Hub()
     replicas = Replicas(settings.postgres_dsn, pool, hub)
     refusals = Refusals(pool)
@@ -73,9 +84,17 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     duties.start("poll", replicas.run_poll)
     duties.start("retries", sweeper.run_retries)
     duties.start("deadlines", sweeper.run_deadlines)
+    duties.start("schedules", ScheduleSweeper(pool, replicas.announce, settings.sweep_interval_seconds).run)
+    duties.start("waits", sweeper.run_waits)
+    duties.start("signals", sweeper.run_signals)
+    duties.start("old signals", sweeper.run_forgetting)
+    duties.start("prune changes", ChangePruner(pool, settings.change_retention_seconds).run)
     server = RpcServer(settings.listen, validate=validate, stopping=process.stopping)
-    ledger = Ledger(pool, verifier, batcher, Watching(pool, hub), refusals, replicas.announce, server.stopping)
+    watching, changes = Watching(pool, hub), ChangeWatching(pool, hub)
+    ledger = Ledger(pool, verifier, batcher, watching, changes, refusals, replicas.announce, server.stopping)
     server.add("tenure.v1.CheckpointService", add_CheckpointServiceServicer_to_server, CheckpointServicer(ledger))
+    schedules = ScheduleServicer(pool, replicas.announce, settings.max_schedules_per_tenant)
+    server.add("tenure.v1.ScheduleService", add_ScheduleServiceServicer_to_server, schedules)
     duties.start("close watches", lambda: _close_when(server.stopping, hub))
     return server
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -20,10 +20,12 @@ from tenure.wire.entries import settled_usage
 from tenure.wire.enums import STATES
 from tenure.wire.times import seconds
 from tenure.wire.token import read_claims
+from tenure.wire.waits import wait_to_domain
 
 if TYPE_CHECKING:
     from tenure.domain.epochs import Fence
     from tenure.domain.token import Claims
+    from tenure.domain.waits import Wait
     from tenure.runtime.signing import Verifier
     from tenure.v1 import checkpoint_service_pb2 as pb
     from tenure.v1 import ledger_pb2
@@ -59,6 +61,7 @@ class Move(NamedTuple):
     message: str
     result: str
     retry_delay_seconds: float
+    wait: Wait | None
 
 
 class PreparedCommit(NamedTuple):
@@ -194,7 +197,17 @@ def _move(request: pb.CommitRequest) -> Move | None:
         raise InvalidRequest(violations=[("transition.result", "belongs to endings only")])
     if to_state is TaskState.RETRY_SCHEDULED and not asked.HasField("retry_delay"):
         raise InvalidRequest(violations=[("transition.retry_delay", "must be set for RETRY_SCHEDULED")])
-    return Move(to_state, asked.reason, asked.message, asked.result, seconds(asked.retry_delay))
+    return Move(to_state, asked.reason, asked.message, asked.result, seconds(asked.retry_delay), _wait(asked, to_state))
+
+
+def _wait(asked: pb.Transition, to_state: TaskState) -> Wait | None:
+    """What the move begins to wait for. A wait for a person is in one state, one for an event in the other."""
+    if not asked.HasField("wait"):
+        return None
+    wait = replace(wait_to_domain(asked.wait), timeout_seconds=seconds(asked.wait_timeout), wait_id="")
+    if to_state is not (TaskState.WAITING_USER if wait.is_for_person else TaskState.WAITING_EXTERNAL):
+        raise InvalidRequest(violations=[("transition.wait", f"a wait of kind {wait.kind} is not in {to_state}")])
+    return wait
 
 
 def _reserve(request: pb.CommitRequest) -> ReserveRequest | None:

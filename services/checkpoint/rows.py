@@ -65,8 +65,14 @@ class TaskRow:
     ending_reason: str
     ending_message: str
     ending_actor: str
+    ending_result: bytes
     ending_at: datetime | None
     next_retry_at: datetime | None
+    deadline_at: datetime
+    wait: bytes
+    wait_deadline_at: datetime | None
+    wait_correlation: str
+    waiting_since: datetime | None
 
     def __post_init__(self) -> None:
         """What the database gives as text and list becomes what the rules speak of."""
@@ -92,7 +98,13 @@ class TaskRow:
         """The pending ending."""
         if not self.ending_state:
             return None
-        return Ending(TaskState(self.ending_state), self.ending_reason, self.ending_message, self.ending_actor)
+        return Ending(
+            TaskState(self.ending_state),
+            self.ending_reason,
+            self.ending_message,
+            self.ending_actor,
+            self.ending_result.decode(),
+        )
 
     @property
     def died(self) -> Deaths:
@@ -134,6 +146,11 @@ class BudgetRow:
     def reserve(self, tokens: int) -> None:
         """Set tokens aside."""
         self.reserved_tokens += tokens
+        self.changed = True
+
+    def raise_cap(self, tokens: int) -> None:
+        """Allow so many tokens more."""
+        self.max_tokens += tokens
         self.changed = True
 
     def settle(self, reserved: int, used: int) -> None:

@@ -10,7 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from services.checkpoint import bills, create, epochs, foreign, lease_grants, opening, queue, reads, refusals, requeue
+from services.checkpoint import (
+    bills,
+    create,
+    epochs,
+    foreign,
+    forking,
+    lease_grants,
+    opening,
+    queue,
+    reads,
+    refusals,
+    requeue,
+    signals,
+)
 from services.checkpoint.frames import CommitFrames
 from services.checkpoint.prepared import prepare
 from tenure.domain.errors import StaleEpoch
@@ -23,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from services.checkpoint.announcement import Announcement
+    from services.checkpoint.change_watching import ChangeWatching
     from services.checkpoint.prepared import PreparedCommit
     from services.checkpoint.watching import Watching
     from tenure.runtime.batching import Answer, Batcher
@@ -40,6 +54,7 @@ class Ledger:
     verifier: Verifier
     batcher: Batcher[PreparedCommit, pb.CommitResponse]
     watching: Watching
+    changes: ChangeWatching
     refusals: refusals.Refusals
     announce: Callable[[Announcement], None]
     stopping: asyncio.Event
@@ -55,6 +70,13 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         created = await create.create_task(self._ledger.pool, current_tenant(), request)
         self._ledger.announce(created.announcement)
         return pb.CreateTaskResponse(task=created.task)
+
+    async def ForkTask(
+        self, request: pb.CheckpointServiceForkTaskRequest, context: Context
+    ) -> pb.CheckpointServiceForkTaskResponse:
+        forked = await forking.fork_task(self._ledger.pool, current_tenant(), request)
+        self._ledger.announce(forked.announcement)
+        return pb.CheckpointServiceForkTaskResponse(task=forked.task)
 
     async def Open(self, request: pb.OpenRequest, context: Context) -> AsyncIterator[pb.OpenResponse]:
         claims = check_token(self._ledger.verifier, request.token)
@@ -104,6 +126,13 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         async for some in follow(current_tenant(), request.task_id, request.after_sequence):
             yield some
 
+    async def WatchChanges(
+        self, request: pb.WatchChangesRequest, context: Context
+    ) -> AsyncIterator[pb.WatchChangesResponse]:
+        watched = self._ledger.changes.changes(current_tenant(), request.filter, request.after_cursor)
+        async for some in watched:
+            yield some
+
     async def ListClaimable(self, request: pb.ListClaimableRequest, context: Context) -> pb.ListClaimableResponse:
         return pb.ListClaimableResponse(offers=await queue.list_claimable(self._ledger.pool, request))
 
@@ -132,6 +161,11 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         appended = await foreign.append_foreign(self._ledger.pool, current_tenant(), request)
         self._ledger.announce(appended.announcement)
         return pb.AppendForeignResponse(task=appended.task)
+
+    async def SendSignal(self, request: pb.SendSignalRequest, context: Context) -> pb.SendSignalResponse:
+        sent = await signals.send_signal(self._ledger.pool, current_tenant(), request)
+        self._ledger.announce(sent.announcement)
+        return pb.SendSignalResponse(task=sent.task)
 
     async def GetEpochs(self, request: pb.GetEpochsRequest, context: Context) -> pb.GetEpochsResponse:
         generation, highest_epoch = await epochs.get_epochs(self._ledger.pool)

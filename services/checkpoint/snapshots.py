@@ -52,6 +52,9 @@ class _Snapshot(NamedTuple):
     ended_at: datetime | None
     next_retry_at: datetime | None
     deadline_at: datetime
+    wait: bytes
+    forked_from_task_id: str | None
+    forked_from_sequence: int | None
 
     def task(self) -> task_pb2.Task:
         state = TaskState(self.state)
@@ -82,7 +85,14 @@ class _Snapshot(NamedTuple):
             end_time=_optional(self.ended_at),
             next_retry_time=_optional(self.next_retry_at),
             deadline_time=timestamp(self.deadline_at),
+            wait=task_pb2.Wait.FromString(self.wait) if self.wait else None,
+            forked_from=self._forked_from(),
         )
+
+    def _forked_from(self) -> task_pb2.ForkedFrom | None:
+        if self.forked_from_task_id is None:
+            return None
+        return task_pb2.ForkedFrom(task_id=self.forked_from_task_id, sequence=self.forked_from_sequence or 0)
 
     def _usage(self) -> task_pb2.TokenUsage:
         return task_pb2.TokenUsage(

@@ -9,7 +9,9 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Final
 
+from services.checkpoint import signals, waits
 from services.checkpoint.announcement import announcement_of
+from services.checkpoint.begun_waits import current_wait
 from services.checkpoint.draft import LEDGER, Draft
 from services.checkpoint.finishing import carry_out_ending
 from services.checkpoint.queries import QUERIES, fetch_all, in_ledger_transaction
@@ -17,6 +19,7 @@ from services.checkpoint.rows import lock_tasks
 from services.checkpoint.writing import write
 from tenure.domain.endings import Ending
 from tenure.domain.states import Reason, TaskState
+from tenure.domain.waits import NO_ANSWER, WaitDeadlinePolicy
 from tenure.runtime import metrics
 from tenure.runtime.failpoint import failpoint
 
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection, Pool
 
 ROWS_A_SWEEP: Final = 100
+FORGET_INTERVAL_SECONDS: Final = 20.0
 
 
 async def queue_due_retries(pool: Pool) -> list[Draft]:
@@ -47,6 +51,30 @@ async def end_overdue(pool: Pool) -> list[Draft]:
         await carry_out_ending(connection, draft)
 
     return await _sweep(pool, QUERIES.due_deadlines, change)
+
+
+async def expire_waits(pool: Pool) -> list[Draft]:
+    """Waits past their deadline: the task goes on without an answer, or ends, as the wait says."""
+
+    async def change(connection: Connection, draft: Draft) -> None:
+        wait = current_wait(draft.row)
+        assert wait is not None, "what has a deadline is a wait, and its row was locked when it was judged"
+        answer = waits.Answer(NO_ANSWER, LEDGER, "")
+        if wait.at_deadline is WaitDeadlinePolicy.GO_ON:
+            waits.resolve(draft, wait, answer)
+            return
+        waits.record(draft, wait, answer)
+        draft.ask_ending(
+            Ending(TaskState.TIMED_OUT, Reason.WAIT_EXPIRED, "nobody answered what the task waited for", LEDGER)
+        )
+        await carry_out_ending(connection, draft)
+
+    return await _sweep(pool, QUERIES.due_waits, change)
+
+
+async def deliver_signals(pool: Pool) -> list[Draft]:
+    """Events that came at the very moment in which their wait began."""
+    return await _sweep(pool, QUERIES.due_signals, signals.take_kept)
 
 
 async def _sweep(pool: Pool, statement: bytes, change: Callable[[Connection, Draft], Awaitable[None]]) -> list[Draft]:
@@ -81,6 +109,18 @@ class Sweeper:
 
     async def run_deadlines(self) -> None:
         await self._run("deadlines", end_overdue)
+
+    async def run_waits(self) -> None:
+        await self._run("waits", expire_waits)
+
+    async def run_signals(self) -> None:
+        await self._run("signals", deliver_signals)
+
+    async def run_forgetting(self) -> None:
+        """Old events go, rarely: a bounded number each time, and nobody waits for it."""
+        while True:
+            await signals.forget_old(self._pool)
+            await asyncio.sleep(FORGET_INTERVAL_SECONDS * random.uniform(0.5, 1.0))
 
     async def _run(self, name: str, sweep: Callable[[Pool], Awaitable[list[Draft]]]) -> None:
         swept = metrics.cell("tenure_swept_tasks_total", sweep=name)

@@ -54,6 +54,11 @@ _MOVE_COLUMNS: Final[Columns] = {
     "ending_reason": Texts,
     "ending_message": Texts,
     "ending_actor": Texts,
+    "ending_result": Byteas,
+    "attempt": Int8s,
+    "max_steps": Int8s,
+    "wait": Byteas,
+    "wait_correlation": Texts,
 }
 _ENTRY_COLUMNS: Final[Columns] = {
     "task_id": Texts,
@@ -84,7 +89,12 @@ _USAGE_COLUMNS: Final[Columns] = {
     "cache_creation_input_tokens": Int8s,
     "cache_read_input_tokens": Int8s,
 }
-_BUDGET_COLUMNS: Final[Columns] = {"root_task_id": Texts, "used_tokens": Int8s, "reserved_tokens": Int8s}
+_BUDGET_COLUMNS: Final[Columns] = {
+    "root_task_id": Texts,
+    "max_tokens": Int8s,
+    "used_tokens": Int8s,
+    "reserved_tokens": Int8s,
+}
 
 
 async def write(connection: Connection, drafts: Sequence[Draft]) -> None:
@@ -123,6 +133,9 @@ def _move_arrays(drafts: Sequence[Draft]) -> dict[str, Any]:
         "result": Byteas(draft.result for draft in drafts),
         "ending_at": Texts(row.ending_at.isoformat() if row.ending_at else "" for row in rows),
         "next_retry_at": Texts(row.next_retry_at.isoformat() if row.next_retry_at else "" for row in rows),
+        "deadline_at": Texts(draft.deadline_at.isoformat() if draft.deadline_at else "" for draft in drafts),
+        "wait_deadline_at": Texts(row.wait_deadline_at.isoformat() if row.wait_deadline_at else "" for row in rows),
+        "waiting_since": Texts(row.waiting_since.isoformat() if row.waiting_since else "" for row in rows),
         "ended": Bools(draft.ended for draft in drafts),
         "dead_owners": Texts(OWNERS_SEPARATOR.join(row.dead_owners) for row in rows),
     }

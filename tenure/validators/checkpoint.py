@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
+from tenure.validators.conversations import check_fork, check_words
 from tenure.validators.fields import (
     check_bills,
+    check_changes,
     check_duration,
     check_entries,
     check_frame,
@@ -16,14 +18,22 @@ from tenure.validators.fields import (
     check_token,
     check_watch,
 )
-from tenure.validators.limits import MAX_COMMIT_BYTES, MAX_ENTRIES, MAX_GOAL_BYTES
+from tenure.validators.limits import MAX_COMMIT_BYTES, MAX_ENTRIES
+from tenure.validators.operators import check_operator_request
 from tenure.validators.specs import check_spec
 from tenure.validators.violations import Check, Violations
+from tenure.validators.waits import check_wait, check_wait_answer
 
 
 def _create(request: checkpoint.CreateTaskRequest, v: Violations) -> None:
     v.length("request_id", request.request_id, 1, 128)
     check_spec(request.spec, v, "spec.")
+
+
+def _fork(request: checkpoint.CheckpointServiceForkTaskRequest, v: Violations) -> None:
+    check_fork(request, v)
+    v.length("request_id", request.request_id, 1, 128)
+    v.length("actor", request.actor, 1, 200)
 
 
 def _commit(request: checkpoint.CommitRequest, v: Violations) -> None:
@@ -56,6 +66,7 @@ def _transition(transition: checkpoint.Transition, v: Violations) -> None:
     v.length("transition.reason", transition.reason, 1, 64)
     v.require(len(transition.message) <= 4000, "transition.message", "at most 4,000 characters")
     check_duration("transition.retry_delay", transition.retry_delay, 24 * 3600, v)
+    check_wait(transition, v)
 
 
 def _most(items: str, most: int) -> Check:
@@ -89,13 +100,18 @@ def _foreign(request: checkpoint.AppendForeignRequest, v: Violations) -> None:
     v.length("request_id", request.request_id, 1, 128)
     v.length("actor", request.actor, 1, 200)
     v.require(request.WhichOneof("fact") is not None, "fact", "must be set")
-    size = len(request.user_message.text.encode())
-    v.require(size <= MAX_GOAL_BYTES, "user_message.text", f"at most {MAX_GOAL_BYTES} bytes")
+    if request.HasField("user_message"):
+        check_words("user_message.text", request.user_message.text, v)
     v.length("cancel_request.reason", request.cancel_request.reason, 0, 1000)
+    if request.HasField("wait_answer"):
+        check_wait_answer(request.wait_answer, v, "wait_answer.")
+    if request.HasField("operator_request"):
+        check_operator_request(request.operator_request, v)
 
 
 CHECKS: Final[dict[type, Check]] = {
     checkpoint.CreateTaskRequest: _create,
+    checkpoint.CheckpointServiceForkTaskRequest: _fork,
     checkpoint.OpenRequest: check_guarded,
     checkpoint.CommitRequest: _commit,
     checkpoint.CommitStreamRequest: check_frame("commits"),
@@ -103,6 +119,7 @@ CHECKS: Final[dict[type, Check]] = {
     checkpoint.CheckpointServiceListTasksRequest: check_list,
     checkpoint.ListEntriesRequest: check_entries,
     checkpoint.WatchEntriesRequest: check_watch,
+    checkpoint.WatchChangesRequest: check_changes,
     checkpoint.ListClaimableRequest: _claimable,
     checkpoint.RegisterGrantsRequest: _most("grants", 128),
     checkpoint.RequeueLostRequest: _most("lost", 512),

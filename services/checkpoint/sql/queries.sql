@@ -23,8 +23,8 @@ select clock_timestamp() as locked_at,
        held.sequence, held.step, held.open_calls,
        held.model_open, held.model_step, held.model_attempt, held.model_name, held.model_input, held.model_output,
        held.input_tokens, held.output_tokens, held.cache_creation_input_tokens, held.cache_read_input_tokens,
-       held.ending_state, held.ending_reason, held.ending_message, held.ending_actor, held.ending_at,
-       held.next_retry_at,
+       held.ending_state, held.ending_reason, held.ending_message, held.ending_actor, held.ending_result, held.ending_at,
+       held.next_retry_at, held.deadline_at, held.wait, held.wait_deadline_at, held.wait_correlation, held.waiting_since,
        money.max_tokens, money.used_tokens, money.reserved_tokens
   from held join money using (root_task_id);
 
@@ -76,42 +76,62 @@ with advanced as (
               output_tokens, cache_creation_input_tokens, cache_read_input_tokens)
 )
 update budgets b
-   set used_tokens = c.used_tokens, reserved_tokens = c.reserved_tokens
-  from unnest(%(budget_root_task_id)b::text[]::uuid[], %(budget_used_tokens)b::bigint[],
-              %(budget_reserved_tokens)b::bigint[]) as c(root_task_id, used_tokens, reserved_tokens)
+   set max_tokens = c.max_tokens, used_tokens = c.used_tokens, reserved_tokens = c.reserved_tokens
+  from unnest(%(budget_root_task_id)b::text[]::uuid[], %(budget_max_tokens)b::bigint[],
+              %(budget_used_tokens)b::bigint[], %(budget_reserved_tokens)b::bigint[])
+       as c(root_task_id, max_tokens, used_tokens, reserved_tokens)
  where b.root_task_id = c.root_task_id;
 
 -- name: move
--- What a change of state changes besides: rare next to steps, so it does not widen their statement.
+-- What a change of state changes besides: rare next to steps, so it does not widen their statement. Each is told in
+-- `changes`; 0004_changes.sql says why its xid is the higher of two. A task's xid that no transaction of this cluster can
+-- have had yet came with a copy from another cluster.
+with moved as (
 update tasks t
-   set state = c.state, reason = c.reason, message = c.message, result = coalesce(nullif(c.result, ''), t.result),
+   set state = c.state, reason = c.reason, message = c.message,
+       -- A new attempt has no result yet.
+       result = case when c.attempt > t.attempt then '' else coalesce(nullif(c.result, ''), t.result) end,
+       attempt = c.attempt, max_steps = c.max_steps,
+       deadline_at = coalesce(nullif(c.deadline_at, '')::timestamptz, t.deadline_at),
        epoch = c.epoch, claim_id = c.claim_id, holds = c.holds, owner = c.owner, claim_count = c.claim_count,
        ending_state = c.ending_state, ending_reason = c.ending_reason, ending_message = c.ending_message,
        dead_owners = string_to_array(c.dead_owners, e'\x1f'),
-       ending_actor = c.ending_actor, ending_at = nullif(c.ending_at, '')::timestamptz,
+       ending_actor = c.ending_actor, ending_result = c.ending_result, ending_at = nullif(c.ending_at, '')::timestamptz,
        next_retry_at = nullif(c.next_retry_at, '')::timestamptz,
+       wait = c.wait, wait_deadline_at = nullif(c.wait_deadline_at, '')::timestamptz,
+       wait_correlation = c.wait_correlation, waiting_since = nullif(c.waiting_since, '')::timestamptz,
        started_at = case when c.holds then coalesce(t.started_at, %(locked_at)b::timestamptz) else t.started_at end,
        ended_at = case when c.ended then %(locked_at)b::timestamptz end,
        -- An ending under way keeps its time: else every coordinator would take it from the one that is at it.
        offered_until = case when c.ending_state <> '' and not c.ended then t.offered_until end,
+       change_xid = greatest(pg_current_xact_id(), case when t.change_xid < pg_snapshot_xmax(pg_current_snapshot())
+                                                        then t.change_xid end),
        updated_at = %(locked_at)b::timestamptz
   from unnest(
          %(task_id)b::text[]::uuid[], %(state)b::text[], %(reason)b::text[], %(message)b::text[], %(result)b::bytea[],
          %(epoch)b::bigint[], %(claim_id)b::text[], %(holds)b::boolean[], %(owner)b::text[], %(claim_count)b::bigint[],
          %(ending_state)b::text[], %(ending_reason)b::text[], %(ending_message)b::text[], %(ending_actor)b::text[],
          %(ending_at)b::text[], %(next_retry_at)b::text[], %(ended)b::boolean[],
-         %(dead_owners)b::text[])
+         %(dead_owners)b::text[], %(ending_result)b::bytea[], %(attempt)b::bigint[], %(max_steps)b::bigint[],
+         %(deadline_at)b::text[], %(wait)b::bytea[], %(wait_deadline_at)b::text[], %(wait_correlation)b::text[],
+         %(waiting_since)b::text[])
        as c(task_id, state, reason, message, result, epoch, claim_id, holds, owner, claim_count, ending_state,
-            ending_reason, ending_message, ending_actor, ending_at, next_retry_at, ended, dead_owners)
- where t.task_id = c.task_id;
+            ending_reason, ending_message, ending_actor, ending_at, next_retry_at, ended, dead_owners, ending_result,
+            attempt, max_steps, deadline_at, wait, wait_deadline_at, wait_correlation, waiting_since)
+ where t.task_id = c.task_id
+returning t.change_xid, t.tenant, t.task_id, t.sequence, t.state, t.reason,
+          t.ending_state <> '' and t.ended_at is null as cancel_requested, t.updated_at
+)
+insert into changes (xid, tenant, task_id, sequence, state, reason, cancel_requested, changed_at)
+select * from moved;
 
 -- name: create_task
 -- The unique (tenant, request_id) decides between two submits at once; the loser waits and finds the winner's row.
 insert into tasks (task_id, tenant, request_id, request_hash, root_task_id, queue, priority, loop, tools, labels, max_steps,
-                   on_lease_lost, reason, sequence, deadline_at)
+                   on_lease_lost, reason, sequence, change_xid, deadline_at)
 values (%(task_id)b::text::uuid, %(tenant)b, %(request_id)b, %(request_hash)b, %(task_id)b::text::uuid, %(queue)b,
         %(priority)b, %(loop)b, %(tools)b::text[], %(labels)b::text::jsonb, %(max_steps)b, %(on_lease_lost)b,
-        'SUBMITTED', 2, now() + make_interval(secs => %(timeout_seconds)b))
+        'SUBMITTED', 2, pg_current_xact_id(), now() + make_interval(secs => %(timeout_seconds)b))
 on conflict (tenant, request_id) do nothing
 returning now();
 
@@ -121,7 +141,12 @@ insert into budgets (root_task_id, tenant, max_tokens)
 values (%(task_id)b::text::uuid, %(tenant)b, %(max_tokens)b);
 
 -- name: create_entries
--- The first two facts: the goal, and the move into the queue.
+-- The first two facts: the goal, and the move into the queue. The latter is the task's first change.
+with told as (
+  insert into changes (xid, tenant, task_id, sequence, state, reason, cancel_requested, changed_at)
+  select change_xid, tenant, task_id, sequence, state, reason, false, created_at from tasks
+   where task_id = %(task_id)b::text::uuid
+)
 insert into entries (task_id, sequence, tenant, epoch, claim_id, attempt, step, kind, actor, recorded_at, body)
 select %(task_id)b::text::uuid, e.sequence, %(tenant)b, 0, '', 1, 0, e.kind, 'checkpoint', now(), e.body
   from unnest(%(kinds)b::bigint[], %(bodies)b::bytea[]) with ordinality as e(kind, body, sequence);
@@ -136,7 +161,7 @@ select t.task_id::text, t.tenant, f.body, t.state, t.reason, t.message, t.attemp
        t.input_tokens, t.output_tokens, t.cache_creation_input_tokens, t.cache_read_input_tokens,
        b.max_tokens, b.used_tokens, b.reserved_tokens, t.result, t.claim_count, t.ending_state,
        t.parent_task_id::text, t.root_task_id::text, t.created_at, t.updated_at, t.started_at, t.ended_at,
-       t.next_retry_at, t.deadline_at
+       t.next_retry_at, t.deadline_at, t.wait, t.forked_from_task_id::text, t.forked_from_sequence
   from unnest(%(task_ids)b::text[]::uuid[]) with ordinality as asked(task_id, place)
   join tasks t using (task_id)
   join budgets b using (root_task_id)
@@ -307,6 +332,59 @@ select task_id::text from tasks
  where ended_at is null and ending_state = '' and state <> 'WAITING_USER' and deadline_at <= now()
  order by deadline_at limit %(limit)b for no key update skip locked;
 
+-- name: due_waits
+-- Waits that nobody answered in time, by database time. An ending that is under way closes the wait by itself.
+select task_id::text from tasks
+ where wait_deadline_at <= now()
+ order by wait_deadline_at limit %(limit)b for no key update skip locked;
+
+-- name: due_signals
+-- Waits whose event is there: it came while the wait was being committed, so that neither saw the other.
+select t.task_id::text from tasks t
+ where t.wait_correlation <> ''
+   and exists (select from signals s
+                where s.tenant = t.tenant and s.correlation_id = t.wait_correlation and s.taken_by is null)
+ order by t.waiting_since limit %(limit)b for no key update of t skip locked;
+
+-- name: keep_signal
+-- An event, unless it is there already or too many are kept under its name. Two at once may pass the limit by one.
+insert into signals (tenant, correlation_id, request_id, hash, actor, payload)
+select %(tenant)b::text, %(correlation_id)b::text, %(request_id)b::text, %(hash)b::bytea, %(actor)b::text,
+       %(payload)b::bytea
+ where (select count(*) from (select from signals where tenant = %(tenant)b::text
+                                 and correlation_id = %(correlation_id)b::text and taken_by is null
+                               limit %(most)b) kept) < %(most)b
+on conflict do nothing
+returning position;
+
+-- name: find_signal
+-- What an event's request_id was used for, and who took it.
+select hash, taken_by::text from signals
+ where tenant = %(tenant)b::text and correlation_id = %(correlation_id)b::text and request_id = %(request_id)b::text;
+
+-- name: take_signal
+-- The oldest event that is kept under a name and that nobody else is at. Under the lock of the task that takes it.
+update signals s set taken_by = %(task_id)b::text::uuid
+ where (s.tenant, s.correlation_id, s.request_id) = (
+         select k.tenant, k.correlation_id, k.request_id from signals k
+          where k.tenant = %(tenant)b::text and k.correlation_id = %(correlation_id)b::text and k.taken_by is null
+          order by k.position limit 1 for update skip locked)
+returning payload, actor, request_id;
+
+-- name: waiting_for
+-- The task that has waited longest for an event of this name.
+select task_id::text from tasks
+ where tenant = %(tenant)b::text and wait_correlation = %(correlation_id)b::text and wait_correlation <> ''
+ order by waiting_since limit 1;
+
+-- name: forget_signals
+-- Events that are too old, taken or not: a repeat of one after that is a new one.
+delete from signals s
+ using (select tenant, correlation_id, request_id from signals
+         where received_at < now() - make_interval(secs => %(kept_seconds)b)
+         order by received_at limit %(limit)b for update skip locked) old
+ where (s.tenant, s.correlation_id, s.request_id) = (old.tenant, old.correlation_id, old.request_id);
+
 -- name: find_foreign
 -- What a foreign fact's id was used for. Read under the task's lock.
 select hash from foreign_requests where task_id = %(task_id)b::text::uuid and request_id = %(request_id)b;
@@ -356,6 +434,10 @@ select method, presented_epoch, current_epoch, holder, refused_at from refusals
  where task_id = %(task_id)b::text::uuid
  order by refusal_id desc limit %(limit)b;
 
+-- name: count_foreign
+-- How many facts of others a task has taken.
+select count(*) from foreign_requests where task_id = %(task_id)b::text::uuid;
+
 -- name: notify
 -- Hints for other replicas, in transactions of their own: inside of commits they were measured to halve the rate.
 select pg_notify('tenure_ledger', payload) from unnest(%(payloads)b::text[]) as p(payload);
@@ -397,3 +479,69 @@ update lease_grants
 select a.claim_id
   from unnest(%(tenants)b::text[], %(resources)b::text[], %(claim_ids)b::text[]) as a(tenant, resource, claim_id)
   join lease_grants g using (tenant, resource, claim_id);
+
+-- name: feed
+-- Which feed of changes this is, where it stands, and up to where it was pruned.
+select feed_id::text, pruned_xid::text::bigint, pruned_position, pg_snapshot_xmin(pg_current_snapshot())::text::bigint,
+       pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+  from change_feed;
+
+-- name: changes_after
+-- A page of a tenant's changes after a cursor, below the oldest transaction that is still running: nothing can come in there
+-- any more. One statement, so one snapshot: what it was pruned to, what is there and what runs fit together. `fits` is the
+-- filter's answer; the page is cut before it, so that few matches do not make a long search. `held_back`: there is more,
+-- above that transaction.
+with page as (
+  select c.* from changes c
+   where c.tenant = %(tenant)b
+     and (c.xid, c.position) > (%(xid)b::bigint::text::xid8, %(position)b::bigint)
+     and c.xid < pg_snapshot_xmin(pg_current_snapshot())
+   order by c.xid, c.position
+   limit %(page_size)b
+)
+select f.feed_id::text, f.pruned_xid::text::bigint, f.pruned_position,
+       pg_snapshot_xmin(pg_current_snapshot())::text::bigint,
+       exists (select from changes c where c.tenant = %(tenant)b
+                  and c.xid >= pg_snapshot_xmin(pg_current_snapshot())) as held_back,
+       p.xid::text::bigint, p.position, p.task_id::text, p.sequence, p.state, p.reason, p.cancel_requested, p.changed_at,
+       (cardinality(%(states)b::text[]) = 0 or p.state = any(%(states)b::text[]))
+         and (%(queue)b::text = '' or t.queue = %(queue)b::text)
+         and (%(root_task_id)b::text = '' or t.root_task_id = nullif(%(root_task_id)b::text, '')::uuid)
+         and t.labels @> %(labels)b::text::jsonb as fits
+  from change_feed f
+  left join page p on true
+  left join tasks t on t.task_id = p.task_id
+ order by p.xid, p.position;
+
+-- name: prune_changes
+-- The oldest changes that need not be kept, a bounded number. One replica at a time: the others go away. Commits never touch
+-- this row and never wait for it. What was pruned is noted with it, so that a cursor from before is refused.
+with feed as materialized (
+  select one from change_feed for update skip locked
+), old as materialized (
+  select o.xid, o.position
+    from (select xid, position, changed_at from changes order by xid, position limit %(limit)b) o, feed
+   where o.changed_at < now() - make_interval(secs => %(kept_seconds)b)
+), gone as (
+  delete from changes c using old o where c.xid = o.xid and c.position = o.position
+), noted as (
+  update change_feed f set pruned_xid = l.xid, pruned_position = l.position
+    from (select xid, position from old order by xid desc, position desc limit 1) l
+   where (f.pruned_xid, f.pruned_position) < (l.xid, l.position)
+)
+select count(*) from old;
+
+-- name: adopt_feed
+-- A ledger that was copied into this cluster begins a new feed; the answer is a row when it did. Its old changes are
+-- numbered by transactions of another cluster, and go. Without effect the first time: then there is nothing to tell apart.
+with here as (
+  select system_identifier from pg_control_system()
+), begun as (
+  update change_feed f set cluster = h.system_identifier, feed_id = gen_random_uuid(), pruned_xid = '0', pruned_position = 0
+    from here h where f.cluster <> h.system_identifier returning f.feed_id
+), marked as (
+  update change_feed f set cluster = h.system_identifier from here h where f.cluster is null
+), gone as (
+  delete from changes where exists (select from begun)
+)
+select feed_id::text from begun;

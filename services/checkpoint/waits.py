@@ -1,0 +1,127 @@
+"""Waits in drafts: begun by an owner's move, answered once, and closed with the task's next move whatever that is.
+
+The wait stands in the task's row while it lasts. Whoever answers holds the row's lock, so there is one answer.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC
+from typing import TYPE_CHECKING, NamedTuple
+
+from services.checkpoint.begun_waits import current_wait
+from services.checkpoint.draft import LEDGER
+from services.checkpoint.kinds import KINDS
+from tenure.domain.errors import InvalidRequest, WrongState
+from tenure.domain.states import Reason, TaskState
+from tenure.domain.tools import NOT_RUN, Outcome
+from tenure.domain.waits import (
+    NO_ANSWER,
+    Wait,
+    WaitAnswer,
+    WaitAnswerKind,
+    WaitKind,
+    outcome_of_answer,
+    refuse_answer,
+)
+from tenure.v1 import ledger_pb2
+from tenure.wire.enums import WAIT_ANSWERS, WAIT_KINDS
+from tenure.wire.tools import outcome_to_wire
+
+if TYPE_CHECKING:
+    from services.checkpoint.draft import Draft
+    from services.checkpoint.rows import TaskRow
+    from tenure.v1 import checkpoint_service_pb2 as pb
+
+
+class Answer(NamedTuple):
+    """What was said, by whom, and under which id of theirs."""
+
+    said: WaitAnswer
+    actor: str
+    request_id: str
+
+
+def said_by(answer: pb.WaitAnswer) -> WaitAnswer:
+    """The answer of a request."""
+    kind = WaitAnswerKind.REPLY if answer.WhichOneof("answer") == "reply" else WaitAnswerKind.DECISION
+    return WaitAnswer(
+        kind, answer.reply or answer.decision, answer.comment, answer.edited_arguments_json, answer.extra_budget_tokens
+    )
+
+
+def answer_wait(draft: Draft, asked: pb.WaitAnswer, actor: str, request_id: str) -> None:
+    """A person's answer. Raises WrongState (WAIT_OVER) when it is not for the present wait; InvalidRequest."""
+    wait = current_wait(draft.row)
+    if wait is None or wait.wait_id != asked.wait_id:
+        raise wait_over(draft.row)
+    said = said_by(asked)
+    refusal: InvalidRequest | None = refuse_answer(wait, said)
+    if refusal is not None:
+        raise refusal
+    resolve(draft, wait, Answer(said, actor, request_id))
+
+
+def wait_over(row: TaskRow) -> WrongState:
+    """Somebody else was first, or there never was such a wait."""
+    return WrongState(
+        f"this wait is over, or never was; the task is {row.state}",
+        reason="WAIT_OVER",
+        metadata={"state": row.state.value},
+    )
+
+
+def deliver(draft: Draft, payload: str, actor: str, request_id: str) -> None:
+    """The event that the task waits for."""
+    wait = current_wait(draft.row)
+    assert wait is not None, "looked at under the lock"
+    assert wait.kind is WaitKind.EVENT, "only these have a correlation"
+    resolve(draft, wait, Answer(WaitAnswer(WaitAnswerKind.PAYLOAD, payload), actor, request_id))
+
+
+def resolve(draft: Draft, wait: Wait, answer: Answer) -> None:
+    """The answer, what the call comes to, and the move back into the queue."""
+    told = "nobody answered in time" if answer.said is NO_ANSWER else f"answered by {answer.actor}"
+    reason = Reason.WAIT_EXPIRED if answer.said is NO_ANSWER else Reason.WAIT_RESOLVED
+    record(draft, wait, answer)
+    draft.move(TaskState.QUEUED, reason, told, actor=answer.actor)
+
+
+def record(draft: Draft, wait: Wait, answer: Answer) -> None:
+    """The answer, and the outcome of the call unless it got leave."""
+    said = answer.said
+    resolution = ledger_pb2.WaitResolution(
+        wait_id=wait.wait_id,
+        call_id=wait.call_id,
+        wait_kind=WAIT_KINDS.to_wire(wait.kind),
+        answer_kind=WAIT_ANSWERS.to_wire(said.kind),
+        answer=said.text,
+        comment=said.comment,
+        edited_arguments_json=said.edited_arguments_json,
+        extra_budget_tokens=said.extra_budget_tokens,
+        request_id=answer.request_id,
+    )
+    _append(draft, ledger_pb2.EntryBody(wait_resolution=resolution), answer.actor)
+    if said.extra_budget_tokens:
+        draft.budget.raise_cap(said.extra_budget_tokens)
+    at = draft.row.locked_at.astimezone(UTC).isoformat(timespec="seconds")
+    outcome = outcome_of_answer(wait, said, actor=answer.actor, at=at)
+    if outcome is not None:
+        _close_call(draft, wait.call_id, outcome, answer.actor)
+
+
+def abandon(draft: Draft) -> None:
+    """The task is to end. The call that waits was never executed: nobody's claim is needed to say that it was not."""
+    wait = current_wait(draft.row)
+    if wait is not None and wait.call_id in draft.row.open_calls:
+        _close_call(draft, wait.call_id, NOT_RUN, LEDGER)
+
+
+def _close_call(draft: Draft, call_id: str, outcome: Outcome, actor: str) -> None:
+    told = ledger_pb2.ToolOutcome(call_id=call_id, outcome=outcome_to_wire(outcome))
+    _append(draft, ledger_pb2.EntryBody(tool_outcome=told), actor)
+    draft.row.open_calls = tuple(call for call in draft.row.open_calls if call != call_id)
+
+
+def _append(draft: Draft, body: ledger_pb2.EntryBody, actor: str) -> None:
+    kind = KINDS[body.WhichOneof("body") or ""]
+    draft.append(kind, body.SerializeToString(), step=draft.row.step, actor=actor, by_claim=False)

@@ -1,0 +1,323 @@
+"""Waits in the ledger: begun with an owner's move, answered once whatever is repeated or races, gone with the task."""
+
+import asyncio
+import json
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+
+from tenure.domain.errors import AlreadyExists, InvalidRequest, WrongState
+from tenure.domain.fold import fold
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
+from tenure.wire.entries import entries_to_domain
+from tenure.wire.times import duration, moment
+from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, entry, kinds, reserve
+
+QUEUED = task_pb2.TASK_STATE_QUEUED
+WAITING_USER = task_pb2.TASK_STATE_WAITING_USER
+TIMED_OUT = task_pb2.TASK_STATE_TIMED_OUT
+CANCELLED = task_pb2.TASK_STATE_CANCELLED
+
+
+def intent(call_id="1.0", tool="request_approval"):
+    told = ledger_pb2.ToolIntent(call_id=call_id, tool_use_id=f"use-{call_id}", tool=tool, arguments_json='{"a": 1}')
+    return entry(1, tool_intent=told)
+
+
+def approval(call_id="1.0", **fields):
+    told = {"kind": task_pb2.WAIT_KIND_APPROVAL, "question": "Ship it?", "options": ["approve", "deny"]}
+    return task_pb2.Wait(call_id=call_id, **{**told, **fields})
+
+
+def leave_of_a_person(call_id="1.0"):
+    return approval(
+        call_id,
+        kind=task_pb2.WAIT_KIND_TOOL_APPROVAL,
+        options=["allow", "deny", "edit"],
+        tool="pay",
+        arguments_json='{"a": 1}',
+    )
+
+
+def move(wait, timeout_seconds=3600.0):
+    return pb.Transition(
+        to_state=WAITING_USER, reason="APPROVAL_REQUESTED", wait=wait, wait_timeout=duration(timeout_seconds)
+    )
+
+
+async def waiting(replica, wait=None, *, intents=("1.0",), timeout_seconds=3600.0, **spec):
+    """A task that waits, as its owner left it."""
+    owner = await replica.claim((await replica.create(**spec)).task_id)
+    await owner.commit(reserve=reserve())
+    facts = [answer(text="so far"), *(intent(call) for call in intents)]
+    response = await owner.commit(*facts, transition=move(wait or approval(), timeout_seconds))
+    assert response.state == WAITING_USER
+    return await replica.get(owner.task.task_id)
+
+
+async def say(replica, task, request_id="", actor="bob", **said):
+    request = pb.AppendForeignRequest(
+        task_id=task.task_id,
+        request_id=request_id or str(uuid4()),
+        actor=actor,
+        wait_answer=pb.WaitAnswer(wait_id=task.wait.wait_id, **said),
+    )
+    return (await replica.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)).task
+
+
+async def in_state(replica, task_id, state):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while (task := await replica.get(task_id)).state != state:
+            await asyncio.sleep(0.02)
+        return task
+
+
+async def test_the_snapshot_shows_the_wait_and_nobody_holds_the_task(checkpoint):
+    replica = await checkpoint()
+    task = await waiting(replica, timeout_seconds=60)
+    assert (task.state, task.owner, task.wait.question) == (WAITING_USER, "", "Ship it?")
+    assert list(task.wait.options) == ["approve", "deny"]
+    assert moment(task.wait.deadline_time) - moment(task.wait.begin_time) == timedelta(seconds=60)
+    begun = (await replica.entries(task.task_id))[-1].body.transition
+    assert begun.wait == task.wait
+    offers = await replica.stub.ListClaimable(pb.ListClaimableRequest(limit=10), timeout=TIMEOUT_SECONDS)
+    assert not offers.offers
+    listed = await replica.stub.ListTasks(pb.CheckpointServiceListTasksRequest(), timeout=TIMEOUT_SECONDS)
+    assert listed.tasks[0].wait == task.wait
+
+
+async def test_an_answer_becomes_the_calls_outcome_with_who_and_when_and_queues_the_task(checkpoint):
+    replica = await checkpoint()
+    task = await waiting(replica)
+    resumed = await say(replica, task, decision="approve", comment="go ahead")
+    assert (resumed.state, resumed.reason, resumed.HasField("wait")) == (QUEUED, "WAIT_RESOLVED", False)
+    entries = await replica.entries(task.task_id)
+    assert kinds(entries)[-3:] == ["wait_resolution", "tool_outcome", "WAITING_USER>QUEUED"]
+    assert {one.actor for one in entries[-3:]} == {"bob"}
+    told = json.loads(entries[-2].body.tool_outcome.outcome.content)
+    assert (told["decision"], told["comment"], told["answered_by"]) == ("approve", "go ahead", "bob")
+    assert told["answered_at"].startswith("20")
+    owner = await replica.claim(task.task_id)
+    point = fold(entries_to_domain(owner.entries))
+    assert point.open_intents == []
+    assert point.pending_content[0]["tool_use_id"] == "use-1.0"
+    await owner.commit(reserve=reserve(step=2))
+
+
+async def test_two_approvals_at_once_resolve_the_wait_once_and_the_other_is_refused(checkpoint):
+    replica = await checkpoint()
+    other = await checkpoint(dsn=replica.dsn)
+    for _ in range(5):
+        task = await waiting(replica)
+        said = [say(side, task, decision=word) for side in (replica, other) for word in ("approve", "deny")]
+        results = await asyncio.gather(*said, return_exceptions=True)
+        refused = [one for one in results if isinstance(one, WrongState)]
+        assert [one.reason for one in refused] == ["WAIT_OVER"] * 3
+        assert kinds(await replica.entries(task.task_id)).count("wait_resolution") == 1
+
+
+async def test_the_same_request_is_answered_again_and_another_answer_under_it_is_refused(checkpoint):
+    replica = await checkpoint()
+    task = await waiting(replica)
+    results = await asyncio.gather(*(say(replica, task, "r-1", decision="approve") for _ in range(5)))
+    assert {one.sequence for one in results} == {results[0].sequence}
+    with pytest.raises(AlreadyExists) as refused:
+        await say(replica, task, "r-1", decision="deny")
+    assert refused.value.reason == "REQUEST_ID_REUSED"
+    owner = await replica.claim(task.task_id)
+    await owner.end()
+    assert (await say(replica, task, "r-1", decision="approve")).state == task_pb2.TASK_STATE_SUCCEEDED
+    with pytest.raises(WrongState) as over:
+        await say(replica, task, decision="approve")
+    assert over.value.reason == "WAIT_OVER"
+
+
+@pytest.mark.parametrize(
+    ("wait", "said"),
+    [
+        (approval(), {"decision": "perhaps"}),
+        (approval(), {"decision": "approve", "edited_arguments_json": "{}"}),
+        (leave_of_a_person(), {"reply": "why not"}),
+        (leave_of_a_person(), {"decision": "edit"}),
+        (leave_of_a_person(), {"decision": "edit", "edited_arguments_json": "[]"}),
+        (leave_of_a_person(), {"decision": "allow", "edited_arguments_json": "{}"}),
+    ],
+)
+async def test_what_is_no_answer_to_the_wait_is_refused_and_it_waits_on(checkpoint, wait, said):
+    replica = await checkpoint()
+    task = await waiting(replica, wait)
+    with pytest.raises(InvalidRequest):
+        await say(replica, task, **said)
+    assert (await replica.get(task.task_id)) == task
+
+
+async def test_an_extra_budget_raises_the_cap_and_the_entry_says_so(checkpoint):
+    replica = await checkpoint()
+    task = await waiting(replica, limits=task_pb2.Limits(max_tokens=1000))
+    resumed = await say(replica, task, reply="yes, and take more", extra_budget_tokens=500)
+    assert resumed.budget.max_tokens == 1500
+    resolution = (await replica.entries(task.task_id))[-3].body.wait_resolution
+    assert (resolution.extra_budget_tokens, resolution.answer) == (500, "yes, and take more")
+
+
+async def test_a_call_that_was_allowed_stays_open_for_the_next_owner(checkpoint):
+    replica = await checkpoint()
+    task = await waiting(replica, leave_of_a_person())
+    await say(replica, task, decision="edit", edited_arguments_json='{"a": 2}', comment="less")
+    assert kinds(await replica.entries(task.task_id))[-2:] == ["wait_resolution", "WAITING_USER>QUEUED"]
+    owner = await replica.claim(task.task_id)
+    (left,) = fold(entries_to_domain(owner.entries)).open_intents
+    assert (left.call_id, left.arguments_json) == ("1.0", '{"a": 2}')
+    with pytest.raises(WrongState) as refused:
+        await owner.end()
+    assert refused.value.reason == "OPEN_INTENTS"
+
+
+async def test_a_call_that_was_denied_has_its_outcome_in_the_words_of_whoever_denied_it(checkpoint):
+    replica = await checkpoint()
+    task = await waiting(replica, leave_of_a_person())
+    await say(replica, task, decision="deny", comment="too much")
+    outcome = (await replica.entries(task.task_id))[-2].body.tool_outcome.outcome
+    assert outcome.status == tool_pb2.OUTCOME_STATUS_NOT_ALLOWED
+    assert "bob denied it" in outcome.content
+    assert outcome.content.endswith("too much")
+
+
+async def test_a_wait_that_nobody_answers_ends_the_task(checkpoint):
+    replica = await checkpoint()
+    task = await in_state(replica, (await waiting(replica, timeout_seconds=1)).task_id, TIMED_OUT)
+    assert (task.reason, task.result) == ("WAIT_EXPIRED", "so far")
+    entries = await replica.entries(task.task_id)
+    assert kinds(entries)[-3:] == ["wait_resolution", "tool_outcome", "WAITING_USER>TIMED_OUT"]
+    assert entries[-3].body.wait_resolution.answer_kind == ledger_pb2.WAIT_ANSWER_KIND_NO_ANSWER
+
+
+async def test_a_wait_that_may_go_on_goes_on_without_an_answer(checkpoint):
+    replica = await checkpoint()
+    wait = approval(at_deadline=task_pb2.WAIT_DEADLINE_POLICY_GO_ON)
+    task = await in_state(replica, (await waiting(replica, wait, timeout_seconds=1)).task_id, QUEUED)
+    assert task.reason == "WAIT_EXPIRED"
+    outcome = (await replica.entries(task.task_id))[-2].body.tool_outcome.outcome
+    assert json.loads(outcome.content)["answer"] == "no answer"
+
+
+async def test_answers_that_race_with_the_deadline_resolve_the_wait_once(checkpoint):
+    replica = await checkpoint()
+    other = await checkpoint(dsn=replica.dsn)
+    wait = approval(at_deadline=task_pb2.WAIT_DEADLINE_POLICY_GO_ON)
+    tasks = [await waiting(replica, wait) for _ in range(6)]
+    await replica.query("update ledger.tasks set wait_deadline_at = now() + interval '200 ms'")
+
+    async def answered(task, seconds):
+        await asyncio.sleep(seconds)
+        try:
+            await say(other, task, decision="approve")
+        except WrongState as refusal:
+            assert refusal.reason == "WAIT_OVER"  # noqa: PT017  either is right, but nothing else
+
+    await asyncio.gather(*(answered(task, 0.15 + number * 0.02) for number, task in enumerate(tasks)))
+    for task in tasks:
+        told = kinds(await replica.entries((await in_state(replica, task.task_id, QUEUED)).task_id))
+        assert told.count("wait_resolution") == told.count("tool_outcome") == 1
+
+
+async def test_a_waiting_task_is_cancelled_at_once_though_its_call_is_open(checkpoint):
+    replica = await checkpoint()
+    task = await waiting(replica)
+    cancelled = await replica.cancel(task.task_id)
+    assert (cancelled.state, cancelled.result, cancelled.HasField("wait")) == (CANCELLED, "so far", False)
+    entries = await replica.entries(task.task_id)
+    assert entries[-2].body.tool_outcome.outcome.status == tool_pb2.OUTCOME_STATUS_NOT_RUN
+    with pytest.raises(WrongState) as over:
+        await say(replica, task, decision="approve")
+    assert over.value.reason == "WAIT_OVER"
+
+
+async def test_a_cancel_that_races_with_an_answer_leaves_a_whole_ledger(checkpoint):
+    replica = await checkpoint()
+    for _ in range(5):
+        task = await waiting(replica)
+        said = await asyncio.gather(
+            replica.cancel(task.task_id), say(replica, task, decision="approve"), return_exceptions=True
+        )
+        assert not isinstance(said[0], Exception)
+        assert (await replica.get(task.task_id)).state == CANCELLED
+        assert kinds(await replica.entries(task.task_id)).count("tool_outcome") == 1
+
+
+async def test_the_tasks_clock_stands_still_while_it_waits_for_a_person_however_often(checkpoint):
+    replica = await checkpoint()
+    task = await waiting(replica)
+    first = moment(task.deadline_time)
+    waited = timedelta(0)
+    for step in (2, 3):
+        begun = task.wait.begin_time
+        await asyncio.sleep(0.2)
+        await say(replica, task, decision="approve")
+        resolved = (await replica.entries(task.task_id))[-1].record_time
+        waited += moment(resolved) - moment(begun)
+        assert moment((await replica.get(task.task_id)).deadline_time) == first + waited
+        owner = await replica.claim(task.task_id)
+        await owner.commit(reserve=reserve(step=step))
+        call = f"{step}.0"
+        asked = ledger_pb2.ToolIntent(call_id=call, tool_use_id=call, tool="ask_user", arguments_json="{}")
+        await owner.commit(answer(step=step), entry(step, tool_intent=asked), transition=move(approval(call)))
+        task = await replica.get(task.task_id)
+
+
+async def test_a_task_that_waits_for_a_person_outlives_its_own_timeout(checkpoint):
+    replica = await checkpoint()
+    task = await waiting(replica, limits=task_pb2.Limits(timeout=duration(2)))
+    await replica.query(
+        "update ledger.tasks set deadline_at = now() - interval '1 h', waiting_since = now() - interval '2 h'"
+    )
+    await asyncio.sleep(0.3)  # several sweeps: nothing is to happen
+    resumed = await say(replica, task, decision="approve")
+    assert resumed.state == QUEUED
+    assert moment(resumed.deadline_time) > moment(resumed.update_time) + timedelta(minutes=50)
+
+
+async def test_a_call_in_doubt_waits_with_a_clock_that_stands_still_and_without_an_answer(checkpoint):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    await owner.commit(intent(tool="pay"), transition=pb.Transition(to_state=WAITING_USER, reason="TOOL_IN_DOUBT"))
+    task = await replica.get(owner.task.task_id)
+    assert not task.HasField("wait")
+    task.wait.wait_id = "w1"
+    with pytest.raises(WrongState):
+        await say(replica, task, decision="approve")
+    since = await replica.query("select waiting_since is not null from ledger.tasks")
+    assert since == [(True,)]
+
+
+async def test_several_calls_of_a_step_wait_one_after_another(checkpoint):
+    replica = await checkpoint()
+    task = await waiting(replica, intents=("1.0", "1.1"))
+    await say(replica, task, decision="approve")
+    owner = await replica.claim(task.task_id)
+    assert [one.call_id for one in fold(entries_to_domain(owner.entries)).open_intents] == ["1.1"]
+    await owner.commit(transition=move(approval("1.1")))
+    second = await replica.get(task.task_id)
+    assert second.wait.wait_id != task.wait.wait_id
+    with pytest.raises(WrongState):
+        await say(replica, task, decision="approve")
+    assert (await say(replica, second, decision="deny")).state == QUEUED
+
+
+@pytest.mark.parametrize(
+    ("state", "wait"),
+    [
+        (WAITING_USER, approval("1.7")),
+        (task_pb2.TASK_STATE_WAITING_EXTERNAL, approval()),
+        (WAITING_USER, task_pb2.Wait(kind=task_pb2.WAIT_KIND_EVENT, call_id="1.0", correlation_id="c")),
+        (WAITING_USER, task_pb2.Wait(call_id="1.0")),
+    ],
+)
+async def test_a_wait_that_does_not_fit_its_move_is_refused(checkpoint, state, wait):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    await owner.commit(intent())
+    with pytest.raises(InvalidRequest):
+        await owner.commit(transition=pb.Transition(to_state=state, reason="WAITS", wait=wait))
