@@ -134,10 +134,12 @@ async def freeze(install: Installation, fault: PlannedFault) -> None:
 
 
 async def arm(install: Installation, fault: PlannedFault) -> None:
-    """Started anew with failpoints, as after a crash; until they kill it, for `seconds` at most, or all is mended."""
+    """Started anew with failpoints, as after a crash. Returns when they killed it, or `seconds` after it serves."""
     before = len(install.keeper.deaths)
     process = install.keeper.expect_death(fault.target, armed=fault.detail)
     process.kill()
+    if fault.seconds:
+        await install.keeper.serves_or_died(fault.target, before)
     await install.keeper.died_armed(fault.target, fault.detail, before, fault.seconds)
 
 
