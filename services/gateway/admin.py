@@ -1,13 +1,15 @@
-"""AdminService: what operators look at. Reads only."""
+"""AdminService: what operators look at, and what they do to tasks: through the ledger's doors, like everybody."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from services.gateway.peers import Peers, patiently
+from services.gateway.tasks import caller, new_id
 from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import coordinator_service_pb2 as coordinator
+from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.v1.admin_service_pb2_grpc import AdminServiceServicer
 
@@ -61,3 +63,20 @@ class AdminServicer(AdminServiceServicer):
         listed = await patiently(lambda: self._peers.tools.ListCalls(page))
         fence = listed.fence if listed.HasField("fence") else None
         return api.AdminServiceListCallsResponse(calls=listed.calls, fence=fence, more=listed.more)
+
+    async def RequeueTask(self, request: api.RequeueTaskRequest, _context: Any) -> api.RequeueTaskResponse:
+        requeue = ledger_pb2.OperatorRequest.Requeue(extra_tokens=request.extra_tokens, extra_steps=request.extra_steps)
+        asked = ledger_pb2.OperatorRequest(reason=request.reason, requeue=requeue)
+        return api.RequeueTaskResponse(task=await self._intervene(request.task_id, request.request_id, asked))
+
+    async def CloseOutTask(self, request: api.CloseOutTaskRequest, _context: Any) -> api.CloseOutTaskResponse:
+        close_out = ledger_pb2.OperatorRequest.CloseOut(to_state=request.to_state, result=request.result)
+        asked = ledger_pb2.OperatorRequest(reason=request.reason, close_out=close_out)
+        return api.CloseOutTaskResponse(task=await self._intervene(request.task_id, request.request_id, asked))
+
+    async def _intervene(self, task_id: str, request_id: str, asked: ledger_pb2.OperatorRequest) -> task_pb2.Task:
+        """Recorded is acknowledged, as with a cancel: what is left to do is found in the ledger by those who do it."""
+        fact = ledger.AppendForeignRequest(
+            task_id=task_id, request_id=request_id or new_id(), actor=caller(), operator_request=asked
+        )
+        return (await patiently(lambda: self._peers.checkpoint.AppendForeign(fact))).task

@@ -38,8 +38,10 @@ INVARIANTS: Final[dict[str, Invariant]] = {
     "I18": Invariant("The ledger counts what the provider billed."),
     "I19": Invariant("Every model call that the provider saw, and every effect outside, is on record."),
     "I20": Invariant("Every move between states is one of the table, from where the task stood."),
-    "I21": Invariant("A task ends once, and nothing follows its end."),
-    "I22": Invariant("The result of an ended task never changes."),
+    "I21": Invariant(
+        "An attempt ends once; nothing follows its end but the next attempt, which an operator asked for."
+    ),
+    "I22": Invariant("The result of an ended task never changes, unless a next attempt is begun."),
     "I23": Invariant(
         "After a cancel no model call begins and no task succeeds; after the end no tool call is taken or started."
     ),

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 from tenure.audit.history import LedgerEntry
 from tenure.audit.task_history import TaskHistory
-from tenure.domain.entries import Body, Submitted, ToolIntent, Transition
+from tenure.domain.entries import Body, OperatorRequest, Requeue, Submitted, ToolIntent, Transition
 from tenure.domain.epochs import Fence, describe_epoch
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.task import DEFAULT_LOOP
@@ -31,8 +31,19 @@ def opens(entries: Iterable[LedgerEntry]) -> Iterator[LedgerEntry]:
 
 
 def ends(entries: Iterable[LedgerEntry]) -> Iterator[LedgerEntry]:
-    """The entries by which the task ended; there should be one."""
+    """The entries by which the task ended; there should be one of each attempt."""
     return (entry for entry, move in of_kind(entries, Transition) if move.to_state in TERMINAL)
+
+
+def requeues(entries: Iterable[LedgerEntry]) -> Iterator[LedgerEntry]:
+    """The entries by which operators asked for the next attempt."""
+    return (entry for entry, asked in of_kind(entries, OperatorRequest) if isinstance(asked.act, Requeue))
+
+
+def ended_for_good(entries: Iterable[LedgerEntry]) -> LedgerEntry | None:
+    """The end, if no later attempt was begun."""
+    newest = next(reversed(list(of_kind(entries, Transition))), None)
+    return newest[0] if newest is not None and newest[1].to_state in TERMINAL else None
 
 
 def intents(task: TaskHistory) -> dict[str, tuple[LedgerEntry, ToolIntent]]:

@@ -31,7 +31,7 @@ def style_of(entry: ledger_pb2.Entry) -> str:
     match body.WhichOneof("body"):
         case "transition":
             return state_style(state_name(body.transition.to_state))
-        case "model_failure" | "attempt_lost" | "cancel_request":
+        case "model_failure" | "attempt_lost" | "cancel_request" | "operator_request":
             return "yellow"
         case "tool_outcome":
             return "default" if outcome_name(body.tool_outcome.outcome) == "SUCCEEDED" else "yellow"
@@ -91,6 +91,18 @@ def _outcome(fact: ledger_pb2.ToolOutcome) -> str:
     return f"{fact.call_id} {outcome_name(outcome)}{detail}, {lasted}: {outcome.content}"
 
 
+def _operator(fact: ledger_pb2.OperatorRequest) -> str:
+    match fact.WhichOneof("act"):
+        case "requeue":
+            extras = {"tokens": fact.requeue.extra_tokens, "steps": fact.requeue.extra_steps}
+            told = "".join(f", {count:,} {thing} more" for thing, count in extras.items() if count)
+            return f"requeues it{told}: {fact.reason}"
+        case "close_out":
+            return f"closes it out as {state_name(fact.close_out.to_state)}: {fact.reason}"
+        case _:
+            return f"intervenes: {fact.reason}"
+
+
 _OF_KIND: Final[dict[str, Callable[[Any], str]]] = {
     "submitted": lambda fact: fact.spec.goal,
     "transition": _transition,
@@ -103,4 +115,5 @@ _OF_KIND: Final[dict[str, Callable[[Any], str]]] = {
     "tool_outcome": _outcome,
     "user_message": lambda fact: fact.text,
     "cancel_request": lambda fact: fact.reason or "(no reason given)",
+    "operator_request": _operator,
 }

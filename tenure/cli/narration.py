@@ -14,7 +14,7 @@ from rich.markdown import Markdown
 from rich.padding import Padding
 from rich.text import Text
 
-from tenure.cli.facts import answer_text, outcome_name, unknown_tools
+from tenure.cli.facts import answer_text, describe, outcome_name, unknown_tools
 from tenure.cli.watched import WatchedTask
 from tenure.cli.words import (
     arguments_text,
@@ -82,9 +82,8 @@ class Narrator:
                 yield self._line("  ! ", unknown_tools(entry.body.tools_defined), "yellow")
             case "user_message":
                 yield self._line("  » ", f"message: {entry.body.user_message.text}", "cyan")
-            case "cancel_request":
-                reason = entry.body.cancel_request.reason
-                yield self._line("! ", f"{entry.actor} asks for the end{f': {reason}' if reason else ''}", "yellow")
+            case "cancel_request" | "operator_request":
+                yield self._line("! ", _asked(entry), "yellow")
 
     def tell_text(self, delta: live_pb2.Delta) -> Lines:
         """Takes a piece of live text in; a line only when it replaces text that was shown."""
@@ -219,6 +218,14 @@ def _taken(at: str, entry: ledger_pb2.Entry, before: Holder, step: int) -> str:
     who = "goes on" if entry.actor == before.owner else f"goes on for {before.owner}"
     epochs = f"epoch {describe_epoch(before.epoch)} → {describe_epoch(entry.epoch)}"
     return f"{at} {entry.actor} {who} at step {step} · {epochs}"
+
+
+def _asked(entry: ledger_pb2.Entry) -> str:
+    """What somebody wants of the task, and who."""
+    if entry.body.HasField("operator_request"):
+        return f"{entry.actor} {describe(entry)}"
+    reason = entry.body.cancel_request.reason
+    return f"{entry.actor} asks for the end{f': {reason}' if reason else ''}"
 
 
 def _call_text(intent: ledger_pb2.ToolIntent) -> str:

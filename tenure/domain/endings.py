@@ -18,7 +18,7 @@ from tenure.domain.task import LeaseLostPolicy
 from tenure.domain.tools import IN_DOUBT, NOT_RUN, CallStandings, CallState, Outcome
 
 PARKED: Final = WAITING | {TaskState.RETRY_SCHEDULED}
-ORDERLY: Final = frozenset({Reason.WORKER_DRAINED, Reason.WORKER_HALTED, "OPERATOR_TRANSFER"})
+ORDERLY: Final = frozenset({Reason.WORKER_DRAINED, Reason.WORKER_HALTED, Reason.OPERATOR_TRANSFER})
 """Reasons of claims that were given back: no lease was lost."""
 
 NOBODY_DIED: Final = ORDERLY | {Reason.CLAIM_LOST}
@@ -29,12 +29,13 @@ reasons of their own."""
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the task is to end, why, and who wants it."""
+    """How the task is to end, why, and who wants it. `result` "": whatever it came to."""
 
     to_state: TaskState
     reason: str
     message: str
     actor: str
+    result: str = ""
 
 
 def follow_up(state: TaskState, ending: Ending | None, *, has_open_calls: bool) -> TaskState | None:

@@ -1,7 +1,7 @@
 """Requeues by operators: which tasks may go on, and what the next attempt starts with.
 
-A new attempt goes on from the same history: steps, model attempts and the budget's use count on, because bills and calls
-are known by them; what was recorded of calls stays what it is. What begins anew is what judged the attempt before: the
+A new attempt goes on from the same history: steps, model attempts and the budget's use count on, as bills and calls are
+known by them; what was recorded of calls stays what it is. What begins anew is what judged the attempt before: the
 deadline, the deaths of its owners, its failures and retries, and the ending that was asked for.
 """
 

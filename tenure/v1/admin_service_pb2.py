@@ -24,37 +24,46 @@ _sym_db = _symbol_database.Default()
 
 from tenure.v1 import coordinator_service_pb2 as tenure_dot_v1_dot_coordinator__service__pb2
 from tenure.v1 import ledger_pb2 as tenure_dot_v1_dot_ledger__pb2
+from tenure.v1 import task_pb2 as tenure_dot_v1_dot_task__pb2
 from tenure.v1 import token_pb2 as tenure_dot_v1_dot_token__pb2
 from tenure.v1 import tool_pb2 as tenure_dot_v1_dot_tool__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtenure/v1/admin_service.proto\x12\ttenure.v1\x1a#tenure/v1/coordinator_service.proto\x1a\x16tenure/v1/ledger.proto\x1a\x15tenure/v1/token.proto\x1a\x14tenure/v1/tool.proto\"t\n\x1c\x41\x64minServiceListBillsRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x12\n\nafter_step\x18\x02 \x01(\x05\x12\x1c\n\x14\x61\x66ter_attempt_number\x18\x03 \x01(\x05\x12\x11\n\tpage_size\x18\x04 \x01(\x05\"M\n\x1d\x41\x64minServiceListBillsResponse\x12\x1e\n\x05\x62ills\x18\x01 \x03(\x0b\x32\x0f.tenure.v1.Bill\x12\x0c\n\x04more\x18\x02 \x01(\x08\"Y\n\x1c\x41\x64minServiceListCallsRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x15\n\rafter_call_id\x18\x02 \x01(\t\x12\x11\n\tpage_size\x18\x03 \x01(\x05\"w\n\x1d\x41\x64minServiceListCallsResponse\x12#\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x14.tenure.v1.CallTrail\x12#\n\x05\x66\x65nce\x18\x02 \x01(\x0b\x32\x14.tenure.v1.ToolFence\x12\x0c\n\x04more\x18\x03 \x01(\x08\"&\n\x13ListRefusalsRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"g\n\x14ListRefusalsResponse\x12\'\n\x06ledger\x18\x01 \x03(\x0b\x32\x17.tenure.v1.RefusedWrite\x12&\n\x05tools\x18\x02 \x03(\x0b\x32\x17.tenure.v1.RefusedWrite\"\x14\n\x12ListWorkersRequest\"9\n\x13ListWorkersResponse\x12\"\n\x07workers\x18\x01 \x03(\x0b\x32\x11.tenure.v1.Worker\"$\n\x11ListClaimsRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"6\n\x12ListClaimsResponse\x12 \n\x06\x63laims\x18\x01 \x03(\x0b\x32\x10.tenure.v1.Claim2\xb8\x03\n\x0c\x41\x64minService\x12L\n\x0bListWorkers\x12\x1d.tenure.v1.ListWorkersRequest\x1a\x1e.tenure.v1.ListWorkersResponse\x12I\n\nListClaims\x12\x1c.tenure.v1.ListClaimsRequest\x1a\x1d.tenure.v1.ListClaimsResponse\x12O\n\x0cListRefusals\x12\x1e.tenure.v1.ListRefusalsRequest\x1a\x1f.tenure.v1.ListRefusalsResponse\x12^\n\tListCalls\x12\'.tenure.v1.AdminServiceListCallsRequest\x1a(.tenure.v1.AdminServiceListCallsResponse\x12^\n\tListBills\x12\'.tenure.v1.AdminServiceListBillsRequest\x1a(.tenure.v1.AdminServiceListBillsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtenure/v1/admin_service.proto\x12\ttenure.v1\x1a#tenure/v1/coordinator_service.proto\x1a\x16tenure/v1/ledger.proto\x1a\x14tenure/v1/task.proto\x1a\x15tenure/v1/token.proto\x1a\x14tenure/v1/tool.proto\"t\n\x12RequeueTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x14\n\x0c\x65xtra_tokens\x18\x04 \x01(\x03\x12\x13\n\x0b\x65xtra_steps\x18\x05 \x01(\x05\"4\n\x13RequeueTaskResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\"\x82\x01\n\x13\x43loseOutTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12&\n\x08to_state\x18\x04 \x01(\x0e\x32\x14.tenure.v1.TaskState\x12\x0e\n\x06result\x18\x05 \x01(\t\"5\n\x14\x43loseOutTaskResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\"t\n\x1c\x41\x64minServiceListBillsRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x12\n\nafter_step\x18\x02 \x01(\x05\x12\x1c\n\x14\x61\x66ter_attempt_number\x18\x03 \x01(\x05\x12\x11\n\tpage_size\x18\x04 \x01(\x05\"M\n\x1d\x41\x64minServiceListBillsResponse\x12\x1e\n\x05\x62ills\x18\x01 \x03(\x0b\x32\x0f.tenure.v1.Bill\x12\x0c\n\x04more\x18\x02 \x01(\x08\"Y\n\x1c\x41\x64minServiceListCallsRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x15\n\rafter_call_id\x18\x02 \x01(\t\x12\x11\n\tpage_size\x18\x03 \x01(\x05\"w\n\x1d\x41\x64minServiceListCallsResponse\x12#\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x14.tenure.v1.CallTrail\x12#\n\x05\x66\x65nce\x18\x02 \x01(\x0b\x32\x14.tenure.v1.ToolFence\x12\x0c\n\x04more\x18\x03 \x01(\x08\"&\n\x13ListRefusalsRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"g\n\x14ListRefusalsResponse\x12\'\n\x06ledger\x18\x01 \x03(\x0b\x32\x17.tenure.v1.RefusedWrite\x12&\n\x05tools\x18\x02 \x03(\x0b\x32\x17.tenure.v1.RefusedWrite\"\x14\n\x12ListWorkersRequest\"9\n\x13ListWorkersResponse\x12\"\n\x07workers\x18\x01 \x03(\x0b\x32\x11.tenure.v1.Worker\"$\n\x11ListClaimsRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"6\n\x12ListClaimsResponse\x12 \n\x06\x63laims\x18\x01 \x03(\x0b\x32\x10.tenure.v1.Claim2\xd7\x04\n\x0c\x41\x64minService\x12L\n\x0bListWorkers\x12\x1d.tenure.v1.ListWorkersRequest\x1a\x1e.tenure.v1.ListWorkersResponse\x12I\n\nListClaims\x12\x1c.tenure.v1.ListClaimsRequest\x1a\x1d.tenure.v1.ListClaimsResponse\x12O\n\x0cListRefusals\x12\x1e.tenure.v1.ListRefusalsRequest\x1a\x1f.tenure.v1.ListRefusalsResponse\x12^\n\tListCalls\x12\'.tenure.v1.AdminServiceListCallsRequest\x1a(.tenure.v1.AdminServiceListCallsResponse\x12^\n\tListBills\x12\'.tenure.v1.AdminServiceListBillsRequest\x1a(.tenure.v1.AdminServiceListBillsResponse\x12L\n\x0bRequeueTask\x12\x1d.tenure.v1.RequeueTaskRequest\x1a\x1e.tenure.v1.RequeueTaskResponse\x12O\n\x0c\x43loseOutTask\x12\x1e.tenure.v1.CloseOutTaskRequest\x1a\x1f.tenure.v1.CloseOutTaskResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tenure.v1.admin_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ADMINSERVICELISTBILLSREQUEST']._serialized_start=150
-  _globals['_ADMINSERVICELISTBILLSREQUEST']._serialized_end=266
-  _globals['_ADMINSERVICELISTBILLSRESPONSE']._serialized_start=268
-  _globals['_ADMINSERVICELISTBILLSRESPONSE']._serialized_end=345
-  _globals['_ADMINSERVICELISTCALLSREQUEST']._serialized_start=347
-  _globals['_ADMINSERVICELISTCALLSREQUEST']._serialized_end=436
-  _globals['_ADMINSERVICELISTCALLSRESPONSE']._serialized_start=438
-  _globals['_ADMINSERVICELISTCALLSRESPONSE']._serialized_end=557
-  _globals['_LISTREFUSALSREQUEST']._serialized_start=559
-  _globals['_LISTREFUSALSREQUEST']._serialized_end=597
-  _globals['_LISTREFUSALSRESPONSE']._serialized_start=599
-  _globals['_LISTREFUSALSRESPONSE']._serialized_end=702
-  _globals['_LISTWORKERSREQUEST']._serialized_start=704
-  _globals['_LISTWORKERSREQUEST']._serialized_end=724
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=726
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=783
-  _globals['_LISTCLAIMSREQUEST']._serialized_start=785
-  _globals['_LISTCLAIMSREQUEST']._serialized_end=821
-  _globals['_LISTCLAIMSRESPONSE']._serialized_start=823
-  _globals['_LISTCLAIMSRESPONSE']._serialized_end=877
-  _globals['_ADMINSERVICE']._serialized_start=880
-  _globals['_ADMINSERVICE']._serialized_end=1320
+  _globals['_REQUEUETASKREQUEST']._serialized_start=172
+  _globals['_REQUEUETASKREQUEST']._serialized_end=288
+  _globals['_REQUEUETASKRESPONSE']._serialized_start=290
+  _globals['_REQUEUETASKRESPONSE']._serialized_end=342
+  _globals['_CLOSEOUTTASKREQUEST']._serialized_start=345
+  _globals['_CLOSEOUTTASKREQUEST']._serialized_end=475
+  _globals['_CLOSEOUTTASKRESPONSE']._serialized_start=477
+  _globals['_CLOSEOUTTASKRESPONSE']._serialized_end=530
+  _globals['_ADMINSERVICELISTBILLSREQUEST']._serialized_start=532
+  _globals['_ADMINSERVICELISTBILLSREQUEST']._serialized_end=648
+  _globals['_ADMINSERVICELISTBILLSRESPONSE']._serialized_start=650
+  _globals['_ADMINSERVICELISTBILLSRESPONSE']._serialized_end=727
+  _globals['_ADMINSERVICELISTCALLSREQUEST']._serialized_start=729
+  _globals['_ADMINSERVICELISTCALLSREQUEST']._serialized_end=818
+  _globals['_ADMINSERVICELISTCALLSRESPONSE']._serialized_start=820
+  _globals['_ADMINSERVICELISTCALLSRESPONSE']._serialized_end=939
+  _globals['_LISTREFUSALSREQUEST']._serialized_start=941
+  _globals['_LISTREFUSALSREQUEST']._serialized_end=979
+  _globals['_LISTREFUSALSRESPONSE']._serialized_start=981
+  _globals['_LISTREFUSALSRESPONSE']._serialized_end=1084
+  _globals['_LISTWORKERSREQUEST']._serialized_start=1086
+  _globals['_LISTWORKERSREQUEST']._serialized_end=1106
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=1108
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=1165
+  _globals['_LISTCLAIMSREQUEST']._serialized_start=1167
+  _globals['_LISTCLAIMSREQUEST']._serialized_end=1203
+  _globals['_LISTCLAIMSRESPONSE']._serialized_start=1205
+  _globals['_LISTCLAIMSRESPONSE']._serialized_end=1259
+  _globals['_ADMINSERVICE']._serialized_start=1262
+  _globals['_ADMINSERVICE']._serialized_end=1861
 # @@protoc_insertion_point(module_scope)

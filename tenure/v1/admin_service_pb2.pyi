@@ -9,6 +9,7 @@ from google.protobuf import message as message
 from google.protobuf.internal import containers as containers
 from tenure.v1 import coordinator_service_pb2 as coordinator_service_pb2
 from tenure.v1 import ledger_pb2 as ledger_pb2
+from tenure.v1 import task_pb2 as task_pb2
 from tenure.v1 import token_pb2 as token_pb2
 from tenure.v1 import tool_pb2 as tool_pb2
 import builtins as builtins
@@ -21,6 +22,122 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: descriptor.FileDescriptor
+
+@typing.final
+class RequeueTaskRequest(message.Message):
+    """What to requeue."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    EXTRA_TOKENS_FIELD_NUMBER: builtins.int
+    EXTRA_STEPS_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """The task."""
+    request_id: builtins.str
+    """The caller's id of this request, up to 128 characters: a repeat is answered by what the first time did. Empty: one is made."""
+    reason: builtins.str
+    """Why; 1 to 1,000 characters."""
+    extra_tokens: builtins.int
+    """Tokens by which the cap of the task's root is raised."""
+    extra_steps: builtins.int
+    """Steps by which the task's limit of steps is raised."""
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        request_id: builtins.str = ...,
+        reason: builtins.str = ...,
+        extra_tokens: builtins.int = ...,
+        extra_steps: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["extra_steps", b"extra_steps", "extra_tokens", b"extra_tokens", "reason", b"reason", "request_id", b"request_id", "task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class RequeueTaskResponse(message.Message):
+    """It is queued."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def task(self) -> task_pb2.Task:
+        """The task now."""
+
+    def __init__(
+        self,
+        *,
+        task: task_pb2.Task | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CloseOutTaskRequest(message.Message):
+    """What to close out."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    TO_STATE_FIELD_NUMBER: builtins.int
+    RESULT_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """The task."""
+    request_id: builtins.str
+    """The caller's id of this request, up to 128 characters: a repeat is answered by what the first time did. Empty: one is made."""
+    reason: builtins.str
+    """Why; 1 to 1,000 characters."""
+    to_state: task_pb2.TaskState.ValueType
+    """How it is to end: FAILED, TIMED_OUT or CANCELLED."""
+    result: builtins.str
+    """The result to end with; empty: the agent's last words. At most 256 KiB."""
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        request_id: builtins.str = ...,
+        reason: builtins.str = ...,
+        to_state: task_pb2.TaskState.ValueType = ...,
+        result: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["reason", b"reason", "request_id", b"request_id", "result", b"result", "task_id", b"task_id", "to_state", b"to_state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CloseOutTaskResponse(message.Message):
+    """It will end."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def task(self) -> task_pb2.Task:
+        """The task now."""
+
+    def __init__(
+        self,
+        *,
+        task: task_pb2.Task | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class AdminServiceListBillsRequest(message.Message):

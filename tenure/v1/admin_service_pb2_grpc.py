@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """Looking at the installation.
+    """Looking at the installation, and intervening: fenced like everybody. Every intervention has a reason, which is recorded in the
+    task's ledger with the caller's identity. NOT_FOUND: no task of the caller's.
     """
 
     def __init__(self, channel):
@@ -60,10 +61,21 @@ class AdminServiceStub:
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListBillsRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListBillsResponse.FromString,
                 _registered_method=True)
+        self.RequeueTask = channel.unary_unary(
+                '/tenure.v1.AdminService/RequeueTask',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.RequeueTaskRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.RequeueTaskResponse.FromString,
+                _registered_method=True)
+        self.CloseOutTask = channel.unary_unary(
+                '/tenure.v1.AdminService/CloseOutTask',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
-    """Looking at the installation.
+    """Looking at the installation, and intervening: fenced like everybody. Every intervention has a reason, which is recorded in the
+    task's ledger with the caller's identity. NOT_FOUND: no task of the caller's.
     """
 
     def ListWorkers(self, request, context):
@@ -101,6 +113,24 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RequeueTask(self, request, context):
+        """Puts a task that ended, other than SUCCEEDED, back into the queue as its next attempt. It goes on from its history: what is
+        recorded of its calls stays what it is; steps and the budget's use count on; the timeout begins anew. A task that waits
+        for its retry is queued at once. FAILED_PRECONDITION / WRONG_STATE {state} in any other state; TOKEN_LIMIT or STEP_LIMIT when
+        nothing is left to go on with: ask with extras.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CloseOutTask(self, request, context):
+        """Asks for a task's end, as a cancel does, with another state: acknowledged once it is recorded. FAILED_PRECONDITION /
+        WRONG_STATE {state} after the end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -129,6 +159,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListBillsRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListBillsResponse.SerializeToString,
             ),
+            'RequeueTask': grpc.unary_unary_rpc_method_handler(
+                    servicer.RequeueTask,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.RequeueTaskRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.RequeueTaskResponse.SerializeToString,
+            ),
+            'CloseOutTask': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloseOutTask,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'tenure.v1.AdminService', rpc_method_handlers)
@@ -138,7 +178,8 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """Looking at the installation.
+    """Looking at the installation, and intervening: fenced like everybody. Every intervention has a reason, which is recorded in the
+    task's ledger with the caller's identity. NOT_FOUND: no task of the caller's.
     """
 
     @staticmethod
@@ -266,6 +307,60 @@ class AdminService:
             '/tenure.v1.AdminService/ListBills',
             tenure_dot_v1_dot_admin__service__pb2.AdminServiceListBillsRequest.SerializeToString,
             tenure_dot_v1_dot_admin__service__pb2.AdminServiceListBillsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RequeueTask(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.AdminService/RequeueTask',
+            tenure_dot_v1_dot_admin__service__pb2.RequeueTaskRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.RequeueTaskResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CloseOutTask(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.AdminService/CloseOutTask',
+            tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,7 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminServiceStub:
-    """Looking at the installation."""
+    """Looking at the installation, and intervening: fenced like everybody. Every intervention has a reason, which is recorded in the
+    task's ledger with the caller's identity. NOT_FOUND: no task of the caller's.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -43,10 +45,22 @@ class AdminServiceStub:
     """Lists the tool service's records of a task's calls, for audits. NOT_FOUND: no task of the caller's."""
     ListBills: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.AdminServiceListBillsRequest, _admin_service_pb2.AdminServiceListBillsResponse]
     """Lists what a task's model attempts were billed, by step and attempt. NOT_FOUND: no task of the caller's."""
+    RequeueTask: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.RequeueTaskRequest, _admin_service_pb2.RequeueTaskResponse]
+    """Puts a task that ended, other than SUCCEEDED, back into the queue as its next attempt. It goes on from its history: what is
+    recorded of its calls stays what it is; steps and the budget's use count on; the timeout begins anew. A task that waits
+    for its retry is queued at once. FAILED_PRECONDITION / WRONG_STATE {state} in any other state; TOKEN_LIMIT or STEP_LIMIT when
+    nothing is left to go on with: ask with extras.
+    """
+    CloseOutTask: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.CloseOutTaskRequest, _admin_service_pb2.CloseOutTaskResponse]
+    """Asks for a task's end, as a cancel does, with another state: acknowledged once it is recorded. FAILED_PRECONDITION /
+    WRONG_STATE {state} after the end.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
-    """Looking at the installation."""
+    """Looking at the installation, and intervening: fenced like everybody. Every intervention has a reason, which is recorded in the
+    task's ledger with the caller's identity. NOT_FOUND: no task of the caller's.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListWorkers: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListWorkersRequest, _admin_service_pb2.ListWorkersResponse]  # type: ignore[assignment]
@@ -59,9 +73,21 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Lists the tool service's records of a task's calls, for audits. NOT_FOUND: no task of the caller's."""
     ListBills: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.AdminServiceListBillsRequest, _admin_service_pb2.AdminServiceListBillsResponse]  # type: ignore[assignment]
     """Lists what a task's model attempts were billed, by step and attempt. NOT_FOUND: no task of the caller's."""
+    RequeueTask: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.RequeueTaskRequest, _admin_service_pb2.RequeueTaskResponse]  # type: ignore[assignment]
+    """Puts a task that ended, other than SUCCEEDED, back into the queue as its next attempt. It goes on from its history: what is
+    recorded of its calls stays what it is; steps and the budget's use count on; the timeout begins anew. A task that waits
+    for its retry is queued at once. FAILED_PRECONDITION / WRONG_STATE {state} in any other state; TOKEN_LIMIT or STEP_LIMIT when
+    nothing is left to go on with: ask with extras.
+    """
+    CloseOutTask: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.CloseOutTaskRequest, _admin_service_pb2.CloseOutTaskResponse]  # type: ignore[assignment]
+    """Asks for a task's end, as a cancel does, with another state: acknowledged once it is recorded. FAILED_PRECONDITION /
+    WRONG_STATE {state} after the end.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Looking at the installation."""
+    """Looking at the installation, and intervening: fenced like everybody. Every intervention has a reason, which is recorded in the
+    task's ledger with the caller's identity. NOT_FOUND: no task of the caller's.
+    """
 
     @_abc_1.abstractmethod
     def ListWorkers(
@@ -102,5 +128,27 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.AdminServiceListBillsResponse, _abc.Awaitable[_admin_service_pb2.AdminServiceListBillsResponse]]:
         """Lists what a task's model attempts were billed, by step and attempt. NOT_FOUND: no task of the caller's."""
+
+    @_abc_1.abstractmethod
+    def RequeueTask(
+        self,
+        request: _admin_service_pb2.RequeueTaskRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.RequeueTaskResponse, _abc.Awaitable[_admin_service_pb2.RequeueTaskResponse]]:
+        """Puts a task that ended, other than SUCCEEDED, back into the queue as its next attempt. It goes on from its history: what is
+        recorded of its calls stays what it is; steps and the budget's use count on; the timeout begins anew. A task that waits
+        for its retry is queued at once. FAILED_PRECONDITION / WRONG_STATE {state} in any other state; TOKEN_LIMIT or STEP_LIMIT when
+        nothing is left to go on with: ask with extras.
+        """
+
+    @_abc_1.abstractmethod
+    def CloseOutTask(
+        self,
+        request: _admin_service_pb2.CloseOutTaskRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.CloseOutTaskResponse, _abc.Awaitable[_admin_service_pb2.CloseOutTaskResponse]]:
+        """Asks for a task's end, as a cancel does, with another state: acknowledged once it is recorded. FAILED_PRECONDITION /
+        WRONG_STATE {state} after the end.
+        """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

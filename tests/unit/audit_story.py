@@ -47,6 +47,7 @@ class Story:
     fence: seen.ToolFence | None = None
     state: TaskState = TaskState.QUEUED
     step: int = 0
+    task_attempt: int = 1
     now: float = 1_700_000_000.0
     revision: int = 10
 
@@ -65,6 +66,7 @@ class Story:
                 step=self.step if step is None else step,
                 epoch=claim.epoch if claim else 0,
                 claim_id=claim.claim_id if claim else "",
+                attempt=self.task_attempt,
                 actor=actor or (claim.holder if claim else "checkpoint"),
                 recorded_at=self.now,
                 body_hash=hash_of(body),
@@ -220,6 +222,13 @@ class Story:
         self.move(state, reason, result="It is done." if state is TaskState.SUCCEEDED else "Step 1.")
         self.release()
 
+    def requeue(self, extra_tokens: int = 0) -> None:
+        """An operator lets the ended task go on."""
+        self.task_attempt += 1
+        request = facts.OperatorRequest("once more", facts.Requeue(extra_tokens))
+        self.entry(request, owned=False, actor="olga")
+        self.move(TaskState.QUEUED, Reason.OPERATOR_REQUEUE, owned=False)
+
     def row(self) -> seen.TaskRow:
         usage = sum((bill.usage for bill in self.bills), start=TokenUsage())
         opened = [e for e in self.entries if e.epoch]
@@ -230,6 +239,7 @@ class Story:
             state=self.state,
             sequence=len(self.entries),
             step=self.step,
+            attempt=self.task_attempt,
             epoch=opened[-1].epoch if opened else 0,
             claim_count=len(self.grants),
             usage=usage,
@@ -339,4 +349,27 @@ def cancelled() -> Story:
     story.end(TaskState.CANCELLED, Reason.CANCEL_REQUESTED)
     story.refuse(stale)
     story.refuse(stale, seen.Guard.TOOLS, "Execute")
+    return story
+
+
+def requeued() -> Story:
+    """Cancelled, and requeued by an operator; the next attempt succeeds."""
+    story = cancelled()
+    story.operation(
+        seen.Method.GET,
+        sequence=len(story.entries),
+        state=TaskState.CANCELLED,
+        result="Step 1.",
+        seen_tenant="default",
+        invoked_monotonic=story.now - OFFSET + 0.2,
+        returned_monotonic=story.now - OFFSET + 0.3,
+    )
+    story.requeue(extra_tokens=100)
+    story.claim("worker-2")
+    story.attempt(2)
+    story.answer("search")
+    story.settle(0, story.execute(0))
+    story.attempt(3)
+    story.answer()
+    story.end()
     return story

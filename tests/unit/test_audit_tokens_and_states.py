@@ -13,7 +13,7 @@ from tenure.domain.budget import Budget, TokenUsage
 from tenure.domain.states import TaskState
 from tenure.domain.tools import CallState, OutcomeStatus
 from tests.unit.audit_faults import PARAMETERS, body, check_fault, entry, fault, first, joined, record, renumber
-from tests.unit.audit_story import CAP, Story, cancelled
+from tests.unit.audit_story import CAP, Story, cancelled, requeued
 
 
 def an_entry_is_missing(story: Story) -> seen.History:
@@ -135,6 +135,21 @@ def still_claimed(story: Story) -> None:
     story.grants[-1] = replace(story.grants[-1], deleted_revision=None)
 
 
+def the_attempt_goes_on(story: Story) -> None:
+    """The requeue does not say that it begins another attempt."""
+    story.entries = [replace(entry, attempt=1) for entry in story.entries]
+
+
+def nobody_asked_for_the_attempt(story: Story) -> None:
+    index = first(story, facts.OperatorRequest)
+    story.entries[index] = replace(story.entries[index], body=facts.UserMessage("go on"))
+
+
+def beyond_the_raised_cap(story: Story) -> None:
+    index = first(story, facts.ModelAttempt, 1)
+    story.entries[index] = replace(story.entries[index], body=facts.ModelAttempt(1, "model", 100, 50, CAP))
+
+
 FAULTS = [
     fault("I7", "an entry is missing", an_entry_is_missing, "20 is missing"),
     fault("I7", "a number twice", record("entries", 5, sequence=5), "there are two entries 5"),
@@ -164,6 +179,9 @@ FAULTS = [
     fault("I20", "from elsewhere", body(facts.Transition, 1, from_state=TaskState.RUNNING), "but the task was QUEUED"),
     fault("I20", "the row is elsewhere", record("tasks", state=TaskState.FAILED), "the task's row says FAILED"),
     fault("I21", "something follows the end", something_follows_the_end, "follows the end of the task"),
+    fault("I21 I23", "an attempt that is not counted", the_attempt_goes_on, "follows the end of the task", requeued),
+    fault("I20 I21 I23", "nobody asked for it", nobody_asked_for_the_attempt, "no operator had asked", requeued),
+    fault("I17", "beyond the raised cap", beyond_the_raised_cap, f"of {CAP + 100}", requeued),
     fault("I22", "the result changed", record("tasks", result="other"), "has another result"),
     fault("I23", "asked after the cancel", asked_after_the_cancel, "had asked for the end", cancelled),
     fault("I23", "succeeded after the cancel", succeeded_after_the_cancel, "says that the task succeeded", cancelled),

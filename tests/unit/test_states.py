@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 from tenure.domain.errors import WrongState
@@ -13,11 +15,21 @@ def test_every_state_stands_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("state", sorted(TERMINAL))
-def test_an_ended_task_moves_no_more(state: TaskState) -> None:
+def test_an_ended_task_moves_no_more_in_its_attempt(state: TaskState) -> None:
     assert is_terminal(state)
     for target in TaskState:
         with pytest.raises(WrongState):
             check_move(state, target)
+
+
+@pytest.mark.parametrize("state", sorted(TaskState))
+def test_another_attempt_begins_in_the_queue_after_an_end_without_success_and_nowhere_else(state: TaskState) -> None:
+    allowed = []
+    for target in TaskState:
+        with suppress(WrongState):
+            check_move(state, target, begins_attempt=True)
+            allowed.append(target)
+    assert allowed == ([TaskState.QUEUED] if state in TERMINAL - {TaskState.SUCCEEDED} else [])
 
 
 def test_only_a_running_task_succeeds() -> None:

@@ -40,6 +40,9 @@ BODIES = [
     facts.ToolOutcome("1.0", Outcome(OutcomeStatus.TIMED_OUT, "too slow", True, "X", 2.0, 3)),
     facts.UserMessage("more", "r2"),
     facts.CancelRequest("enough"),
+    facts.OperatorRequest("once more", facts.Requeue(1000, 5)),
+    facts.OperatorRequest("once more", facts.Requeue()),
+    facts.OperatorRequest("superseded", facts.CloseOut(TaskState.FAILED, "see there\u0000")),
 ]
 
 

@@ -12,7 +12,16 @@ from tenure.audit.reading import of_kind, place
 from tenure.audit.task_history import TaskHistory
 from tenure.audit.violation import Violation
 from tenure.domain.budget import TokenUsage
-from tenure.domain.entries import AssistantMessage, AttemptLost, ModelAttempt, ModelFailure, Submitted, Transition
+from tenure.domain.entries import (
+    AssistantMessage,
+    AttemptLost,
+    ModelAttempt,
+    ModelFailure,
+    OperatorRequest,
+    Requeue,
+    Submitted,
+    Transition,
+)
 from tenure.domain.states import TERMINAL, TaskState
 
 
@@ -77,6 +86,8 @@ def caps_hold(task: TaskHistory) -> Iterator[str]:
     sum_of = Tally()
     for entry in task.entries:
         sum_of.add(entry)
+        if isinstance(entry.body, OperatorRequest) and isinstance(entry.body.act, Requeue):
+            cap += entry.body.act.extra_tokens
         if not isinstance(entry.body, ModelAttempt):
             continue
         total = sum_of.used.total + sum_of.reserved

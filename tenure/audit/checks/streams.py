@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import product
 from typing import Final
 
 from tenure.audit.check import Check
@@ -33,12 +34,13 @@ def streams_are_the_ledger(task: TaskHistory) -> Iterator[str]:
 
 
 def streams_end_with_the_end(task: TaskHistory) -> Iterator[str]:
-    """I24: a stream that the server ended by itself has told the end, and tells it last."""
-    end = next(ends(task.entries), None)
+    """I24: a stream that the server ended by itself has told an end, and tells it last."""
+    told_ends = {end.sequence: end for end in ends(task.entries)}
     for stream in task.subscriptions:
         told = [event.sequence for event in stream.delivered]
         last = max([stream.after_sequence, *told])
-        if stream.ended and (end is None or last < end.sequence):
+        if stream.ended and last not in told_ends:
+            end = next((end for sequence, end in told_ends.items() if sequence > last), None)
             yield f"{_named(stream)} was ended after entry {last}, " + (
                 f"before {place(end)}" if end is not None else "and the task has not ended"
             )
@@ -46,10 +48,8 @@ def streams_end_with_the_end(task: TaskHistory) -> Iterator[str]:
 
 def ends_are_told_soon(task: TaskHistory) -> Iterator[str]:
     """I25."""
-    end = next(ends(task.entries), None)
     assert task.unix_minus_monotonic_seconds is not None
-    for stream in task.subscriptions if end is not None else ():
-        assert end is not None
+    for stream, end in product(task.subscriptions, list(ends(task.entries))):
         received = _received(stream, end)
         if received is None:
             continue

@@ -1,0 +1,69 @@
+"""`tenure admin requeue` and `close-out`: what operators do to tasks. Each says why; the task's ledger keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import click
+
+from tenure.cli.context import Context, pass_context
+from tenure.cli.parameters import find_task, task_argument
+from tenure.cli.words import short_id, why
+from tenure.client import Client
+from tenure.v1 import task_pb2
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_ENDS: Final = {
+    "failed": task_pb2.TASK_STATE_FAILED,
+    "timed-out": task_pb2.TASK_STATE_TIMED_OUT,
+    "cancelled": task_pb2.TASK_STATE_CANCELLED,
+}
+
+reason_option = click.option("--reason", required=True, help="Why, in your words; it is recorded.")
+
+
+@click.command(short_help="Let an ended task go on as its next attempt.")
+@task_argument
+@reason_option
+@click.option("--extra-tokens", type=click.IntRange(min=0), default=0, help="Raise its cap by so many tokens.")
+@click.option("--extra-steps", type=click.IntRange(min=0), default=0, help="Raise its limit by so many steps.")
+@pass_context
+def requeue(context: Context, task: str, reason: str, extra_tokens: int, extra_steps: int) -> None:
+    """Put TASK, which ended without success, back into the queue: its next attempt goes on from what is recorded.
+
+    A task that waits for its retry is queued at once.
+    """
+
+    async def work(client: Client) -> None:
+        task_id = await find_task(client, task)
+        queued = await client.requeue(task_id, reason, extra_tokens=extra_tokens, extra_steps=extra_steps)
+        if context.as_json:
+            context.emit(queued)
+        else:
+            click.echo(f"{short_id(task_id)} is queued · attempt {queued.attempt}, goes on after step {queued.step}")
+
+    context.run(work)
+
+
+@click.command("close-out", short_help="End a task, with a state and a result of yours.")
+@task_argument
+@reason_option
+@click.option("--state", type=click.Choice(list(_ENDS)), default="failed", show_default=True, help="How it ends.")
+@click.option("--result", default="", help="The result it ends with. Default: the agent's last words.")
+@pass_context
+def close_out(context: Context, task: str, reason: str, state: str, result: str) -> None:
+    """Ask for TASK's end as `tenure cancel` does, with a state and a result of your choice."""
+
+    async def work(client: Client) -> None:
+        asked = await client.close_out(await find_task(client, task), _ENDS[state], reason, result)
+        if context.as_json:
+            context.emit(asked)
+        elif asked.HasField("end_time"):
+            click.echo(f"{short_id(asked.task_id)} has ended: {why(asked.state, asked.reason, asked.message)}")
+        else:
+            now = why(asked.state, "", "")
+            click.echo(f"{short_id(asked.task_id)} will end as {state.upper().replace('-', '_')}; it is {now} now")
+
+    context.run(work)

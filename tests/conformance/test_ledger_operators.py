@@ -1,0 +1,225 @@
+"""Laws of what operators do to tasks in the ledger: a next attempt through one door only, an end in their words."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from tenure.domain.errors import AlreadyExists, BudgetExhausted, InvalidRequest, StaleEpoch, WrongState
+from tenure.domain.fold import fold
+from tenure.domain.turn import CallModel, next_move
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
+from tenure.wire.entries import entries_to_domain
+from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, entry, kinds, reserve, words
+
+pytestmark = pytest.mark.server
+QUEUED, RUNNING, FAILED = task_pb2.TASK_STATE_QUEUED, task_pb2.TASK_STATE_RUNNING, task_pb2.TASK_STATE_FAILED
+CANCELLED, COST_EXCEEDED = task_pb2.TASK_STATE_CANCELLED, task_pb2.TASK_STATE_COST_EXCEEDED
+Requeue, CloseOut = ledger_pb2.OperatorRequest.Requeue, ledger_pb2.OperatorRequest.CloseOut
+
+
+async def ask(replica, task_id, request_id="", reason="the provider is back", **act):
+    request = pb.AppendForeignRequest(
+        task_id=task_id,
+        request_id=request_id or str(uuid4()),
+        actor="olga",
+        operator_request=ledger_pb2.OperatorRequest(reason=reason, **act),
+    )
+    return (await replica.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)).task
+
+
+async def requeue(replica, task_id, request_id="", **extras):
+    return await ask(replica, task_id, request_id, requeue=Requeue(**extras))
+
+
+async def close_out(replica, task_id, to_state=FAILED, result="", **more):
+    return await ask(replica, task_id, close_out=CloseOut(to_state=to_state, result=result), **more)
+
+
+async def ended(replica, state=FAILED, **spec):
+    """A task that ended like this in its first step, after a model's answer and a call of unknown fate."""
+    owner = await replica.claim((await replica.create(**spec)).task_id)
+    await owner.commit(reserve=reserve())
+    intent = ledger_pb2.ToolIntent(call_id="1.0", tool="t", arguments_json="{}")
+    await owner.commit(answer(text="so far"), entry(1, tool_intent=intent))
+    in_doubt = tool_pb2.Outcome(status=tool_pb2.OUTCOME_STATUS_IN_DOUBT, content="nobody knows")
+    outcome = ledger_pb2.ToolOutcome(call_id="1.0", outcome=in_doubt)
+    end = pb.Transition(to_state=state, reason="MODEL_UNAVAILABLE", message="gone", result="so far")
+    await owner.commit(entry(1, tool_outcome=outcome), transition=end)
+    return owner
+
+
+@pytest.mark.parametrize("state", ["FAILED", "TIMED_OUT", "CANCELLED", "COST_EXCEEDED"])
+async def test_an_ended_task_begins_its_next_attempt(checkpoint, state):
+    replica = await checkpoint()
+    owner = await ended(replica, task_pb2.TaskState.Value(f"TASK_STATE_{state}"))
+    before = await replica.get(owner.task.task_id)
+    task = await requeue(replica, owner.task.task_id)
+    assert (task.state, task.attempt, task.reason, task.message) == (
+        QUEUED,
+        2,
+        "OPERATOR_REQUEUE",
+        "the provider is back",
+    )
+    assert (task.result, task.HasField("end_time"), task.cancel_requested) == ("", False, False)
+    assert (task.step, task.usage, task.budget.used_tokens) == (before.step, before.usage, before.budget.used_tokens)
+    *_, asked, moved = await replica.entries(task.task_id)
+    assert kinds([asked, moved]) == ["operator_request", f"{state}>QUEUED"]
+    assert [(one.attempt, one.actor, one.epoch) for one in (asked, moved)] == [(2, "olga", 0)] * 2
+
+
+async def test_the_next_attempt_goes_on_from_the_history_and_is_held_by_a_higher_epoch_only(checkpoint):
+    replica = await checkpoint()
+    stale = await ended(replica)
+    await requeue(replica, stale.task.task_id)
+    with pytest.raises(StaleEpoch):
+        await stale.commit(words())
+    owner = await replica.claim(stale.task.task_id, "worker-2")
+    point = fold(entries_to_domain(owner.entries))
+    assert point.outcomes["1.0"].content == "nobody knows"
+    assert next_move(point) == CallModel(2, 1)
+    await owner.commit(reserve=reserve(step=2))
+    await owner.commit(answer(step=2))
+    await owner.end(result="all")
+    task = await replica.get(stale.task.task_id)
+    assert (task.state, task.attempt, task.result, task.claim_count) == (task_pb2.TASK_STATE_SUCCEEDED, 2, "all", 2)
+
+
+async def test_a_next_attempt_has_a_timeout_of_its_own_and_no_deaths(checkpoint):
+    replica = await checkpoint()
+    limits = task_pb2.Limits()
+    limits.timeout.FromSeconds(3600)
+    owner = await ended(replica, limits=limits)
+    task_id = owner.task.task_id
+    await replica.query("update ledger.tasks set deadline_at = now(), deaths = 4, dead_owners = '{w}'")
+    task = await requeue(replica, task_id)
+    left = task.deadline_time.ToNanoseconds() - task.update_time.ToNanoseconds()
+    assert left == 3600 * 10**9
+    assert await replica.query("select deaths, dead_owners from ledger.tasks") == [(0, [])]
+
+
+async def test_a_cancelled_task_that_is_requeued_is_no_longer_to_end(checkpoint):
+    replica = await checkpoint()
+    task_id = (await replica.create()).task_id
+    await replica.cancel(task_id, "c-1")
+    await requeue(replica, task_id)
+    assert (await replica.cancel(task_id, "c-1")).state == QUEUED  # a repeat of what was done before
+    owner = await replica.claim(task_id)
+    assert not owner.task.cancel_requested
+    assert (await replica.cancel(task_id, "c-2")).cancel_requested
+
+
+async def test_a_requeue_is_done_once_per_request_id(checkpoint):
+    replica = await checkpoint()
+    task_id = (await ended(replica)).task.task_id
+    first = await requeue(replica, task_id, "r-1", extra_tokens=5)
+    assert await requeue(replica, task_id, "r-1", extra_tokens=5) == first
+    with pytest.raises(AlreadyExists):
+        await requeue(replica, task_id, "r-1", extra_tokens=6)
+
+
+async def test_only_what_ended_without_success_or_waits_for_its_retry_is_requeued(checkpoint):
+    replica = await checkpoint()
+    queued = (await replica.create()).task_id
+    running = (await replica.claim((await replica.create()).task_id)).task.task_id
+    succeeded = await replica.claim((await replica.create()).task_id)
+    await succeeded.end()
+    for task_id, state in ((queued, "QUEUED"), (running, "RUNNING"), (succeeded.task.task_id, "SUCCEEDED")):
+        with pytest.raises(WrongState) as refused:
+            await requeue(replica, task_id)
+        assert refused.value.metadata == {"state": state}
+        assert "operator_request" not in kinds(await replica.entries(task_id))
+
+
+async def test_a_task_that_waits_for_its_retry_is_queued_at_once_in_the_same_attempt(checkpoint):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    transition = pb.Transition(to_state=task_pb2.TASK_STATE_RETRY_SCHEDULED, reason="MODEL_UNAVAILABLE")
+    transition.retry_delay.FromSeconds(600)
+    await owner.commit(transition=transition)
+    task = await requeue(replica, owner.task.task_id)
+    assert (task.state, task.attempt, task.HasField("next_retry_time")) == (QUEUED, 1, False)
+
+
+async def test_a_task_without_tokens_or_steps_left_is_requeued_with_more_only(checkpoint):
+    replica = await checkpoint()
+    owner = await ended(replica, COST_EXCEEDED, limits=task_pb2.Limits(max_tokens=1000, max_steps=1))
+    task_id = owner.task.task_id
+    with pytest.raises(BudgetExhausted, match="steps"):
+        await requeue(replica, task_id)
+    await replica.query("update ledger.budgets set used_tokens = 1000")
+    with pytest.raises(BudgetExhausted, match="tokens"):
+        await requeue(replica, task_id, extra_steps=1)
+    task = await requeue(replica, task_id, extra_tokens=500, extra_steps=1)
+    assert task.budget.max_tokens == 1500
+    next_owner = await replica.claim(task_id)
+    response = await next_owner.commit(reserve=reserve(step=2))
+    assert response.reserve.HasField("granted")
+    denied = await next_owner.commit(answer(step=2), reserve=reserve(step=3))
+    assert denied.reserve.denied.reason == "STEP_LIMIT"
+
+
+async def test_hand_written_statements_cannot_change_what_ended_either(checkpoint):
+    replica = await checkpoint()
+    owner = await ended(replica)
+    for change in (
+        "state = 'QUEUED', ended_at = null",
+        "state = 'QUEUED', ended_at = null, attempt = attempt + 1",  # its result would be that of the attempt before
+        "state = 'QUEUED', ended_at = null, attempt = attempt + 2, result = ''",
+        "attempt = attempt + 1",
+        "result = 'another'",
+        "reason = 'another'",
+    ):
+        with pytest.raises(psycopg.errors.CheckViolation):
+            await replica.query(f"update ledger.tasks set {change}")
+    task = await replica.create()
+    with pytest.raises(psycopg.errors.CheckViolation):
+        await replica.query("update ledger.tasks set attempt = 2 where task_id = %s", task.task_id)
+    assert (await replica.get(owner.task.task_id)).state == FAILED
+
+
+async def test_a_queued_task_is_closed_out_at_once_in_the_operators_words(checkpoint):
+    replica = await checkpoint()
+    task_id = (await replica.create()).task_id
+    task = await close_out(replica, task_id, reason="superseded", result="see ticket 7")
+    told = (task.state, task.reason, task.message, task.result)
+    assert told == (FAILED, "OPERATOR_CLOSE_OUT", "superseded", "see ticket 7")
+    entries = await replica.entries(task_id)
+    assert kinds(entries)[-2:] == ["operator_request", "QUEUED>FAILED"]
+    assert entries[-1].actor == "olga"
+
+
+async def test_the_owner_of_a_running_task_carries_a_close_out_out_with_the_operators_result(checkpoint):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    task = await close_out(replica, owner.task.task_id, result="ours")
+    assert (task.state, task.cancel_requested) == (RUNNING, True)
+    assert (await owner.commit(words())).cancel_requested
+    assert (await owner.end(CANCELLED, result="half")).state == FAILED
+    assert (await replica.get(owner.task.task_id)).result == "ours"
+
+
+async def test_the_newest_request_for_an_end_counts(checkpoint):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    await close_out(replica, owner.task.task_id, result="ours")
+    await replica.cancel(owner.task.task_id)
+    await owner.end(FAILED, result="half")
+    task = await replica.get(owner.task.task_id)
+    assert (task.state, task.reason, task.result) == (CANCELLED, "CANCEL_REQUESTED", "half")
+
+
+async def test_a_close_out_comes_too_late_after_the_end_and_knows_three_ends(checkpoint):
+    replica = await checkpoint()
+    owner = await ended(replica)
+    with pytest.raises(WrongState):
+        await close_out(replica, owner.task.task_id)
+    task = await replica.create()
+    for state in (task_pb2.TASK_STATE_SUCCEEDED, COST_EXCEEDED, QUEUED):
+        with pytest.raises(InvalidRequest):
+            await close_out(replica, task.task_id, state)
+    with pytest.raises(InvalidRequest):
+        await close_out(replica, task.task_id, reason="")
