@@ -16,22 +16,28 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Announcement:
-    """What others want to hear once the transaction is durable. `task_ids`: what grew, by `growths` where known."""
+    """What others want to hear once the transaction is durable. `task_ids`: what grew, by `growths` where known;
+    `changed_tenants`: who has new rows in `changes`.
+    """
 
     task_ids: set[str] = field(default_factory=set)
     claimable: bool = False
     ending_task_ids: set[str] = field(default_factory=set)
     ended_task_ids: set[str] = field(default_factory=set)
+    changed_tenants: set[str] = field(default_factory=set)
     growths: dict[str, Growth] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.task_ids or self.claimable or self.ending_task_ids or self.ended_task_ids)
+        return bool(
+            self.task_ids or self.claimable or self.ending_task_ids or self.ended_task_ids or self.changed_tenants
+        )
 
     def add(self, other: Announcement) -> None:
         """Take another one in."""
         self.task_ids |= other.task_ids
         self.ending_task_ids |= other.ending_task_ids
         self.ended_task_ids |= other.ended_task_ids
+        self.changed_tenants |= other.changed_tenants
         self.claimable = self.claimable or other.claimable
         self.growths |= other.growths
 
@@ -49,6 +55,8 @@ def announcement_of(drafts: Sequence[Draft]) -> Announcement:
             told.task_ids.add(draft.row.task_id)
             told.growths[draft.row.task_id] = Growth(draft.entries, time_of(touched), draft.ended)
         told.claimable = told.claimable or draft.claimable
+        if draft.moved:
+            told.changed_tenants.add(draft.row.tenant)
         if draft.ended:
             told.ended_task_ids.add(draft.row.task_id)
         elif draft.moved and draft.row.ending_state:

@@ -47,7 +47,8 @@ async def create_task(pool: Pool, tenant: str, request: pb.CreateTaskRequest) ->
             found = await _find_again(connection, tenant, request.request_id, digest)
             return Created(await read_task(connection, tenant, found), Announcement())
         await _first_rows(connection, task_id, tenant, request.request_id, spec)
-        return Created(await read_task(connection, tenant, task_id), Announcement({task_id}, claimable=True))
+        task = await read_task(connection, tenant, task_id)
+        return Created(task, Announcement({task_id}, claimable=True, changed_tenants={tenant}))
 
     await failpoint("checkpoint.before_create")
     created = await in_ledger_transaction(pool, work)

@@ -1,4 +1,4 @@
-"""Fan-out inside the process: who waits for a task's ledger to grow, and who waits for hints about the queue.
+"""Fan-out inside the process: who waits for a task's ledger, for a tenant's changes, for hints about the queue.
 
 What this process committed is handed on as it is. Of everything else only the news that something moved is passed on:
 then watchers read the ledger itself, so a slow one neither loses an entry nor holds much memory.
@@ -52,6 +52,7 @@ class Hub:
         self._tasks: dict[str, set[TaskWatch]] = {}
         self._ends: dict[str, set[asyncio.Event]] = {}
         self._queues: set[QueueWatch] = set()
+        self._changes: dict[str, set[asyncio.Event]] = {}
         self.closed = False
         self._watchers = metrics.cell("tenure_watchers")
 
@@ -63,6 +64,9 @@ class Hub:
         for task_id in news.ended_task_ids & self._ends.keys():
             for ended in self._ends[task_id]:
                 ended.set()
+        for tenant in news.changed_tenants & self._changes.keys():
+            for changed in self._changes[tenant]:
+                changed.set()
         for queue in self._queues:
             queue.tell(claimable=news.claimable, ending_task_ids=news.ending_task_ids)
 
@@ -71,9 +75,9 @@ class Hub:
         for watches in self._tasks.values():
             for watch in watches:
                 watch.tell(None)
-        for some in self._ends.values():
-            for ended in some:
-                ended.set()
+        for some in (*self._ends.values(), *self._changes.values()):
+            for event in some:
+                event.set()
         for queue in self._queues:
             queue.tell(claimable=True, ending_task_ids=())
 
@@ -106,6 +110,13 @@ class Hub:
             yield ended
 
     @contextmanager
+    def watch_changes(self, tenant: str) -> Iterator[asyncio.Event]:
+        """Set when the tenant may have new changes. Begin before reading; polling backs it."""
+        changed = asyncio.Event()
+        with self._listed(self._changes, tenant, changed):
+            yield changed
+
+    @contextmanager
     def watch_queue(self) -> Iterator[QueueWatch]:
         """Hints for the time of the block; the first comes at once, for what was there before."""
         watch = QueueWatch()
@@ -117,13 +128,13 @@ class Hub:
             self._queues.discard(watch)
 
     @contextmanager
-    def _listed(self, watches: dict[str, set[_Watch]], task_id: str, watch: _Watch) -> Iterator[None]:
-        watches.setdefault(task_id, set()).add(watch)
+    def _listed(self, watches: dict[str, set[_Watch]], key: str, watch: _Watch) -> Iterator[None]:
+        watches.setdefault(key, set()).add(watch)
         self._watchers.value += 1
         try:
             yield
         finally:
             self._watchers.value -= 1
-            watches[task_id].discard(watch)
-            if not watches[task_id]:
-                del watches[task_id]
+            watches[key].discard(watch)
+            if not watches[key]:
+                del watches[key]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from services.checkpoint.entries import read_page
 from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, ledger_connection
@@ -45,15 +45,11 @@ async def list_tasks(
     """A page, newest first. Large specs may make it shorter than asked: the token says whether there is more."""
     page_size = request.page_size or DEFAULT_TASKS
     before, before_task_id = _read_token(request.page_token)
-    wanted = request.filter
     parameters = {
         "tenant": tenant,
         "before": before,
         "before_task_id": before_task_id,
-        "states": [_state(number) for number in wanted.states],
-        "queue": wanted.queue,
-        "root_task_id": wanted.root_task_id,
-        "labels": json.dumps(dict(wanted.labels)),
+        **filter_parameters(request.filter),
         "page_size": page_size,
     }
     async with ledger_connection(pool) as connection:
@@ -109,6 +105,16 @@ async def place_of(connection: Connection, tenant: str, task_id: str) -> Place:
     if found is None:
         raise NotFound(f"there is no task {task_id}")
     return Place(found[0], TaskState(found[1]) in TERMINAL)
+
+
+def filter_parameters(wanted: task_pb2.TaskFilter) -> dict[str, Any]:
+    """As the statements take a filter. Raises InvalidRequest."""
+    return {
+        "states": [_state(number) for number in wanted.states],
+        "queue": wanted.queue,
+        "root_task_id": wanted.root_task_id,
+        "labels": json.dumps(dict(wanted.labels)),
+    }
 
 
 def _state(number: int) -> str:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger(__name__)
 CHANNEL: Final = "tenure_ledger"
 IDS_A_PAYLOAD: Final = 150  # a payload has at most 8,000 bytes
+TENANTS_A_PAYLOAD: Final = 100  # of up to 63 characters
 MOST_IDS: Final = 20_000
 NOTIFY_INTERVAL_SECONDS: Final = 0.01
 POLL_INTERVAL_SECONDS: Final = 1.0
@@ -107,6 +108,7 @@ class Replicas:
                 ending_task_ids=set(told["ending"]),
                 # A replica of an older version does not say what has ended: all that moved may have.
                 ended_task_ids=set(told.get("ended", told["moved"])),
+                changed_tenants=set(told.get("changed", ())),
             )
         except (ValueError, KeyError, TypeError):
             _log.warning("a notification of another version", extra={"payload": payload[:200]})
@@ -129,6 +131,9 @@ class Replicas:
         ended = [] if overflow else sorted(news.ended_task_ids)
         for start in range(0, len(ended), IDS_A_PAYLOAD):
             yield self._payload(ended=ended[start : start + IDS_A_PAYLOAD])
+        changed = sorted(news.changed_tenants)[:MOST_IDS]
+        for start in range(0, len(changed), TENANTS_A_PAYLOAD):
+            yield self._payload(changed=changed[start : start + TENANTS_A_PAYLOAD])
 
     def _payload(
         self,
@@ -136,6 +141,7 @@ class Replicas:
         moved: list[str] | None = None,
         ending: list[str] | None = None,
         ended: list[str] | None = None,
+        changed: list[str] | None = None,
         claimable: bool = False,
         everything: bool = False,
     ) -> str:
@@ -144,6 +150,7 @@ class Replicas:
             "moved": moved or [],
             "ending": ending or [],
             "ended": ended or [],
+            "changed": changed or [],
             "claimable": claimable,
             "all": everything,
         }

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
-from tenure.domain.errors import Unavailable
+from tenure.domain.errors import TryLater, Unavailable
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_channel import open_channel
@@ -65,8 +65,13 @@ async def patiently(call: Callable[[], Awaitable[T]]) -> T:
     try:
         return await retrying(call, PATIENCE, on=(Unavailable,))
     except Unavailable as error:
-        _log.warning("a service behind the gateway does not answer", extra={"why": str(error)})
-        raise Unavailable(
-            "a part of this installation does not answer just now",
-            retry_after_seconds=error.retry_after_seconds or RETRY_AFTER_SECONDS,
-        ) from error
+        raise out_of_reach(error) from error
+
+
+def out_of_reach(error: TryLater) -> Unavailable:
+    """What callers are told of a peer that does not answer."""
+    _log.warning("a service behind the gateway does not answer", extra={"why": str(error)})
+    return Unavailable(
+        "a part of this installation does not answer just now",
+        retry_after_seconds=error.retry_after_seconds or RETRY_AFTER_SECONDS,
+    )

@@ -11,6 +11,7 @@ import uuid_utils
 
 from services.gateway.live import LiveText
 from services.gateway.peers import Peers, patiently
+from services.gateway.task_changes import TasksWatch
 from services.gateway.waiting import wait_for_end
 from services.gateway.watching import Watch
 from tenure.runtime.tenancy import current_tenant
@@ -60,6 +61,14 @@ class TaskServicer(TaskServiceServicer):
     async def WatchTask(self, request: api.WatchTaskRequest, _context: Any) -> AsyncIterator[api.WatchTaskResponse]:
         async with (
             Watch(self._peers, self._live, request, self._stopping) as watch,
+            aclosing(watch.events(self._heartbeat_seconds)) as events,
+        ):
+            async for event in events:
+                yield event
+
+    async def WatchTasks(self, request: api.WatchTasksRequest, _context: Any) -> AsyncIterator[api.WatchTasksResponse]:
+        async with (
+            TasksWatch(self._peers, request, self._stopping) as watch,
             aclosing(watch.events(self._heartbeat_seconds)) as events,
         ):
             async for event in events:

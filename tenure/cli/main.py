@@ -16,6 +16,7 @@ from tenure.cli.demo.command import demo
 from tenure.cli.dev import dev
 from tenure.cli.exits import HELP, Exit, exit_of_error, explain
 from tenure.cli.finish import cancel, wait
+from tenure.cli.follow import follow
 from tenure.cli.keys import keys
 from tenure.cli.leases import leases
 from tenure.cli.operate import claims, refusals, workers
@@ -94,6 +95,7 @@ for command in (
     wait,
     get,
     list_tasks,
+    follow,
     cancel,
     entries,
     send,

@@ -139,6 +139,25 @@ class Client:
             else:
                 return
 
+    async def watch_tasks(
+        self, task_filter: task_pb2.TaskFilter | None = None, *, after_cursor: str = ""
+    ) -> AsyncGenerator[api.WatchTasksResponse]:
+        """What happens to all tasks, for ever, beginning with a heartbeat; without a cursor from now on.
+
+        A broken stream is resumed: no change is missed or repeated. Keep the last event's `cursor` to go on later.
+        Raises OutOfRange (CURSOR_EXPIRED): list the tasks, and watch from now.
+        """
+        contact = Contact()
+        while True:
+            asked = api.WatchTasksRequest(filter=task_filter, after_cursor=after_cursor)
+            try:
+                async for event in self.tasks.WatchTasks(asked):
+                    contact.made()
+                    after_cursor = event.cursor
+                    yield event
+            except TryLater as error:
+                await contact.lost(error)
+
     async def cancel(self, task_id: str, reason: str = "") -> task_pb2.Task:
         """Asks for the end; the answer means that the request is recorded."""
         asked = api.CancelTaskRequest(task_id=task_id, reason=reason)

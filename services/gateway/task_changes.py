@@ -1,0 +1,114 @@
+"""WatchTasks: what happens to all tasks of a tenant, with heartbeats, for as long as somebody watches.
+
+Changes are pulled: the next ones are fetched when the last were taken, so a slow reader loses nothing and costs nobody
+memory. A ledger that is away is waited for, behind heartbeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Final, Self
+
+from services.gateway.peers import PATIENCE, Peers, out_of_reach
+from tenure.domain.errors import TryLater, Unavailable
+from tenure.domain.retry import RetryPolicy
+from tenure.v1 import checkpoint_service_pb2 as ledger
+from tenure.v1 import task_service_pb2 as api
+
+RECONNECT: Final = RetryPolicy(initial_seconds=0.1, factor=2.0, cap_seconds=2.0)
+RETRY_AFTER_DRAIN_SECONDS: Final = 1.0
+
+
+async def follow_changes(
+    peers: Peers, request: api.WatchTasksRequest
+) -> AsyncGenerator[ledger.WatchChangesResponse, None]:
+    """For ever, through restarts of the ledger's replicas.
+
+    Raises InvalidRequest and OutOfRange as they come, and Unavailable when the ledger does not answer at the beginning.
+    """
+    asked = ledger.WatchChangesRequest(filter=request.filter, after_cursor=request.after_cursor)
+    failures, begun = 0, False
+    while True:
+        try:
+            async for answer in peers.checkpoint.WatchChanges(asked):
+                failures, begun = 0, True
+                asked.after_cursor = answer.cursor
+                yield answer
+            failures += 1  # ended in order: a replica that drains
+        except TryLater as error:
+            failures += 1
+            if not begun and PATIENCE.exhausted(failures):
+                raise out_of_reach(error) from error
+        await asyncio.sleep(RECONNECT.wait_seconds(failures, random.random()))
+
+
+class TasksWatch:
+    """One watcher. Inside `async with`, `events` goes on until it is closed, and raises Unavailable when we drain."""
+
+    def __init__(self, peers: Peers, request: api.WatchTasksRequest, stopping: asyncio.Event) -> None:
+        self._peers, self._request, self._stopping = peers, request, stopping
+        self._cursor = request.after_cursor
+        self._answers: asyncio.Queue[ledger.WatchChangesResponse] = asyncio.Queue(maxsize=1)
+
+    async def __aenter__(self) -> Self:
+        self._reader = asyncio.create_task(self._read())
+        self._drain = asyncio.create_task(self._stopping.wait())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._reader.cancel()
+        self._drain.cancel()
+        await asyncio.gather(self._reader, self._drain, return_exceptions=True)
+
+    async def events(self, heartbeat_seconds: float) -> AsyncGenerator[api.WatchTasksResponse, None]:
+        """A heartbeat once the ledger has answered, then changes, and a heartbeat when nothing was sent for long."""
+        beat_at = time.monotonic() + heartbeat_seconds
+        begun = False
+        while True:
+            answer = await self._next(beat_at - time.monotonic() if begun else None)
+            for item in answer.items if answer else ():
+                self._cursor = item.cursor
+                yield api.WatchTasksResponse(change=item.change, cursor=item.cursor)
+                beat_at = time.monotonic() + heartbeat_seconds
+            self._cursor = answer.cursor if answer else self._cursor
+            if (begun and time.monotonic() >= beat_at) or (answer and not begun):
+                begun = True
+                yield self._heartbeat()
+                beat_at = time.monotonic() + heartbeat_seconds
+
+    async def _next(self, timeout_seconds: float | None) -> ledger.WatchChangesResponse | None:
+        """The next answer of the ledger, None when the time is over before. Raises what ended the reader."""
+        taking = asyncio.create_task(self._answers.get())
+        try:
+            await asyncio.wait(
+                {taking, self._reader, self._drain},
+                timeout=None if timeout_seconds is None else max(0.0, timeout_seconds),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if taking.done():
+                return taking.result()
+        finally:
+            taking.cancel()
+            await asyncio.gather(taking, return_exceptions=True)
+        if self._reader.done():
+            self._reader.result()
+        if self._drain.done():
+            raise Unavailable(
+                "the gateway restarts; watch again after the last cursor",
+                retry_after_seconds=RETRY_AFTER_DRAIN_SECONDS,
+            )
+        return None
+
+    async def _read(self) -> None:
+        async with aclosing(follow_changes(self._peers, self._request)) as answers:
+            async for answer in answers:
+                await self._answers.put(answer)
+
+    def _heartbeat(self) -> api.WatchTasksResponse:
+        beat = api.WatchTasksResponse(heartbeat=api.WatchTasksHeartbeat(), cursor=self._cursor)
+        beat.heartbeat.time.FromNanoseconds(time.time_ns())
+        return beat

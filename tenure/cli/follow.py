@@ -1,0 +1,78 @@
+"""`tenure follow`: what happens to all tasks, as it happens."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import click
+from rich.text import Text
+
+from tenure.cli.context import Context, pass_context
+from tenure.cli.parameters import LABEL
+from tenure.cli.words import clock, one_line, short_id, state_style, summary, why
+from tenure.client import Client
+from tenure.domain.states import TaskState
+from tenure.v1 import task_pb2
+from tenure.wire.enums import STATES, state_name
+
+_STATE_WIDTH = max(len(state) for state in TaskState)
+
+
+@click.command(short_help="Show what happens to all tasks, until Ctrl-C.")
+@click.option(
+    "--state", "states", multiple=True, type=click.Choice([state.value for state in TaskState], case_sensitive=False)
+)
+@click.option("--label", "labels", type=LABEL, multiple=True, help="key=value; all that are given must match.")
+@click.option("--queue", default="", help="Only this queue.")
+@click.option("--after", "after_cursor", default="", help="The cursor of an earlier line of --json; default: from now.")
+@pass_context
+def follow(
+    context: Context, states: tuple[str, ...], labels: tuple[tuple[str, str], ...], queue: str, after_cursor: str
+) -> None:
+    """Show what happens to all tasks, a line for each change of a task's state, until Ctrl-C. Nothing is left out.
+
+    With --json each line has a cursor: with --after it is gone on from there, also days later.
+    """
+    wanted = task_pb2.TaskFilter(
+        states=[STATES.to_wire(TaskState(state)) for state in states], labels=dict(labels), queue=queue
+    )
+
+    async def work(client: Client) -> None:
+        async with aclosing(client.watch_tasks(wanted, after_cursor=after_cursor)) as events:
+            async for event in events:
+                if context.as_json:
+                    context.emit(event)
+                elif event.HasField("change"):
+                    context.console.print(_line(context, event.change), no_wrap=True, soft_wrap=True)
+                elif not begun.is_set():
+                    click.echo("following all tasks; Ctrl-C stops, the tasks go on", err=True)
+                begun.set()
+
+    begun = asyncio.Event()
+    context.run(work)
+
+
+def _line(context: Context, change: task_pb2.TaskChange) -> Text:
+    """`12:03:04  0193f2a1-4c1b  RUNNING  worker-1  find out what …`."""
+    state = state_name(change.state)
+    head = f"{clock(change.change_time)}  {short_id(change.task_id)}  "
+    shown = f"{state:<{_STATE_WIDTH}}  "
+    told = one_line(_told(change), max(20, context.console.width - len(head) - len(shown) - 1))
+    return Text.assemble((head, "dim"), (shown, state_style(state)), told)
+
+
+def _told(change: task_pb2.TaskChange) -> str:
+    """What is worth saying of this change; the goal tells the tasks apart."""
+    task = change.task
+    state = TaskState(state_name(change.state))
+    if change.cancel_requested:
+        said = f"is to end ({change.reason})"
+    elif state is TaskState.RUNNING:
+        said = f"on {task.owner}" if task.owner else "on a worker"
+    elif state is TaskState.SUCCEEDED:
+        said = summary(task)
+    else:
+        same = task.sequence == change.sequence
+        said = why(change.state, change.reason, task.message if same else "").removeprefix(state.value).lstrip(" :")
+    return f"{said} · {task.spec.goal}"

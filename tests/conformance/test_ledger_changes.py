@@ -1,0 +1,313 @@
+"""Whoever watches the changes of a tenant is told every one once, a task's in their order, from whatever replica."""
+
+import asyncio
+import base64
+from contextlib import aclosing, asynccontextmanager
+
+import psycopg
+import pytest
+
+from services.checkpoint import change_feed
+from services.checkpoint.change_pruning import ChangePruner
+from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS
+from tenure.domain.errors import InvalidRequest, OutOfRange, Unavailable
+from tenure.runtime.postgres import PoolOptions, open_pool
+from tenure.runtime.tenancy import as_tenant
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_pb2
+from tests.fix_checkpoint import TIMEOUT_SECONDS, words
+
+
+async def follow(replica, cursor="", **wanted):
+    """The stream's answers, for as long as somebody asks."""
+    request = pb.WatchChangesRequest(after_cursor=cursor, filter=task_pb2.TaskFilter(**wanted))
+    async for answer in replica.stub.WatchChanges(request, timeout=4 * TIMEOUT_SECONDS):
+        yield answer
+
+
+async def now(replica):
+    """A cursor behind all that was written so far."""
+    async with aclosing(follow(replica)) as answers:
+        return (await anext(answers)).cursor
+
+
+async def told(replica, cursor, count, **wanted):
+    """The next `count` changes after a cursor, each with its own."""
+    items = []
+    async with asyncio.timeout(TIMEOUT_SECONDS), aclosing(follow(replica, cursor, **wanted)) as answers:
+        async for answer in answers:
+            items.extend(answer.items)
+            if len(items) >= count:
+                return items
+    raise AssertionError("the stream ended")
+
+
+def moves(items, task_id=""):
+    return [
+        task_pb2.TaskState.Name(one.change.state).removeprefix("TASK_STATE_")
+        for one in items
+        if one.change.task_id == (task_id or one.change.task_id)
+    ]
+
+
+async def written(replica):
+    """All changes, as the database has them: (task, sequence), a task's in the order of its sequences."""
+    return await replica.query("select task_id::text, sequence from ledger.changes order by task_id, sequence")
+
+
+def keys(items):
+    return [(one.change.task_id, one.change.sequence) for one in items]
+
+
+async def test_each_change_of_state_is_told_once_with_the_task_and_steps_are_not(checkpoint):
+    replica = await checkpoint()
+    cursor = await now(replica)
+    task = await replica.create(goal="find out")
+    owner = await replica.claim(task.task_id)
+    for _ in range(5):
+        await owner.commit(words())
+    await owner.end()
+    items = await told(replica, cursor, 3)
+    assert moves(items) == ["QUEUED", "RUNNING", "SUCCEEDED"]
+    assert [one.change.reason for one in items] == ["SUBMITTED", "OPENED", "FINAL_ANSWER"]
+    assert [one.change.sequence for one in items] == [2, 3, 9]
+    assert items[-1].change.task == await replica.get(task.task_id)
+    assert items[-1].change.change_time == items[-1].change.task.end_time
+
+
+async def test_a_request_to_end_is_a_change_of_a_running_task(checkpoint):
+    replica = await checkpoint()
+    cursor = await now(replica)
+    owner = await replica.claim((await replica.create()).task_id)
+    await replica.cancel(owner.task.task_id)
+    await owner.end()
+    items = await told(replica, cursor, 4)
+    assert moves(items) == ["QUEUED", "RUNNING", "RUNNING", "CANCELLED"]
+    assert [one.change.cancel_requested for one in items] == [False, False, True, False]
+
+
+async def test_several_moves_of_one_transaction_are_one_change(checkpoint):
+    """A takeover: back into the queue and under the new claim at once. Nobody else ever saw it queued."""
+    replica = await checkpoint()
+    task = await replica.create()
+    await replica.claim(task.task_id)
+    cursor = await now(replica)
+    await replica.claim(task.task_id, holder="worker-2")
+    items = await told(replica, cursor, 1)
+    assert [(one.change.task.owner, one.change.task.claim_count) for one in items] == [("worker-2", 2)]
+
+
+async def test_after_each_change_its_cursor_goes_on_behind_it_at_any_replica(checkpoint):
+    replica = await checkpoint()
+    other = await checkpoint(dsn=replica.dsn)
+    cursor = await now(replica)
+    for _ in range(4):
+        await replica.create()
+    items = await told(replica, cursor, 4)
+    for number, item in enumerate(items[:-1]):
+        assert keys(await told(other, item.cursor, 3 - number)) == keys(items[number + 1 :])
+
+
+async def test_only_tasks_that_fit_the_filter_are_told_and_only_the_tenants(checkpoint):
+    replica = await checkpoint()
+    cursor = await now(replica)
+    mine = await replica.create(labels={"team": "a", "area": "x"}, queue="q")
+    await replica.create(labels={"team": "b"}, queue="q")
+    await replica.cancel(mine.task_id)
+    request = pb.CreateTaskRequest(request_id="r", spec=task_pb2.TaskSpec(goal="theirs", labels={"team": "a"}))
+    with as_tenant("other"):
+        await replica.stub.CreateTask(request, timeout=TIMEOUT_SECONDS)
+    last = await replica.create(labels={"team": "a"})
+    assert moves(await told(replica, cursor, 3, labels={"team": "a"}), mine.task_id) == ["QUEUED", "CANCELLED"]
+    assert keys(await told(replica, cursor, 2, labels={"team": "a"}, queue="q")) == [
+        (mine.task_id, 2),
+        (mine.task_id, 4),
+    ]
+    assert keys(await told(replica, cursor, 1, states=["TASK_STATE_CANCELLED"])) == [(mine.task_id, 4)]
+    assert keys(await told(replica, cursor, 1, root_task_id=last.task_id)) == [(last.task_id, 2)]
+
+
+async def test_an_idle_stream_tells_its_cursor_so_that_it_does_not_grow_old(checkpoint):
+    replica = await checkpoint()
+    async with asyncio.timeout(TIMEOUT_SECONDS), aclosing(follow(replica, states=["TASK_STATE_FAILED"])) as answers:
+        first = await anext(answers)
+        await replica.create()
+        later = await anext(answers)
+    assert not later.items
+    assert later.cursor != first.cursor
+
+
+@asynccontextmanager
+async def open_transaction(dsn):
+    """One that has a number and does not end."""
+    async with await psycopg.AsyncConnection.connect(dsn) as postgres:
+        await postgres.execute("select pg_current_xact_id()")
+        yield postgres
+
+
+async def test_a_long_transaction_makes_the_feed_wait_and_skip_nothing(checkpoint):
+    """What it will have written may stand before everything that was committed since it began."""
+    replica = await checkpoint()
+    cursor = await now(replica)
+    async with open_transaction(replica.dsn) as slow:
+        after = [(await replica.create()).task_id for _ in range(3)]
+        waiting = asyncio.create_task(told(replica, cursor, 4))
+        await slow.execute(
+            "insert into ledger.changes (xid, tenant, task_id, sequence, state, reason, cancel_requested, changed_at) "
+            "select pg_current_xact_id(), tenant, task_id, 1, state, reason, false, now() from ledger.tasks limit 1"
+        )
+        done, _ = await asyncio.wait({waiting}, timeout=1.0)
+        assert not done
+        await slow.commit()
+    items = await waiting
+    assert items[0].change.sequence == 1
+    assert [one.change.task_id for one in items[1:]] == after
+
+
+async def test_a_tasks_changes_keep_their_order_when_transactions_do_not(checkpoint):
+    """A transaction that has its number and waits for one task writes to another after a younger one did."""
+    replica = await checkpoint()
+    first, second, third = sorted([(await replica.create()).task_id for _ in range(3)])
+    owners = {one: await replica.claim(one) for one in (first, second, third)}
+    cursor = await now(replica)
+    async with open_transaction(replica.dsn) as holding:
+        await holding.execute("select from ledger.tasks where task_id = %s for update", (second,))
+        lost = [
+            pb.RequeueLostRequest.Lost(task_id=one, claim_id=owner.claims.claim_id, reason="LEASE_EXPIRED")
+            for one, owner in owners.items()
+        ]
+        older = asyncio.ensure_future(
+            replica.stub.RequeueLost(pb.RequeueLostRequest(lost=lost), timeout=TIMEOUT_SECONDS)
+        )
+        await waits_for_a_lock(replica)
+        await replica.cancel(third)
+        await holding.rollback()
+    await older
+    theirs = [one for one in await told(replica, cursor, 4) if one.change.task_id == third]
+    assert moves(theirs) == ["RUNNING", "CANCELLED"]
+    xids = await replica.query("select distinct xid from ledger.changes where task_id = %s and sequence > 3", third)
+    assert len(xids) == 1, "the older transaction's change was not put behind the younger one's"
+
+
+async def waits_for_a_lock(replica):
+    waiting = "select pid from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while not await replica.query(waiting):
+            await asyncio.sleep(0.01)
+
+
+async def test_a_tasks_number_from_another_cluster_holds_nothing_back(checkpoint):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    cursor = await now(replica)
+    await replica.query("update ledger.tasks set change_xid = '4611686018427387904'")
+    await owner.end()
+    assert moves(await told(replica, cursor, 1)) == ["SUCCEEDED"]
+
+
+async def prune(replica, kept_seconds, times=1):
+    options = PoolOptions(settings=SESSION_SETTINGS)
+    async with open_pool(replica.dsn, schema=SCHEMA, options=options) as pool:
+        pruner = ChangePruner(pool, kept_seconds)
+        return [await pruner.prune_once() for _ in range(times)]
+
+
+async def test_a_cursor_whose_changes_were_pruned_is_refused_and_later_ones_are_not(checkpoint):
+    replica = await checkpoint()
+    old = await now(replica)
+    first = await told_after(replica, old, await replica.create())
+    await replica.query("update ledger.changes set changed_at = now() - interval '1 hour'")
+    assert await prune(replica, 60.0) == [1]
+    with pytest.raises(OutOfRange) as refused:
+        await told(replica, old, 1)
+    assert refused.value.reason == "CURSOR_EXPIRED"
+    fresh = await replica.create()
+    assert keys(await told(replica, first.cursor, 1)) == [(fresh.task_id, 2)]
+
+
+async def told_after(replica, cursor, task):
+    (item,) = await told(replica, cursor, 1)
+    assert item.change.task_id == task.task_id
+    return item
+
+
+async def test_pruning_takes_the_oldest_in_bounded_batches_and_waits_for_no_commit(checkpoint, monkeypatch):
+    monkeypatch.setattr("services.checkpoint.change_pruning.CHANGES_A_BATCH", 4)
+    replica = await checkpoint()
+    for _ in range(10):
+        await replica.create()
+    await replica.query("update ledger.changes set changed_at = now() - interval '1 hour' where position <= 9")
+    async with open_transaction(replica.dsn) as busy:  # as a commit that takes its time
+        await busy.execute("select from ledger.tasks for update")
+        assert await prune(replica, 60.0, times=4) == [4, 4, 1, 0]
+    assert len(await written(replica)) == 1
+
+
+@pytest.mark.parametrize("text", ["nonsense", "~", base64.urlsafe_b64encode(b"1 x 5").decode(), "a" * 201])
+async def test_a_cursor_that_is_none_of_ours_is_refused(checkpoint, text):
+    replica = await checkpoint()
+    with pytest.raises(InvalidRequest):
+        await told(replica, text, 1)
+
+
+async def test_a_cursor_of_another_ledger_or_from_its_future_is_refused(checkpoint):
+    replica = await checkpoint()
+    cursor = change_feed.Cursor.decoded(await now(replica))
+    for strange in (cursor._replace(feed_id="00000000-0000-0000-0000-000000000000"), cursor._replace(xid=2**62)):
+        with pytest.raises(OutOfRange) as refused:
+            await told(replica, strange.encoded(), 1)
+        assert refused.value.reason == "CURSOR_EXPIRED"
+
+
+async def test_a_ledger_that_was_copied_to_another_cluster_begins_a_new_feed(checkpoint):
+    replica = await checkpoint()
+    await replica.create()
+    cursor = await now(replica)
+    await replica.query("update ledger.change_feed set cluster = cluster + 1")
+    copied = await checkpoint(dsn=replica.dsn)
+    assert await written(copied) == []
+    with pytest.raises(OutOfRange):
+        await told(copied, cursor, 1)
+    begun = await now(copied)
+    task = await copied.create()
+    assert keys(await told(copied, begun, 1)) == [(task.task_id, 2)]
+
+
+async def test_an_ordinary_role_may_ask_which_cluster_it_is(checkpoint):
+    """What the service asks at its start needs no privilege."""
+    replica = await checkpoint()
+    rows = await replica.query(
+        "select has_function_privilege('pg_database_owner', 'pg_control_system()', 'execute'), cluster is not null "
+        "from ledger.change_feed"
+    )
+    assert rows == [(True, True)]
+
+
+async def test_a_draining_server_ends_the_stream_and_another_goes_on(checkpoint):
+    stopping = asyncio.Event()
+    replica = await checkpoint(stopping=stopping)
+    other = await checkpoint(dsn=replica.dsn)
+    async with aclosing(follow(replica)) as answers:
+        cursor = (await anext(answers)).cursor
+        stopping.set()
+        with pytest.raises(Unavailable) as refused:
+            async for _ in answers:
+                pass
+    assert refused.value.reason == "DRAINING"
+    task = await other.create()
+    assert keys(await told(other, cursor, 1)) == [(task.task_id, 2)]
+
+
+async def test_a_slow_reader_holds_up_nobody_and_loses_nothing(checkpoint):
+    """What it does not read is not kept for it: it is read from the table once it goes on."""
+    replica = await checkpoint()
+    async with aclosing(follow(replica)) as slow:
+        cursor = (await anext(slow)).cursor
+        for _ in range(40):
+            await replica.create(goal="x" * 200_000)
+        assert len(await told(replica, cursor, 40)) == 40
+        seen = []
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            while len(seen) < 40:
+                seen.extend((await anext(slow)).items)
+    assert sorted(keys(seen)) == await written(replica)
