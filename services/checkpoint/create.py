@@ -37,18 +37,9 @@ async def create_task(pool: Pool, tenant: str, request: pb.CreateTaskRequest) ->
 
     Compared is what was sent, before defaults: a release that changes a default must not refuse a repeated submit.
     """
-    spec = spec_to_domain(request.spec)
-    digest = hashlib.sha256(request.spec.SerializeToString(deterministic=True)).digest()
-    task_id = str(uuid_utils.uuid7())
 
     async def work(connection: Connection) -> Created:
-        parameters = _row(task_id, tenant, request.request_id, digest, spec)
-        if await fetch_one(connection, QUERIES.create_task, parameters) is None:
-            found = await _find_again(connection, tenant, request.request_id, digest)
-            return Created(await read_task(connection, tenant, found), Announcement())
-        await _first_rows(connection, task_id, tenant, request.request_id, spec)
-        task = await read_task(connection, tenant, task_id)
-        return Created(task, Announcement({task_id}, claimable=True, changed_tenants={tenant}))
+        return await create_in(connection, tenant, request)
 
     await failpoint("checkpoint.before_create")
     created = await in_ledger_transaction(pool, work)
@@ -56,7 +47,37 @@ async def create_task(pool: Pool, tenant: str, request: pb.CreateTaskRequest) ->
     return created
 
 
-async def _find_again(connection: Connection, tenant: str, request_id: str, digest: bytes) -> str:
+async def create_in(connection: Connection, tenant: str, request: pb.CreateTaskRequest) -> Created:
+    """The same within a transaction of the caller's."""
+    spec = spec_to_domain(request.spec)
+    digest = hashlib.sha256(request.spec.SerializeToString(deterministic=True)).digest()
+    task_id = await insert_task(connection, tenant, request.request_id, digest, spec)
+    if task_id is None:
+        found = await find_again(connection, tenant, request.request_id, digest)
+        return Created(await read_task(connection, tenant, found), Announcement())
+    queued = ledger_pb2.StateTransition(to_state=STATES.to_wire(TaskState.QUEUED), reason=Reason.SUBMITTED)
+    second = ledger_pb2.EntryBody(transition=queued)
+    await insert_first_entries(connection, tenant, task_id, request.request_id, spec, second)
+    task = await read_task(connection, tenant, task_id)
+    return Created(task, Announcement({task_id}, claimable=True, changed_tenants={tenant}))
+
+
+async def insert_task(
+    connection: Connection, tenant: str, request_id: str, digest: bytes, spec: TaskSpec
+) -> str | None:
+    """The new task's row and budget. None: the request_id was used before."""
+    task_id = str(uuid_utils.uuid7())
+    parameters = _row(task_id, tenant, request_id, digest, spec)
+    if await fetch_one(connection, QUERIES.create_task, parameters) is None:
+        return None
+    await connection.execute(
+        QUERIES.create_budget, {"task_id": task_id, "tenant": tenant, "max_tokens": spec.limits.max_tokens}
+    )
+    return task_id
+
+
+async def find_again(connection: Connection, tenant: str, request_id: str, digest: bytes) -> str:
+    """The task that a request_id was used for. AlreadyExists when it was for something else."""
     found = await fetch_one(connection, QUERIES.find_request, {"tenant": tenant, "request_id": request_id})
     assert found is not None, "a task is never deleted"
     task_id: str = found[0]
@@ -69,17 +90,16 @@ async def _find_again(connection: Connection, tenant: str, request_id: str, dige
     return task_id
 
 
-async def _first_rows(connection: Connection, task_id: str, tenant: str, request_id: str, spec: TaskSpec) -> None:
-    await connection.execute(
-        QUERIES.create_budget, {"task_id": task_id, "tenant": tenant, "max_tokens": spec.limits.max_tokens}
-    )
+async def insert_first_entries(
+    connection: Connection, tenant: str, task_id: str, request_id: str, spec: TaskSpec, second: ledger_pb2.EntryBody
+) -> None:
+    """The goal, and what comes next: the move into the queue, or where the history comes from."""
     submitted = ledger_pb2.TaskSubmitted(spec=spec_to_wire(spec), request_id=request_id)
-    queued = ledger_pb2.StateTransition(to_state=STATES.to_wire(TaskState.QUEUED), reason=Reason.SUBMITTED)
-    bodies = [ledger_pb2.EntryBody(submitted=submitted), ledger_pb2.EntryBody(transition=queued)]
+    bodies = [ledger_pb2.EntryBody(submitted=submitted), second]
     parameters = {
         "task_id": task_id,
         "tenant": tenant,
-        "kinds": [KINDS["submitted"], KINDS["transition"]],
+        "kinds": [KINDS[body.WhichOneof("body") or ""] for body in bodies],
         "bodies": [body.SerializeToString() for body in bodies],
     }
     await connection.execute(QUERIES.create_entries, parameters)

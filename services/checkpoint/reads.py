@@ -8,7 +8,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from services.checkpoint.entries import read_page
-from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, ledger_connection
+from services.checkpoint.queries import FORKS, QUERIES, fetch_all, fetch_one, ledger_connection
 from services.checkpoint.snapshots import read_task, read_tasks
 from tenure.domain.errors import InvalidRequest, NotFound
 from tenure.domain.states import TERMINAL, TaskState
@@ -52,8 +52,9 @@ async def list_tasks(
         **filter_parameters(request.filter),
         "page_size": page_size,
     }
+    listing = FORKS.list_forks if request.filter.forked_from_task_id else QUERIES.list_tasks
     async with ledger_connection(pool) as connection:
-        places = await fetch_all(connection, QUERIES.list_tasks, parameters)
+        places = await fetch_all(connection, listing, parameters)
         tasks = await _tasks_that_fit(connection, tenant, [task_id for task_id, _ in places])
     more = len(places) == page_size or len(tasks) < len(places)
     last = places[len(tasks) - 1] if tasks and more else None
@@ -113,6 +114,7 @@ def filter_parameters(wanted: task_pb2.TaskFilter) -> dict[str, Any]:
         "states": [_state(number) for number in wanted.states],
         "queue": wanted.queue,
         "root_task_id": wanted.root_task_id,
+        "forked_from_task_id": wanted.forked_from_task_id,
         "labels": json.dumps(dict(wanted.labels)),
     }
 

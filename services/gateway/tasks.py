@@ -85,6 +85,24 @@ class TaskServicer(TaskServiceServicer):
         done = await patiently(lambda: self._peers.checkpoint.AppendForeign(fact))
         return api.CancelTaskResponse(task=done.task)
 
+    async def ResumeTask(self, request: api.ResumeTaskRequest, _context: Any) -> api.ResumeTaskResponse:
+        """An event finds its task by its name; a person's answer names the task and the wait that it is for."""
+        request_id = request.request_id or new_id()
+        if request.correlation_id:
+            event = ledger.SendSignalRequest(
+                correlation_id=request.correlation_id,
+                request_id=request_id,
+                actor=caller(),
+                payload_json=request.payload_json,
+            )
+            sent = await patiently(lambda: self._peers.checkpoint.SendSignal(event))
+            return api.ResumeTaskResponse(task=sent.task if sent.HasField("task") else None)
+        fact = ledger.AppendForeignRequest(
+            task_id=request.task_id, request_id=request_id, actor=caller(), wait_answer=_answer(request)
+        )
+        done = await patiently(lambda: self._peers.checkpoint.AppendForeign(fact))
+        return api.ResumeTaskResponse(task=done.task)
+
     async def SendMessage(self, request: api.SendMessageRequest, _context: Any) -> api.SendMessageResponse:
         fact = ledger.AppendForeignRequest(
             task_id=request.task_id,
@@ -94,6 +112,19 @@ class TaskServicer(TaskServiceServicer):
         )
         done = await patiently(lambda: self._peers.checkpoint.AppendForeign(fact))
         return api.SendMessageResponse(task=done.task)
+
+    async def ForkTask(self, request: api.ForkTaskRequest, _context: Any) -> api.ForkTaskResponse:
+        asked = ledger.CheckpointServiceForkTaskRequest(
+            request_id=request.request_id or new_id(),
+            task_id=request.task_id,
+            message=request.message,
+            overrides=request.overrides,
+            actor=caller(),
+        )
+        if (point := request.WhichOneof("point")) is not None:
+            setattr(asked, point, getattr(request, point))
+        forked = await patiently(lambda: self._peers.checkpoint.ForkTask(asked))
+        return api.ForkTaskResponse(task=forked.task)
 
     async def _task(self, task_id: str) -> task_pb2.Task:
         asked = ledger.CheckpointServiceGetTaskRequest(task_id=task_id)
@@ -108,6 +139,20 @@ def new_id() -> str:
 def caller() -> str:
     """Who is recorded as the author of what this call does. Until there is authentication: the tenant."""
     return f"tenant/{current_tenant()}"
+
+
+def _answer(request: api.ResumeTaskRequest) -> ledger.WaitAnswer:
+    answer = ledger.WaitAnswer(
+        wait_id=request.wait_id,
+        comment=request.comment,
+        edited_arguments_json=request.edited_arguments_json,
+        extra_budget_tokens=request.extra_budget_tokens,
+    )
+    if request.WhichOneof("answer") == "reply":
+        answer.reply = request.reply
+    else:
+        answer.decision = request.decision
+    return answer
 
 
 def _spec(request: api.SubmitTaskRequest) -> task_pb2.TaskSpec:

@@ -69,4 +69,6 @@ INVARIANTS: Final[dict[str, Invariant]] = {
         "A run of the suite has met the rare paths it is there for.",
         elsewhere="it is about the suite, not about a task: tenure/audit/coverage.py counts, the suite asserts",
     ),
+    "I36": Invariant("A fork begins with what was said and done in another task, and counts none of it as its own."),
+    "I37": Invariant("A wait is answered once, and nothing of a waiting task runs before its answer."),
 }

@@ -7,12 +7,26 @@ from typing import Final, TypeVar
 
 from tenure.audit.history import LedgerEntry
 from tenure.audit.task_history import TaskHistory
-from tenure.domain.entries import Body, OperatorRequest, Requeue, Submitted, ToolIntent, Transition
+from tenure.domain.entries import (
+    Body,
+    Forked,
+    OperatorRequest,
+    Requeue,
+    Submitted,
+    ToolIntent,
+    ToolOutcome,
+    Transition,
+    WaitResolution,
+)
 from tenure.domain.epochs import Fence, describe_epoch
-from tenure.domain.states import TERMINAL, TaskState
+from tenure.domain.states import TERMINAL, WAITING, TaskState
 from tenure.domain.task import DEFAULT_LOOP
+from tenure.domain.waits import leaves_call_open
 
 B = TypeVar("B")
+
+FORK_HEAD: Final = 2
+"""The entry that says that a task is a fork, and how many after it were copied."""
 
 TIME_GRAIN_SECONDS: Final = 0.001
 """Times of one database are compared to this: they went through floats."""
@@ -23,6 +37,15 @@ def of_kind(entries: Iterable[LedgerEntry], kind: type[B]) -> Iterator[tuple[Led
     for entry in entries:
         if isinstance(entry.body, kind):
             yield entry, entry.body
+
+
+def own(entries: Iterable[LedgerEntry]) -> tuple[LedgerEntry, ...]:
+    """A task's entries, in order, without those that a fork copied: they were made, run and billed in another task."""
+    all_of_them = tuple(entries)
+    second = all_of_them[FORK_HEAD - 1].body if len(all_of_them) >= FORK_HEAD else None
+    if not isinstance(second, Forked):
+        return all_of_them
+    return all_of_them[:FORK_HEAD] + all_of_them[FORK_HEAD + second.copied_entries :]
 
 
 def opens(entries: Iterable[LedgerEntry]) -> Iterator[LedgerEntry]:
@@ -49,9 +72,31 @@ def ended_for_good(entries: Iterable[LedgerEntry]) -> LedgerEntry | None:
 def intents(task: TaskHistory) -> dict[str, tuple[LedgerEntry, ToolIntent]]:
     """The first intent of each call."""
     found: dict[str, tuple[LedgerEntry, ToolIntent]] = {}
-    for entry, intent in of_kind(task.entries, ToolIntent):
+    for entry, intent in of_kind(own(task.entries), ToolIntent):
         found.setdefault(intent.call_id, (entry, intent))
     return found
+
+
+def settled_by_waits(task: TaskHistory) -> Iterator[tuple[LedgerEntry, str]]:
+    """The outcomes that came without a claim, of the calls for which the task waited: the ledger's own."""
+    waiting = ""
+    for entry in own(task.entries):
+        match entry.body:
+            case Transition(to_state=to_state, wait=wait):
+                waiting = wait.call_id if wait is not None and to_state in WAITING else ""
+            case ToolOutcome(call_id=call_id) if not entry.epoch and call_id == waiting:
+                yield entry, call_id
+            case _:
+                pass
+
+
+def leaves(task: TaskHistory) -> dict[str, tuple[LedgerEntry, WaitResolution]]:
+    """The answers by which a person gave leave to a call."""
+    return {
+        answer.call_id: (entry, answer)
+        for entry, answer in of_kind(own(task.entries), WaitResolution)
+        if leaves_call_open(answer.wait_kind, answer.answer_kind, answer.answer)
+    }
 
 
 def drives_itself(task: TaskHistory) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tenure.domain.errors import LimitReached, TenureError, WrongState
+from tenure.domain.errors import TenureError, WrongState
 from tenure.domain.states import TERMINAL, TaskState
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def refuse_message(state: TaskState, ending: Ending | None, facts_so_far: int) -
             metadata={"state": state.value},
         )
     if facts_so_far >= MOST_FACTS:
-        return LimitReached(f"{MOST_FACTS} messages were sent to this task", reason="MESSAGES_FULL")
+        return WrongState(f"{MOST_FACTS} messages were sent to this task", reason="MESSAGES_FULL")
     return None
 
 

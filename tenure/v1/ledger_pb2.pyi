@@ -561,9 +561,9 @@ class WaitResolution(message.Message):
 @typing.final
 class Forked(message.Message):
     """The task was forked from another. Always the second entry of a fork; the `copied_entries` entries after it are that task's:
-    its answers, calls, outcomes, tools and words, with body, step and actor as they were there, and without epoch and claim
-    (epoch 0), since no claim on this task wrote them. Their calls were made there and their tokens were used and billed there.
-    Left out is what does not tell the conversation: moves, cancels, answers of waits, and model calls without an answer.
+    its answers, calls, outcomes, answered waits, tools and words, with body, step and actor as they were there, and without
+    epoch and claim, since no claim on this task wrote them. Their calls were made and their tokens used and billed there.
+    Left out is what does not tell the conversation: moves, what others asked for, and model calls without an answer.
     """
 
     DESCRIPTOR: descriptor.Descriptor

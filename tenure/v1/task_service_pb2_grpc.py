@@ -170,7 +170,7 @@ class TaskServiceServicer:
         succeeds without having read what was acknowledged. A message does not answer a wait: a task that waits reads it when it
         goes on. The same request_id again is answered like the first time, with another text it is ALREADY_EXISTS /
         REQUEST_ID_REUSED. A task that has ended, or whose end was asked for, is FAILED_PRECONDITION / WRONG_STATE {state}:
-        ForkTask continues it. RESOURCE_EXHAUSTED / MESSAGES_FULL: 1,000 were sent to this task. NOT_FOUND.
+        ForkTask continues it. FAILED_PRECONDITION / MESSAGES_FULL: 1,000 were sent to this task. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -184,8 +184,8 @@ class TaskServiceServicer:
         again give the same task, another payload is ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. A history can be cut only
         where every call has its outcome and no model call is under way: at another sequence it is FAILED_PRECONDITION /
         NO_FORK_POINT {before, after}, the nearest sequences that can be. FAILED_PRECONDITION / NOTHING_TO_DO: the history ends
-        with a final answer there and no message says how it goes on. RESOURCE_EXHAUSTED / FORK_TOO_LARGE: over 20,000 entries or
-        64 MiB. NOT_FOUND.
+        with a final answer there and no message says how it goes on. FAILED_PRECONDITION / FORK_TOO_LARGE: over 20,000 entries
+        or 64 MiB. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -70,7 +70,7 @@ class TaskServiceStub:
     succeeds without having read what was acknowledged. A message does not answer a wait: a task that waits reads it when it
     goes on. The same request_id again is answered like the first time, with another text it is ALREADY_EXISTS /
     REQUEST_ID_REUSED. A task that has ended, or whose end was asked for, is FAILED_PRECONDITION / WRONG_STATE {state}:
-    ForkTask continues it. RESOURCE_EXHAUSTED / MESSAGES_FULL: 1,000 were sent to this task. NOT_FOUND.
+    ForkTask continues it. FAILED_PRECONDITION / MESSAGES_FULL: 1,000 were sent to this task. NOT_FOUND.
     """
     ForkTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ForkTaskRequest, _task_service_pb2.ForkTaskResponse]
     """Starts a new task that goes on from another's history, running or ended; the other is not touched. What was recorded there
@@ -80,8 +80,8 @@ class TaskServiceStub:
     again give the same task, another payload is ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. A history can be cut only
     where every call has its outcome and no model call is under way: at another sequence it is FAILED_PRECONDITION /
     NO_FORK_POINT {before, after}, the nearest sequences that can be. FAILED_PRECONDITION / NOTHING_TO_DO: the history ends
-    with a final answer there and no message says how it goes on. RESOURCE_EXHAUSTED / FORK_TOO_LARGE: over 20,000 entries or
-    64 MiB. NOT_FOUND.
+    with a final answer there and no message says how it goes on. FAILED_PRECONDITION / FORK_TOO_LARGE: over 20,000 entries
+    or 64 MiB. NOT_FOUND.
     """
     ResumeTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ResumeTaskRequest, _task_service_pb2.ResumeTaskResponse]
     """Answers the wait of a task, or delivers an event by its correlation_id. A wait takes exactly one answer: the same request_id
@@ -132,7 +132,7 @@ class TaskServiceAsyncStub(TaskServiceStub):
     succeeds without having read what was acknowledged. A message does not answer a wait: a task that waits reads it when it
     goes on. The same request_id again is answered like the first time, with another text it is ALREADY_EXISTS /
     REQUEST_ID_REUSED. A task that has ended, or whose end was asked for, is FAILED_PRECONDITION / WRONG_STATE {state}:
-    ForkTask continues it. RESOURCE_EXHAUSTED / MESSAGES_FULL: 1,000 were sent to this task. NOT_FOUND.
+    ForkTask continues it. FAILED_PRECONDITION / MESSAGES_FULL: 1,000 were sent to this task. NOT_FOUND.
     """
     ForkTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ForkTaskRequest, _task_service_pb2.ForkTaskResponse]  # type: ignore[assignment]
     """Starts a new task that goes on from another's history, running or ended; the other is not touched. What was recorded there
@@ -142,8 +142,8 @@ class TaskServiceAsyncStub(TaskServiceStub):
     again give the same task, another payload is ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. A history can be cut only
     where every call has its outcome and no model call is under way: at another sequence it is FAILED_PRECONDITION /
     NO_FORK_POINT {before, after}, the nearest sequences that can be. FAILED_PRECONDITION / NOTHING_TO_DO: the history ends
-    with a final answer there and no message says how it goes on. RESOURCE_EXHAUSTED / FORK_TOO_LARGE: over 20,000 entries or
-    64 MiB. NOT_FOUND.
+    with a final answer there and no message says how it goes on. FAILED_PRECONDITION / FORK_TOO_LARGE: over 20,000 entries
+    or 64 MiB. NOT_FOUND.
     """
     ResumeTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ResumeTaskRequest, _task_service_pb2.ResumeTaskResponse]  # type: ignore[assignment]
     """Answers the wait of a task, or delivers an event by its correlation_id. A wait takes exactly one answer: the same request_id
@@ -245,7 +245,7 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         succeeds without having read what was acknowledged. A message does not answer a wait: a task that waits reads it when it
         goes on. The same request_id again is answered like the first time, with another text it is ALREADY_EXISTS /
         REQUEST_ID_REUSED. A task that has ended, or whose end was asked for, is FAILED_PRECONDITION / WRONG_STATE {state}:
-        ForkTask continues it. RESOURCE_EXHAUSTED / MESSAGES_FULL: 1,000 were sent to this task. NOT_FOUND.
+        ForkTask continues it. FAILED_PRECONDITION / MESSAGES_FULL: 1,000 were sent to this task. NOT_FOUND.
         """
 
     @_abc_1.abstractmethod
@@ -261,8 +261,8 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         again give the same task, another payload is ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. A history can be cut only
         where every call has its outcome and no model call is under way: at another sequence it is FAILED_PRECONDITION /
         NO_FORK_POINT {before, after}, the nearest sequences that can be. FAILED_PRECONDITION / NOTHING_TO_DO: the history ends
-        with a final answer there and no message says how it goes on. RESOURCE_EXHAUSTED / FORK_TOO_LARGE: over 20,000 entries or
-        64 MiB. NOT_FOUND.
+        with a final answer there and no message says how it goes on. FAILED_PRECONDITION / FORK_TOO_LARGE: over 20,000 entries
+        or 64 MiB. NOT_FOUND.
         """
 
     @_abc_1.abstractmethod

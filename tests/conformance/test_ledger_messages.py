@@ -3,7 +3,7 @@
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from tenure.domain.errors import InvalidRequest, LimitReached, WrongState
+from tenure.domain.errors import InvalidRequest, WrongState
 from tenure.domain.messages import MOST_FACTS
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
@@ -93,7 +93,7 @@ async def test_a_task_takes_so_many_messages_and_no_more(checkpoint):
         MOST_FACTS - 1,
     )
     await replica.say(task.task_id, "the last", "last")
-    with pytest.raises(LimitReached) as refused:
+    with pytest.raises(WrongState) as refused:
         await replica.say(task.task_id, "too many")
     assert refused.value.reason == "MESSAGES_FULL"
     await replica.say(task.task_id, "the last", "last")

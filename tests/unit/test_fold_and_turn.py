@@ -141,3 +141,18 @@ def test_folding_in_pieces_is_folding_at_once() -> None:
     for entry in entries:
         in_pieces.apply(entry)
     assert at_once == in_pieces
+
+
+def test_a_fork_begins_its_turn_without_what_judged_the_task_before() -> None:
+    cut = [(step, answer(text("part"), stop="max_tokens")) for step in range(1, MAX_TRUNCATIONS + 1)]
+    bodies = [body for step, said in cut for body in ((step, attempt()), (step, said))]
+    forked = (0, facts.Forked("t", 9, len(bodies)))
+    begin = (MAX_TRUNCATIONS, facts.Transition(TaskState.QUEUED, "FORKED"))
+    entries = [facts.Entry(n, step, body) for n, (step, body) in enumerate([START[0], forked, *bodies, begin], start=1)]
+    assert next_move(fold(entries)) == Nudge(MAX_TRUNCATIONS)
+
+
+@pytest.mark.parametrize("stop", ["refusal", "model_context_window_exceeded"])
+def test_an_answer_that_led_nowhere_is_not_sent_when_the_model_is_asked_again(stop: str) -> None:
+    point = fold(ledger((1, attempt()), (1, answer(text("no"), stop=stop)), (2, attempt())))
+    assert [message["role"] for message in point.messages] == ["user"]

@@ -40,6 +40,7 @@ BODIES = [
     facts.ToolOutcome("1.0", Outcome(OutcomeStatus.TIMED_OUT, "too slow", True, "X", 2.0, 3)),
     facts.UserMessage("more", "r2"),
     facts.CancelRequest("enough"),
+    facts.Forked("018f0000-0000-7000-8000-000000000001", 12, 7),
     facts.OperatorRequest("once more", facts.Requeue(1000, 5)),
     facts.OperatorRequest("once more", facts.Requeue()),
     facts.OperatorRequest("superseded", facts.CloseOut(TaskState.FAILED, "see there\u0000")),

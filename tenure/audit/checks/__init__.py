@@ -11,12 +11,14 @@ from tenure.audit.checks import (
     calls_and_effects,
     conversation,
     fencing,
+    forks,
     grants,
     refusals,
     sequences,
     streams,
     submits,
     transitions,
+    waits,
 )
 
 CHECKS: Final[tuple[Check | SumCheck, ...]] = (
@@ -31,4 +33,6 @@ CHECKS: Final[tuple[Check | SumCheck, ...]] = (
     *transitions.CHECKS,
     *streams.CHECKS,
     *submits.CHECKS,
+    *forks.CHECKS,
+    *waits.CHECKS,
 )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Final
 
 from tenure.audit.check import Check
 from tenure.audit.history import History, LedgerEntry
-from tenure.audit.reading import drives_itself, of_kind, place
+from tenure.audit.reading import drives_itself, of_kind, own, place
 from tenure.audit.task_history import TaskHistory
 from tenure.domain.budget import TokenUsage
 from tenure.domain.entries import AssistantMessage, AttemptLost, ModelAttempt, ModelFailure
@@ -17,7 +18,7 @@ from tenure.domain.entries import AssistantMessage, AttemptLost, ModelAttempt, M
 def answers_cost_what_was_billed(task: TaskHistory) -> Iterator[str]:
     """I18, for calls with an answer: those that were lost are estimated, see `billed_and_told`."""
     billed = {call.request_id: call for call in task.model_calls}
-    for entry, answer in of_kind(task.entries, AssistantMessage) if drives_itself(task) else ():
+    for entry, answer in of_kind(own(task.entries), AssistantMessage) if drives_itself(task) else ():
         call = billed.get(answer.provider_request_id)
         if call is None:
             yield f"{place(entry)} is the answer to {answer.provider_request_id or '-'}, which the provider never gave"
@@ -40,7 +41,7 @@ def bills_are_the_entries(task: TaskHistory) -> Iterator[str]:
 
 def model_calls_are_in_the_ledger(task: TaskHistory) -> Iterator[str]:
     """I19: no call without an attempt, and no attempt that was sent twice."""
-    attempts = {(entry.step, attempt.attempt_number) for entry, attempt in of_kind(task.entries, ModelAttempt)}
+    attempts = {(entry.step, attempt.attempt_number) for entry, attempt in of_kind(own(task.entries), ModelAttempt)}
     sent: Counter[tuple[int, int]] = Counter()
     for call in task.model_calls:
         number = (call.step, call.attempt_number)
@@ -60,13 +61,17 @@ def model_calls_are_in_the_ledger(task: TaskHistory) -> Iterator[str]:
 def billed_and_told(history: History) -> tuple[int, int]:
     """(tokens that the provider billed, tokens that the ledger counts), lost calls by estimate included."""
     billed = sum(call.usage.total for call in history.model_calls or ())
-    bodies = (entry.body for entry in history.entries or ())
+    tasks: defaultdict[str, list[LedgerEntry]] = defaultdict(list)
+    for entry in history.entries or ():
+        tasks[entry.task_id].append(entry)
+    in_order = (sorted(entries, key=attrgetter("sequence")) for entries in tasks.values())
+    bodies = (entry.body for entries in in_order for entry in own(entries))
     used = (body.usage for body in bodies if isinstance(body, AssistantMessage | ModelFailure | AttemptLost))
     return billed, sum(used, start=TokenUsage()).total
 
 
 def _settled(task: TaskHistory) -> Iterator[tuple[LedgerEntry, AssistantMessage | ModelFailure | AttemptLost]]:
-    for entry in task.entries:
+    for entry in own(task.entries):
         if isinstance(entry.body, AssistantMessage | ModelFailure | AttemptLost):
             yield entry, entry.body
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from tenure.audit.check import Check, SumCheck
 from tenure.audit.history import LedgerEntry
-from tenure.audit.reading import of_kind, place
+from tenure.audit.reading import of_kind, own, place
 from tenure.audit.task_history import TaskHistory
 from tenure.audit.violation import Violation
 from tenure.domain.budget import TokenUsage
@@ -21,6 +21,7 @@ from tenure.domain.entries import (
     Requeue,
     Submitted,
     Transition,
+    WaitResolution,
 )
 from tenure.domain.states import TERMINAL, TaskState
 
@@ -47,7 +48,7 @@ class Tally:
 def tally(task: TaskHistory) -> Tally:
     """What a task's entries come to."""
     sum_of = Tally()
-    for entry in task.entries:
+    for entry in own(task.entries):
         sum_of.add(entry)
     return sum_of
 
@@ -56,7 +57,7 @@ def attempts_are_settled_once(task: TaskHistory) -> Iterator[str]:
     """I17: one attempt is open at a time, each has a number of its own, and whoever stops running leaves none open."""
     open_at: tuple[LedgerEntry, ModelAttempt] | None = None
     newest = (0, 0)
-    for entry in task.entries:
+    for entry in own(task.entries):
         match entry.body:
             case ModelAttempt() as attempt:
                 if open_at is not None:
@@ -84,10 +85,12 @@ def caps_hold(task: TaskHistory) -> Iterator[str]:
         return
     cap = goal[1].spec.limits.max_tokens
     sum_of = Tally()
-    for entry in task.entries:
+    for entry in own(task.entries):
         sum_of.add(entry)
         if isinstance(entry.body, OperatorRequest) and isinstance(entry.body.act, Requeue):
             cap += entry.body.act.extra_tokens
+        if isinstance(entry.body, WaitResolution):
+            cap += entry.body.extra_budget_tokens
         if not isinstance(entry.body, ModelAttempt):
             continue
         total = sum_of.used.total + sum_of.reserved

@@ -8,7 +8,17 @@ from typing import Final
 
 from tenure.audit.check import Check
 from tenure.audit.history import Call, LedgerEntry
-from tenure.audit.reading import TIME_GRAIN_SECONDS, claim, drives_itself, intents, of_kind, place
+from tenure.audit.reading import (
+    TIME_GRAIN_SECONDS,
+    claim,
+    drives_itself,
+    intents,
+    leaves,
+    of_kind,
+    own,
+    place,
+    settled_by_waits,
+)
 from tenure.audit.task_history import TaskHistory
 from tenure.audit.tool_hashes import arguments_hash, outcome_hash
 from tenure.domain.entries import ToolIntent, ToolOutcome
@@ -57,7 +67,7 @@ def outcomes_come_once(task: TaskHistory) -> Iterator[str]:
 
 def calls_were_written_ahead(task: TaskHistory) -> Iterator[str]:
     """I13: the intent is committed before the tool service hears of the call, and says the same."""
-    known = intents(task)
+    known, given = intents(task), leaves(task)
     for call in task.calls:
         if call.call_id not in known:
             yield f"{_named(call.call_id, call)} is on the tools' record, but the ledger has no intent of it"
@@ -65,7 +75,9 @@ def calls_were_written_ahead(task: TaskHistory) -> Iterator[str]:
         entry, intent = known[call.call_id]
         if entry.recorded_at > call.accepted_at + task.clock_slack_seconds + TIME_GRAIN_SECONDS:
             yield f"{_named(call.call_id, call)} was taken before its intent was committed ({place(entry)})"
-        if call.arguments_hash and call.arguments_hash != arguments_hash(intent.tool, intent.arguments_json):
+        edited = given[call.call_id][1].edited_arguments_json if call.call_id in given else ""
+        asked = arguments_hash(intent.tool, edited or intent.arguments_json)
+        if call.arguments_hash and call.arguments_hash != asked:
             yield f"{_named(call.call_id, call)} was made with another tool or arguments than {place(entry)} says"
         if call.epoch < entry.epoch:
             yield (
@@ -123,12 +135,13 @@ def nothing_starts_behind_the_fence(task: TaskHistory) -> Iterator[str]:
 def outcomes_are_what_the_tools_recorded(task: TaskHistory) -> Iterator[str]:
     """I15."""
     calls = {call.call_id: call for call in task.calls}
-    for entry, told in of_kind(task.entries, ToolOutcome):
+    by_waits = {entry.sequence for entry, _ in settled_by_waits(task)}
+    for entry, told in of_kind(own(task.entries), ToolOutcome):
         call = calls.get(told.call_id)
         if call is not None:
             if why := _contradiction(told.outcome, call):
                 yield f"{place(entry)} says {told.outcome.status} of {_named(told.call_id, call)}, but {why}"
-        elif drives_itself(task) and told.outcome.status not in _WITHOUT_RECORD:
+        elif drives_itself(task) and told.outcome.status not in _WITHOUT_RECORD and entry.sequence not in by_waits:
             yield f"{place(entry)} says {told.outcome.status} of call {told.call_id}; the tools have no record of it"
 
 
@@ -152,7 +165,7 @@ def _named(call_id: str, call: Call | None) -> str:
 def intents_are_said_once(task: TaskHistory) -> Iterator[str]:
     """I13: a call's name is given once."""
     first = intents(task)
-    for entry, intent in of_kind(task.entries, ToolIntent):
+    for entry, intent in of_kind(own(task.entries), ToolIntent):
         if first[intent.call_id][0] is not entry:
             yield f"{place(entry)} is another intent of call {intent.call_id}, after {place(first[intent.call_id][0])}"
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from tenure.audit.check import Check
 from tenure.audit.history import LedgerEntry
-from tenure.audit.reading import claim, drives_itself, of_kind, place
+from tenure.audit.reading import claim, drives_itself, of_kind, own, place
 from tenure.audit.task_history import TaskHistory
 from tenure.domain.entries import (
     AssistantMessage,
@@ -75,7 +75,7 @@ def ended_tasks_have_no_open_call(task: TaskHistory) -> Iterator[str]:
 def steps_are_answered_once(task: TaskHistory) -> Iterator[str]:
     """I32: a committed answer is never asked for again."""
     first: dict[int, LedgerEntry] = {}
-    for entry, _ in of_kind(task.entries, AssistantMessage) if drives_itself(task) else ():
+    for entry, _ in of_kind(own(task.entries), AssistantMessage) if drives_itself(task) else ():
         if entry.step in first:
             yield f"{place(entry)} answers step {entry.step} again, after {place(first[entry.step])}"
         first.setdefault(entry.step, entry)

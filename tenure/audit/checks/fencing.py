@@ -10,7 +10,7 @@ from typing import Final
 
 from tenure.audit.check import Check
 from tenure.audit.history import Answer, Guard, LedgerEntry, Method
-from tenure.audit.reading import claim, opens, place
+from tenure.audit.reading import claim, opens, own, place, settled_by_waits
 from tenure.audit.task_history import TaskHistory
 from tenure.domain.entries import (
     AssistantMessage,
@@ -106,7 +106,10 @@ def owners_facts_have_an_opened_claim(task: TaskHistory) -> Iterator[str]:
         acknowledged = commit.method is Method.COMMIT and commit.answer is Answer.OK
         if acknowledged and commit.fence is not None and commit.fence not in opened:
             yield f"a commit of {commit.client} under {claim(commit.fence)} was taken; that claim never opened the task"
-    for entry in task.entries:
+    by_waits = {entry.sequence for entry, _ in settled_by_waits(task)}
+    for entry in own(task.entries):
+        if entry.sequence in by_waits:
+            continue
         if entry.epoch and entry.fence not in opened:
             yield f"{place(entry)} was written under {claim(entry.fence)}, which never opened the task"
         elif not entry.epoch and (isinstance(entry.body, OWNERS_ONLY) or _is_open(entry)):

@@ -10,7 +10,7 @@ from typing import Final
 from tenure.audit.check import Check, SumCheck
 from tenure.audit.checks.fencing import OWNERS_ONLY
 from tenure.audit.history import Answer, Method, Operation
-from tenure.audit.reading import claim, of_kind, place
+from tenure.audit.reading import claim, of_kind, own, place
 from tenure.audit.task_history import TaskHistory
 from tenure.audit.violation import Violation
 from tenure.domain.entries import CancelRequest, ModelAttempt, Submitted, UserMessage
@@ -65,7 +65,7 @@ def nothing_came_from_nowhere(task: TaskHistory) -> Iterator[str]:
 def facts_come_once(task: TaskHistory) -> Iterator[str]:
     """I11: a request that was sent again did its work once."""
     first: dict[str, str] = {}
-    for entry, words in of_kind(task.entries, UserMessage):
+    for entry, words in of_kind(own(task.entries), UserMessage):
         if words.request_id and words.request_id in first:
             yield f"{place(entry)} repeats request {words.request_id} of {first[words.request_id]}"
         first.setdefault(words.request_id, place(entry))

@@ -1,0 +1,215 @@
+"""ForkTask: a new task whose ledger begins with a copy of another's conversation.
+
+A copy, not a reference: what is copied is bounded and small next to the model calls it stands for, it is one statement
+that moves no body out of the database, and afterwards every reader (fold, stream, audit, retention) finds a ledger that
+is whole by itself. The other task is neither locked nor changed: entries stay as they are, so any prefix can be read.
+
+1 submitted (with what the fork has otherwise) · 2 forked · the copied entries · the move into the queue · the message
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from services.checkpoint.announcement import Announcement
+from services.checkpoint.create import Created, find_again, insert_first_entries, insert_task
+from services.checkpoint.draft import LEDGER
+from services.checkpoint.kinds import KINDS
+from services.checkpoint.queries import FORKS, QUERIES, fetch_all, fetch_one, in_ledger_transaction
+from services.checkpoint.snapshots import read_task
+from tenure.domain.errors import NotFound, TenureError, WrongState
+from tenure.domain.forks import (
+    MOST_BYTES,
+    MOST_ENTRIES,
+    Piece,
+    choose_point,
+    ends_with_answer,
+    is_last_word,
+    pieces_to_copy,
+)
+from tenure.domain.states import Reason, TaskState
+from tenure.runtime.failpoint import failpoint
+from tenure.v1 import ledger_pb2, task_pb2
+from tenure.wire.enums import STATES
+from tenure.wire.task import spec_to_domain
+
+if TYPE_CHECKING:
+    from tenure.runtime.postgres import Connection, Pool
+    from tenure.v1 import checkpoint_service_pb2 as pb
+
+_NAMES: Final = {number: name for name, number in KINDS.items()}
+_HEAD: Final = 2
+"""Entries before the copied ones."""
+_MOST_STEPS: Final = 2**31 - 1
+LONGEST: Final = 4 * MOST_ENTRIES
+"""A ledger that is looked through for where it can be cut."""
+
+
+class _Cut(NamedTuple):
+    """What a fork takes over: the other task's spec, and its entries up to `point`."""
+
+    spec: task_pb2.TaskSpec
+    point: int
+    pieces: list[Piece]
+    model_step: int
+    model_attempt: int
+
+    @property
+    def step(self) -> int:
+        return max((piece.step for piece in self.pieces), default=0)
+
+
+async def fork_task(pool: Pool, tenant: str, request: pb.CheckpointServiceForkTaskRequest) -> Created:
+    """Raises NotFound, AlreadyExists, WrongState (NO_FORK_POINT, NOTHING_TO_DO, FORK_TOO_LARGE)."""
+    digest = _digest(request)
+
+    async def work(connection: Connection) -> Created:
+        asked = {"tenant": tenant, "request_id": request.request_id}
+        if await fetch_one(connection, QUERIES.find_request, asked) is not None:
+            return await _again(connection, tenant, request.request_id, digest)
+        cut = await _cut(connection, tenant, request)
+        spec = overridden(cut.spec, request.overrides)
+        task_id = await insert_task(connection, tenant, request.request_id, digest, spec_to_domain(spec))
+        if task_id is None:  # the same request at the same time
+            return await _again(connection, tenant, request.request_id, digest)
+        await _write_ledger(connection, tenant, task_id, request, cut, spec)
+        task = await read_task(connection, tenant, task_id)
+        return Created(task, Announcement({task_id}, claimable=True, changed_tenants={tenant}))
+
+    await failpoint("checkpoint.before_create")
+    forked = await in_ledger_transaction(pool, work)
+    await failpoint("checkpoint.after_create")
+    return forked
+
+
+def overridden(spec: task_pb2.TaskSpec, overrides: task_pb2.ForkOverrides) -> task_pb2.TaskSpec:
+    """The other task's spec with what the fork has otherwise."""
+    forked = task_pb2.TaskSpec()
+    forked.CopyFrom(spec)
+    if overrides.HasField("model"):
+        forked.agent.model = overrides.model
+    if overrides.HasField("system"):
+        forked.agent.system = overrides.system
+    if overrides.all_tools:
+        forked.agent.ClearField("tools")
+    if overrides.HasField("tools"):
+        forked.agent.tools.CopyFrom(overrides.tools)
+    forked.limits.max_tokens = overrides.limits.max_tokens or spec.limits.max_tokens
+    forked.limits.max_steps = overrides.limits.max_steps or spec.limits.max_steps
+    if overrides.limits.HasField("timeout"):
+        forked.limits.timeout.CopyFrom(overrides.limits.timeout)
+    return forked
+
+
+async def _again(connection: Connection, tenant: str, request_id: str, digest: bytes) -> Created:
+    found = await find_again(connection, tenant, request_id, digest)
+    return Created(await read_task(connection, tenant, found), Announcement())
+
+
+async def _cut(connection: Connection, tenant: str, request: pb.CheckpointServiceForkTaskRequest) -> _Cut:
+    ledger = await _pieces(connection, tenant, request.task_id)
+    point = choose_point(
+        ledger,
+        at_sequence=request.at_sequence if request.HasField("at_sequence") else None,
+        step=request.step if request.HasField("step") else None,
+    )
+    if isinstance(point, TenureError):
+        raise point
+    overrides = request.overrides
+    pieces = pieces_to_copy(ledger, point, with_tools=not (overrides.HasField("tools") or overrides.all_tools))
+    if len(pieces) > MOST_ENTRIES or sum(piece.size_bytes for piece in pieces) > MOST_BYTES:
+        raise _too_large()
+    answer = _newest(pieces, "assistant_message")
+    attempt = _newest(pieces, "model_attempt")
+    bodies = await _bodies(connection, request.task_id, {1, answer, attempt} - {0})
+    if ends_with_answer(pieces) and not request.message:
+        _check_goes_on(bodies[answer].assistant_message.stop_reason, point)
+    model_step = next((piece.step for piece in pieces if piece.sequence == attempt), 0)
+    model_attempt = bodies[attempt].model_attempt.attempt_number if attempt else 0
+    return _Cut(bodies[1].submitted.spec, point, pieces, model_step, model_attempt)
+
+
+async def _pieces(connection: Connection, tenant: str, task_id: str) -> list[Piece]:
+    """The whole ledger, without its bodies."""
+    parameters = {"task_id": task_id, "tenant": tenant, "limit": LONGEST + 1}
+    found = await fetch_all(connection, FORKS.pieces_of, parameters)
+    if not found:
+        raise NotFound(f"there is no task {task_id}")
+    if len(found) > LONGEST:
+        raise _too_large()
+    return [Piece(sequence, step, _NAMES.get(kind, ""), size) for sequence, step, kind, size in found]
+
+
+def _too_large() -> WrongState:
+    told = f"a fork copies at most {MOST_ENTRIES:,} entries and {MOST_BYTES // 2**20} MiB"
+    return WrongState(f"{told}: fork at an earlier point", reason="FORK_TOO_LARGE")
+
+
+def _newest(pieces: list[Piece], kind: str) -> int:
+    return next((piece.sequence for piece in reversed(pieces) if piece.kind == kind), 0)
+
+
+async def _bodies(connection: Connection, task_id: str, sequences: set[int]) -> dict[int, ledger_pb2.EntryBody]:
+    found = await fetch_all(connection, FORKS.bodies_of, {"task_id": task_id, "sequences": sorted(sequences)})
+    return {sequence: ledger_pb2.EntryBody.FromString(body) for sequence, body in found}
+
+
+def _check_goes_on(stop_reason: str, point: int) -> None:
+    if is_last_word(stop_reason):
+        told = f"the history ends at {point} with the agent's final answer"
+        raise WrongState(f"{told}: say how it goes on, or fork at an earlier step", reason="NOTHING_TO_DO")
+
+
+async def _write_ledger(
+    connection: Connection,
+    tenant: str,
+    task_id: str,
+    request: pb.CheckpointServiceForkTaskRequest,
+    cut: _Cut,
+    spec: task_pb2.TaskSpec,
+) -> None:
+    """The row first: the feed of changes reads it when the first entries come."""
+    begin = _begin(request)
+    copied = len(cut.pieces)
+    parameters: dict[str, Any] = {"task_id": task_id, "from_task_id": request.task_id, "step": cut.step}
+    row = {
+        "sequence": _HEAD + copied + len(begin),
+        "max_steps": min(spec_to_domain(spec).limits.max_steps + cut.step, _MOST_STEPS),
+        "model_step": cut.model_step,
+        "model_attempt": cut.model_attempt,
+        "from_sequence": cut.point,
+    }
+    await connection.execute(FORKS.mark_fork, {**parameters, **row})
+    forked_from = task_pb2.ForkedFrom(task_id=request.task_id, sequence=cut.point)
+    forked = ledger_pb2.EntryBody(forked=ledger_pb2.Forked(forked_from=forked_from, copied_entries=copied))
+    await insert_first_entries(connection, tenant, task_id, request.request_id, spec_to_domain(spec), forked)
+    sequences = [piece.sequence for piece in cut.pieces]
+    done = await connection.execute(FORKS.copy_entries, {**parameters, "after": _HEAD, "sequences": sequences})
+    assert done.rowcount == copied, "entries are never deleted one by one"
+    tail = {
+        "tenant": tenant,
+        "after": _HEAD + copied,
+        "kinds": [KINDS[body.WhichOneof("body") or ""] for _, body in begin],
+        "actors": [actor for actor, _ in begin],
+        "bodies": [body.SerializeToString() for _, body in begin],
+    }
+    await connection.execute(FORKS.begin_fork, {**parameters, **tail})
+
+
+def _begin(request: pb.CheckpointServiceForkTaskRequest) -> list[tuple[str, ledger_pb2.EntryBody]]:
+    """What follows the copy, with who says so."""
+    queued = ledger_pb2.StateTransition(to_state=STATES.to_wire(TaskState.QUEUED), reason=Reason.FORKED)
+    begin = [(LEDGER, ledger_pb2.EntryBody(transition=queued))]
+    if request.message:
+        words = ledger_pb2.UserMessage(text=request.message, request_id=request.request_id)
+        begin.append((request.actor, ledger_pb2.EntryBody(user_message=words)))
+    return begin
+
+
+def _digest(request: pb.CheckpointServiceForkTaskRequest) -> bytes:
+    """Of what is asked, apart from who asks: a repeat may come through another identity of the same caller."""
+    asked = type(request)()
+    asked.CopyFrom(request)
+    asked.ClearField("actor")
+    return hashlib.sha256(b"fork\0" + asked.SerializeToString(deterministic=True)).digest()

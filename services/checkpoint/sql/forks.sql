@@ -1,0 +1,51 @@
+-- Forks: new tasks that begin with a copy of another's history.
+
+-- name: pieces_of
+-- What a ledger consists of, without the bodies: their lengths are read from the rows' pointers.
+select e.sequence, e.step, e.kind, octet_length(e.body)
+  from tasks t join entries e using (task_id)
+ where t.task_id = %(task_id)b::text::uuid and t.tenant = %(tenant)b
+ order by e.sequence
+ limit %(limit)b;
+
+-- name: bodies_of
+-- Some entries' bodies.
+select sequence, body from entries
+ where task_id = %(task_id)b::text::uuid and sequence = any(%(sequences)b::bigint[])
+ order by sequence;
+
+-- name: mark_fork
+-- What a task that was just created has otherwise when it goes on from another's history.
+update tasks
+   set reason = 'FORKED', sequence = %(sequence)b, step = %(step)b, max_steps = %(max_steps)b,
+       model_step = %(model_step)b, model_attempt = %(model_attempt)b,
+       forked_from_task_id = %(from_task_id)b::text::uuid, forked_from_sequence = %(from_sequence)b
+ where task_id = %(task_id)b::text::uuid;
+
+-- name: copy_entries
+-- Entries of one task as entries of another, after those it has: nobody's claim wrote them there. One statement, whatever
+-- their number; the bodies do not leave the database.
+insert into entries (task_id, sequence, tenant, epoch, claim_id, attempt, step, kind, actor, recorded_at, body)
+select %(task_id)b::text::uuid, %(after)b + k.place, e.tenant, 0, '', 1, e.step, e.kind, e.actor, now(), e.body
+  from unnest(%(sequences)b::bigint[]) with ordinality as k(sequence, place)
+  join entries e on e.task_id = %(from_task_id)b::text::uuid and e.sequence = k.sequence;
+
+-- name: begin_fork
+-- What follows the copy: the move into the queue, and the words the fork begins with.
+insert into entries (task_id, sequence, tenant, epoch, claim_id, attempt, step, kind, actor, recorded_at, body)
+select %(task_id)b::text::uuid, %(after)b + n.place, %(tenant)b, 0, '', 1, %(step)b, n.kind, n.actor, now(), n.body
+  from unnest(%(kinds)b::bigint[], %(actors)b::text[], %(bodies)b::bytea[]) with ordinality as n(kind, actor, body, place);
+
+-- name: list_forks
+-- A page of ids of one task's forks, newest first: `list_tasks` by another index.
+select task_id::text, created_at::text
+  from tasks
+ where tenant = %(tenant)b
+   and forked_from_task_id = %(forked_from_task_id)b::text::uuid
+   and (created_at, task_id) < (%(before)b::text::timestamptz, %(before_task_id)b::text::uuid)
+   and (cardinality(%(states)b::text[]) = 0 or state = any(%(states)b::text[]))
+   and (%(queue)b::text = '' or queue = %(queue)b::text)
+   and (%(root_task_id)b::text = '' or root_task_id = nullif(%(root_task_id)b::text, '')::uuid)
+   and labels @> %(labels)b::text::jsonb
+ order by created_at desc, task_id desc
+ limit %(page_size)b;

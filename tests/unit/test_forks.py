@@ -1,0 +1,121 @@
+"""Where a history can be cut, and what of it a fork takes over."""
+
+from __future__ import annotations
+
+import pytest
+
+from tenure.domain.errors import InvalidRequest, WrongState
+from tenure.domain.forks import Piece, choose_point, ends_with_answer, fork_points, is_last_word, pieces_to_copy
+
+# Each letter an entry: Submitted, Transition, tools Defined, model attempt (M), Failure, Lost, Answer, Intent, Outcome,
+# User's words, Cancel, Wait's resolution. A digit raises the step.
+KINDS = {
+    "S": "submitted",
+    "T": "transition",
+    "D": "tools_defined",
+    "M": "model_attempt",
+    "F": "model_failure",
+    "L": "attempt_lost",
+    "A": "assistant_message",
+    "I": "tool_intent",
+    "O": "tool_outcome",
+    "U": "user_message",
+    "C": "cancel_request",
+    "W": "wait_resolution",
+}
+
+
+def ledger(story: str) -> list[Piece]:
+    pieces: list[Piece] = []
+    step = 0
+    for letter in story:
+        if letter.isdigit():
+            step = int(letter)
+        else:
+            pieces.append(Piece(len(pieces) + 1, step, KINDS[letter]))
+    return pieces
+
+
+def letters(story: str, sequences: list[int]) -> str:
+    entries = [letter for letter in story if not letter.isdigit()]
+    return "".join(entries[sequence - 1] for sequence in sequences)
+
+
+WHOLE = "STTD1MAIIOO2MAT"
+
+
+@pytest.mark.parametrize(
+    ("story", "points"),
+    [
+        ("ST", [1, 2]),
+        (WHOLE, [1, 2, 3, 4, 10, 12, 13]),
+        ("STTD1M", [1, 2, 3, 4]),
+        ("STTD1MF", [1, 2, 3, 4, 6]),
+        ("STTD1MLT", [1, 2, 3, 4, 6, 7]),
+        ("STTD1MAI", [1, 2, 3, 4]),
+        ("STTD1MAUIO", [1, 2, 3, 4, 9]),
+        ("STTD1MAIUO", [1, 2, 3, 4, 9]),
+    ],
+)
+def test_a_history_is_cut_where_no_call_is_open_and_the_model_is_not_asked(story: str, points: list[int]) -> None:
+    assert fork_points(ledger(story)) == points
+
+
+def test_without_a_wish_it_is_cut_as_late_as_possible() -> None:
+    assert choose_point(ledger(WHOLE)) == 13
+    assert choose_point(ledger("STTD1MAIIO")) == 4
+
+
+@pytest.mark.parametrize(("step", "point"), [(0, 4), (1, 10), (2, 13)])
+def test_a_step_ends_with_its_calls(step: int, point: int) -> None:
+    assert choose_point(ledger(WHOLE), step=step) == point
+
+
+def test_a_step_without_all_outcomes_gives_the_nearest_earlier_point() -> None:
+    assert choose_point(ledger("STTD1MAIO2MAIIO"), step=2) == 8
+
+
+def test_a_step_that_was_not_made_is_refused() -> None:
+    assert isinstance(choose_point(ledger(WHOLE), step=3), InvalidRequest)
+
+
+@pytest.mark.parametrize(
+    ("at", "near"),
+    [(5, {"before": "4", "after": "10"}), (11, {"before": "10", "after": "12"}), (99, {"before": "13"})],
+)
+def test_a_sequence_where_it_cannot_be_cut_is_refused_with_the_nearest(at: int, near: dict[str, str]) -> None:
+    refused = choose_point(ledger(WHOLE), at_sequence=at)
+    assert isinstance(refused, WrongState)
+    assert (refused.reason, refused.metadata) == ("NO_FORK_POINT", near)
+    for sequence in near.values():
+        assert choose_point(ledger(WHOLE), at_sequence=int(sequence)) == int(sequence)
+
+
+@pytest.mark.parametrize(
+    ("story", "copied"),
+    [
+        (WHOLE, "DMAIIOOMA"),
+        ("STTD1MFMLTTMAIOC", "DMAIO"),
+        ("STTD1MAIWOUT", "DMAIWOU"),
+        ("STTD1MAUIO2MF", "DMAUIO"),
+    ],
+)
+def test_taken_over_is_the_conversation(story: str, copied: str) -> None:
+    kept = pieces_to_copy(ledger(story), 99, with_tools=True)
+    assert letters(story, [piece.sequence for piece in kept]) == copied
+
+
+def test_nothing_is_taken_over_beyond_the_cut() -> None:
+    assert letters(WHOLE, [p.sequence for p in pieces_to_copy(ledger(WHOLE), 10, with_tools=True)]) == "DMAIIOO"
+
+
+def test_other_tools_are_defined_anew() -> None:
+    assert letters(WHOLE, [p.sequence for p in pieces_to_copy(ledger(WHOLE), 10, with_tools=False)]) == "MAIIOO"
+
+
+def test_a_final_answer_leaves_nothing_to_do() -> None:
+    assert ends_with_answer(pieces_to_copy(ledger(WHOLE), 13, with_tools=True))
+    assert not ends_with_answer(pieces_to_copy(ledger(WHOLE), 10, with_tools=True))
+    assert not ends_with_answer(pieces_to_copy(ledger("STD1MAU"), 6, with_tools=True))
+    assert not ends_with_answer([])
+    assert [is_last_word(why) for why in ("end_turn", "max_tokens", "refusal")] == [True, False, False]
