@@ -162,6 +162,15 @@ class WaitResolution:
     request_id: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """The task goes on from another's history: the `copied_entries` entries that follow were made there."""
+
+    task_id: str
+    sequence: int
+    copied_entries: int
+
+
 Body = (
     Submitted
     | Transition
@@ -176,6 +185,7 @@ Body = (
     | CancelRequest
     | WaitResolution
     | OperatorRequest
+    | Forked
 )
 
 

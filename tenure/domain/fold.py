@@ -17,6 +17,7 @@ from tenure.domain.entries import (
     Body,
     CancelRequest,
     Entry,
+    Forked,
     ModelAttempt,
     ModelFailure,
     OperatorRequest,
@@ -114,13 +115,13 @@ class ResumePoint:
                 self._texts.append(body.text)
             case CancelRequest():
                 self.cancel_reason = body.reason
-            case OperatorRequest():
-                pass  # what came of it is a transition
+            case OperatorRequest() | Forked():
+                pass  # what came of it is a transition, or entries like any other
             case WaitResolution():
                 self._resolve(body)
 
     def _transition(self, body: Transition) -> None:
-        if self.state in TERMINAL:
+        if self.state in TERMINAL or body.from_state is None:
             self._begin_attempt()
         self.state = body.to_state
         if body.to_state is TaskState.RETRY_SCHEDULED:
@@ -128,10 +129,14 @@ class ResumePoint:
             self.failures.clear()
 
     def _begin_attempt(self) -> None:
-        """Requeued after an end: the history goes on, without what judged the attempt before."""
+        """Requeued after an end, or forked: the history goes on, without what judged the attempt before."""
         self.failures.clear()
         self.retries = self.truncations = 0
         self.cancel_reason = None
+        self._drop_dead_end()
+
+    def _drop_dead_end(self) -> None:
+        """Nothing follows from an answer that refused: the same step is asked anew."""
         if self.answer is not None and self.answer.stop_reason in _DEAD_ENDS and not self.intents:
             if self.answer.content:
                 self.messages.pop()
@@ -151,6 +156,7 @@ class ResumePoint:
             self._texts.append(f"A person allowed {intent.tool} and says: {body.comment}")
 
     def _attempt(self, step: int, body: ModelAttempt) -> None:
+        self._drop_dead_end()
         self._close_turn()
         if step != self.step:
             self.step, self.attempts_in_step = step, 0

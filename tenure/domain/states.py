@@ -30,6 +30,7 @@ class Reason:
     """Reasons of transitions: what a machine may ask for. A plain namespace, because reasons are an open set."""
 
     SUBMITTED = "SUBMITTED"
+    FORKED = "FORKED"
     OPENED = "OPENED"
     FINAL_ANSWER = "FINAL_ANSWER"
     LEASE_EXPIRED = "LEASE_EXPIRED"

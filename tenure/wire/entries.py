@@ -8,7 +8,7 @@ from typing import Any
 
 from tenure.domain import entries as facts
 from tenure.domain.budget import TokenUsage
-from tenure.v1 import ledger_pb2
+from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.enums import STATES
 from tenure.wire.operators import operator_request_to_domain, operator_request_to_wire
 from tenure.wire.task import spec_to_domain, spec_to_wire, usage_to_domain, usage_to_wire
@@ -158,6 +158,7 @@ _TO_DOMAIN: dict[str, Callable[[Any], facts.Body]] = {
     "tool_outcome": lambda m: facts.ToolOutcome(m.call_id, outcome_to_domain(m.outcome)),
     "user_message": lambda m: facts.UserMessage(m.text, m.request_id),
     "cancel_request": lambda m: facts.CancelRequest(m.reason),
+    "forked": lambda m: facts.Forked(m.forked_from.task_id, m.forked_from.sequence, m.copied_entries),
     "operator_request": operator_request_to_domain,
     "wait_resolution": resolution_to_domain,
 }
@@ -190,6 +191,11 @@ _TO_WIRE: dict[type, Callable[[Any], ledger_pb2.EntryBody]] = {
         user_message=ledger_pb2.UserMessage(text=f.text, request_id=f.request_id)
     ),
     facts.CancelRequest: lambda f: ledger_pb2.EntryBody(cancel_request=ledger_pb2.CancelRequest(reason=f.reason)),
+    facts.Forked: lambda f: ledger_pb2.EntryBody(
+        forked=ledger_pb2.Forked(
+            forked_from=task_pb2.ForkedFrom(task_id=f.task_id, sequence=f.sequence), copied_entries=f.copied_entries
+        )
+    ),
     facts.OperatorRequest: lambda f: ledger_pb2.EntryBody(operator_request=operator_request_to_wire(f)),
     facts.WaitResolution: lambda f: ledger_pb2.EntryBody(wait_resolution=resolution_to_wire(f)),
 }
