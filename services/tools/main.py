@@ -21,6 +21,7 @@ from services.tools.builtin.files import file_tools
 from services.tools.builtin.python import PYTHON_LANE, python_tools
 from services.tools.builtin.records import record_tools
 from services.tools.builtin.search import SEARCH_LANE, search_tools
+from services.tools.builtin.waiting import waiting_tools
 from services.tools.closing import Closing, ClosingTimes
 from services.tools.executing import Executor
 from services.tools.finish import finish_batcher
@@ -134,6 +135,7 @@ async def _registry(process: Process, settings: Settings) -> Registry:
             *file_tools(workspaces, limits.workspace_bytes),
             *search_tools(settings.search_url, search_threads),
             *record_tools(settings.records_dir, record_threads),
+            *waiting_tools(),
         ]
     )
 

@@ -26,6 +26,7 @@ from tenure.wire.enums import STATES
 from tenure.wire.opened import read_entries
 from tenure.wire.portions import portions
 from tenure.wire.times import duration
+from tenure.wire.waits import wait_to_wire
 
 _log: Final = logging.getLogger(__name__)
 TRIES: Final = RetryPolicy(max_attempts=3, initial_seconds=1.0, factor=2.0, cap_seconds=5.0)
@@ -179,11 +180,13 @@ def _reserve_result(response: pb.CommitResponse) -> Granted | Denied:
 
 
 def _transition_to_wire(transition: facts.Transition) -> pb.Transition:
-    delay = transition.retry_delay_seconds
+    delay, wait = transition.retry_delay_seconds, transition.wait
     return pb.Transition(
         to_state=STATES.to_wire(transition.to_state),
         reason=transition.reason,
         message=transition.message[:MOST_MESSAGE_CHARACTERS],
         result=transition.result,
         retry_delay=None if delay is None else duration(delay),
+        wait=None if wait is None else wait_to_wire(wait),
+        wait_timeout=None if wait is None else duration(wait.timeout_seconds),
     )

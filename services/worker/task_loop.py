@@ -27,6 +27,8 @@ from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import Reason, ReleaseReason, TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.turn import NUDGE, CallModel, CloseOut, ExecuteTools, Nudge, next_move
+from tenure.domain.waiting_calls import move_to_wait, wait_of
+from tenure.domain.waits import Wait
 from tenure.runtime.failpoint import failpoint
 from tenure.runtime.retrying import retrying
 
@@ -56,7 +58,7 @@ class TaskLoop:
             try:
                 return await self._work()
             except Interrupted as interrupted:
-                return await self._stop(interrupted.kind)
+                return await self._stop(interrupted)
             except SequenceConflict as conflict:
                 _log.warning("the task is opened again", extra={"why": str(conflict)})
                 conflicts += 1
@@ -182,12 +184,19 @@ class TaskLoop:
             calls = ", ".join(f"{intent.call_id} ({intent.tool})" for intent in in_doubt)
             told = f"it is not known whether these calls happened: {calls}"
             return facts.Transition(TaskState.WAITING_USER, Reason.TOOL_IN_DOUBT, told)
+        for ask in move.asks:
+            wanted = wait_of(ask)
+            if isinstance(wanted, Wait):
+                return move_to_wait(wanted)
+            self._pending.append((move.step, facts.ToolOutcome(ask.call_id, wanted)))
         return await self._call_model(CallModel(move.step + 1, 1))
 
-    async def _stop(self, kind: Interruption) -> ReleaseReason:
+    async def _stop(self, interrupted: Interrupted) -> ReleaseReason:
         """Interrupted: one commit with all that is known leaves the task, as it is to be left."""
+        kind = interrupted.kind
         if kind is Interruption.DRAIN:
-            transition = facts.Transition(TaskState.QUEUED, Reason.WORKER_DRAINED, "its worker shuts down")
+            told = interrupted.message or "its worker shuts down"
+            transition = facts.Transition(TaskState.QUEUED, Reason.WORKER_DRAINED, told)
         else:
             transition = self._requested_ending()
         self._settle_open_attempt()

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
-from tenure.cli.words import arguments_text, seconds_text, state_style, usage_text
+from tenure.cli.words import arguments_text, count_text, seconds_text, state_style, usage_text
 from tenure.v1 import ledger_pb2, tool_pb2
 from tenure.wire.enums import OUTCOME_STATUSES, state_name
 from tenure.wire.times import seconds
@@ -103,6 +103,21 @@ def _operator(fact: ledger_pb2.OperatorRequest) -> str:
             return f"intervenes: {fact.reason}"
 
 
+def _resolution(fact: ledger_pb2.WaitResolution) -> str:
+    if fact.answer_kind == ledger_pb2.WAIT_ANSWER_KIND_NO_ANSWER:
+        told = f"{fact.wait_id} was not answered in time"
+    else:
+        told = f"{fact.wait_id} is answered: {fact.answer}"
+    edited = f", with {arguments_text(fact.edited_arguments_json)}" if fact.edited_arguments_json else ""
+    extra = f", {fact.extra_budget_tokens:,} tokens more" if fact.extra_budget_tokens else ""
+    return f"{told}{edited}{extra}{f' ({fact.comment})' if fact.comment else ''}"
+
+
+def _forked(fact: ledger_pb2.Forked) -> str:
+    origin = f"{fact.forked_from.task_id} after entry {fact.forked_from.sequence}"
+    return f"goes on from {origin}: {count_text(fact.copied_entries, 'entry', 'entries')} copied"
+
+
 _OF_KIND: Final[dict[str, Callable[[Any], str]]] = {
     "submitted": lambda fact: fact.spec.goal,
     "transition": _transition,
@@ -114,6 +129,8 @@ _OF_KIND: Final[dict[str, Callable[[Any], str]]] = {
     "tool_intent": lambda fact: f"{fact.call_id} {fact.tool} {arguments_text(fact.arguments_json)}",
     "tool_outcome": _outcome,
     "user_message": lambda fact: fact.text,
+    "forked": _forked,
     "cancel_request": lambda fact: fact.reason or "(no reason given)",
     "operator_request": _operator,
+    "wait_resolution": _resolution,
 }

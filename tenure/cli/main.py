@@ -11,7 +11,7 @@ import click
 
 from tenure.cli.admin import admin
 from tenure.cli.context import DEFAULT_ADDRESS, DEFAULT_DATA_DIR, Context, find_gateway, make_console
-from tenure.cli.converse import send
+from tenure.cli.converse import fork, send
 from tenure.cli.demo.command import demo
 from tenure.cli.dev import dev
 from tenure.cli.exits import HELP, Exit, exit_of_error, explain
@@ -22,6 +22,7 @@ from tenure.cli.leases import leases
 from tenure.cli.operate import claims, refusals, workers
 from tenure.cli.show import entries, get, list_tasks
 from tenure.cli.submit import submit
+from tenure.cli.waits import resume, signal, waits
 from tenure.cli.watch import watch
 from tenure.domain.errors import TenureError
 from tenure.runtime.rpc_channel import target_of
@@ -97,8 +98,12 @@ for command in (
     list_tasks,
     follow,
     cancel,
+    waits,
+    resume,
+    signal,
     entries,
     send,
+    fork,
     claims,
     workers,
     refusals,

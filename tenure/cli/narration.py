@@ -80,10 +80,20 @@ class Narrator:
                 yield from self._call(entry.body)
             case "tools_defined" if entry.body.tools_defined.unknown_names:
                 yield self._line("  ! ", unknown_tools(entry.body.tools_defined), "yellow")
+            case _:
+                yield from self._from_others(entry)
+
+    def _from_others(self, entry: ledger_pb2.Entry) -> Lines:
+        """What people said, and where the history comes from."""
+        match entry.body.WhichOneof("body"):
             case "user_message":
                 yield self._line("  » ", f"message: {entry.body.user_message.text}", "cyan")
+            case "wait_resolution":
+                yield self._line("  » ", f"{entry.actor}: {describe(entry)}", "cyan")
             case "cancel_request" | "operator_request":
                 yield self._line("! ", _asked(entry), "yellow")
+            case "forked":
+                yield self._line("", describe(entry), "dim")
 
     def tell_text(self, delta: live_pb2.Delta) -> Lines:
         """Takes a piece of live text in; a line only when it replaces text that was shown."""

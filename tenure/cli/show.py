@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Final
 
 import click
 from rich.markdown import Markdown
@@ -14,6 +15,7 @@ from tenure.cli.context import Context, pass_context
 from tenure.cli.facts import describe, kind_name, style_of
 from tenure.cli.parameters import LABEL, find_task, task_argument
 from tenure.cli.tables import make_table
+from tenure.cli.waits import wait_rows
 from tenure.cli.words import (
     ago,
     clock,
@@ -32,6 +34,8 @@ from tenure.domain.states import TaskState
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.enums import STATES, state_name
 
+SHOWN_FORKS: Final = 5
+
 
 @click.command(short_help="Show how TASK stands.")
 @task_argument
@@ -44,7 +48,8 @@ def get(context: Context, task: str) -> None:
         if context.as_json:
             context.emit(found)
         else:
-            _show_task(context, found)
+            forks = client.list_tasks(task_pb2.TaskFilter(forked_from_task_id=found.task_id), limit=SHOWN_FORKS)
+            _show_task(context, found, [fork.task_id async for fork in forks])
 
     context.run(work)
 
@@ -94,7 +99,7 @@ def entries(context: Context, task: str, after: int) -> None:
     context.run(work)
 
 
-def _show_task(context: Context, task: task_pb2.Task) -> None:
+def _show_task(context: Context, task: task_pb2.Task, forks: list[str]) -> None:
     state = state_name(task.state)
     rows: list[tuple[str, str | Text]] = [
         ("task", task.task_id),
@@ -107,8 +112,11 @@ def _show_task(context: Context, task: task_pb2.Task) -> None:
         ("tokens", f"{usage_text(task.usage)} · {task.budget.used_tokens:,} of {task.budget.max_tokens:,} used"),
         ("submitted", f"{ago(task.create_time)}, {'took' if task.HasField('end_time') else 'for'} {lasted(task)}"),
         ("retry", f"at {clock(task.next_retry_time)}" if task.HasField("next_retry_time") else ""),
+        *wait_rows(task),
         ("labels", " ".join(f"{key}={value}" for key, value in sorted(task.spec.labels.items()))),
         ("cancel", "requested" if task.cancel_requested else ""),
+        ("forked from", _origin(task)),
+        ("forks", _forks(forks)),
     ]
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
@@ -121,6 +129,17 @@ def _show_task(context: Context, task: task_pb2.Task) -> None:
         context.console.print()
         shown = Padding(Markdown(task.result), (0, 2)) if context.console.is_terminal else Text(task.result)
         context.console.print(shown, soft_wrap=not context.console.is_terminal)
+
+
+def _origin(task: task_pb2.Task) -> str:
+    if not task.HasField("forked_from"):
+        return ""
+    return f"{task.forked_from.task_id} after entry {task.forked_from.sequence}"
+
+
+def _forks(task_ids: list[str]) -> str:
+    """The newest first."""
+    return " ".join(task_ids) + (" …" if len(task_ids) == SHOWN_FORKS else "")
 
 
 def _tools(task: task_pb2.Task) -> str:

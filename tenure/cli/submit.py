@@ -39,6 +39,7 @@ LEASE_LOST: Final = {
 @click.option("--system", default="", help="The system prompt.")
 @click.option("--tools", type=NAMES, help="Only these tools, a,b,c. Default: all.")
 @click.option("--no-tools", is_flag=True, help="No tools at all.")
+@click.option("--approve-tools", type=NAMES, help="Tools whose calls wait for your leave, a,b,c. Default: none.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=None, help="Tokens of all its model calls together.")
 @click.option("--max-steps", type=click.IntRange(min=1), default=None, help="Model turns.")
 @click.option("--max-output-tokens", type=click.IntRange(1, 64_000), default=None, help="Output of one model call.")
@@ -94,6 +95,7 @@ def request_of(
     system: str = "",
     tools: tuple[str, ...] | None = None,
     no_tools: bool = False,
+    approve_tools: tuple[str, ...] | None = None,
     max_tokens: int | None = None,
     max_steps: int | None = None,
     max_output_tokens: int | None = None,
@@ -115,7 +117,12 @@ def request_of(
         request_id=request_id,
         goal=sys.stdin.read().strip() if goal == "-" else goal,
         agent=task_pb2.AgentSpec(
-            loop=loop, model=model, system=system, tools=allowed, max_output_tokens=max_output_tokens or 0
+            loop=loop,
+            model=model,
+            system=system,
+            tools=allowed,
+            max_output_tokens=max_output_tokens or 0,
+            approve_tools=approve_tools or (),
         ),
         limits=task_pb2.Limits(
             max_tokens=max_tokens or 0,

@@ -22,12 +22,14 @@ from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.admin_service_pb2_grpc import AdminServiceStub
 from tenure.v1.lease_service_pb2_grpc import LeaseServiceStub
+from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
 from tenure.wire.times import duration
 
 if TYPE_CHECKING:  # these exist for type checkers only
     from tenure.v1.admin_service_pb2_grpc import AdminServiceAsyncStub
     from tenure.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
+    from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceAsyncStub
     from tenure.v1.task_service_pb2_grpc import TaskServiceAsyncStub
 
 T = TypeVar("T")
@@ -52,12 +54,14 @@ class Client:
         self.tasks: TaskServiceAsyncStub
         self.admin: AdminServiceAsyncStub
         self.leases: LeaseServiceAsyncStub
+        self.schedules: ScheduleServiceAsyncStub
 
     async def __aenter__(self) -> Self:
         self._channel = open_channel(self._address, default_timeout_seconds=CALL_TIMEOUT_SECONDS, tenant=self._tenant)
         self.tasks = TaskServiceStub(self._channel)
         self.admin = AdminServiceStub(self._channel)
         self.leases = LeaseServiceStub(self._channel)
+        self.schedules = ScheduleServiceStub(self._channel)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -163,6 +167,50 @@ class Client:
         asked = api.CancelTaskRequest(task_id=task_id, reason=reason)
         return (await self._patiently(self.tasks.CancelTask, asked)).task
 
+    async def resume(
+        self,
+        task_id: str,
+        wait_id: str,
+        *,
+        decision: str = "",
+        reply: str = "",
+        comment: str = "",
+        edited_arguments_json: str = "",
+        extra_budget_tokens: int = 0,
+        request_id: str = "",
+    ) -> task_pb2.Task:
+        """Answers what a task waits for, by a decision or a reply. WrongState (WAIT_OVER) when another was first."""
+        asked = api.ResumeTaskRequest(
+            task_id=task_id,
+            wait_id=wait_id,
+            request_id=request_id or str(uuid_utils.uuid7()),
+            comment=comment,
+            edited_arguments_json=edited_arguments_json,
+            extra_budget_tokens=extra_budget_tokens,
+        )
+        if decision:
+            asked.decision = decision
+        else:
+            asked.reply = reply
+        return (await self._patiently(self.tasks.ResumeTask, asked)).task
+
+    async def signal(self, correlation_id: str, payload_json: str, *, request_id: str = "") -> task_pb2.Task | None:
+        """Sends an event to the task that waits for it; None: it is kept for one to come."""
+        asked = api.ResumeTaskRequest(
+            correlation_id=correlation_id,
+            request_id=request_id or str(uuid_utils.uuid7()),
+            payload_json=payload_json,
+        )
+        answer = await self._patiently(self.tasks.ResumeTask, asked)
+        return answer.task if answer.HasField("task") else None
+
+    async def fork(self, request: api.ForkTaskRequest) -> task_pb2.Task:
+        """A new task from another's history, once. Raises WrongState (NO_FORK_POINT, NOTHING_TO_DO, FORK_TOO_LARGE)."""
+        asked = api.ForkTaskRequest()
+        asked.CopyFrom(request)
+        asked.request_id = asked.request_id or str(uuid_utils.uuid7())
+        return (await self._patiently(self.tasks.ForkTask, asked)).task
+
     async def send(self, task_id: str, text: str, *, request_id: str = "") -> task_pb2.Task:
         """Says something to a live task's agent, once. WrongState when nobody would read it any more."""
         request_id = request_id or str(uuid_utils.uuid7())
@@ -229,9 +277,7 @@ class Client:
         """Who holds what, or who holds this task."""
         return await self._patiently(self.admin.ListClaims, admin.ListClaimsRequest(task_id=task_id))
 
-    async def requeue(
-        self, task_id: str, reason: str, *, extra_tokens: int = 0, extra_steps: int = 0
-    ) -> task_pb2.Task:
+    async def requeue(self, task_id: str, reason: str, *, extra_tokens: int = 0, extra_steps: int = 0) -> task_pb2.Task:
         """Let an ended task go on as its next attempt, or one that waits for its retry at once. Raises WrongState."""
         asked = admin.RequeueTaskRequest(
             task_id=task_id,
@@ -250,6 +296,28 @@ class Client:
             task_id=task_id, request_id=str(uuid_utils.uuid7()), reason=reason, to_state=to_state, result=result
         )
         return (await self._patiently(self.admin.CloseOutTask, asked)).task
+
+    async def transfer(self, task_id: str, reason: str, to_worker_id: str = "") -> task_pb2.Task:
+        """Take a running task from its worker, once, so that it goes on elsewhere. Raises WrongState, NotFound."""
+        epoch = (await self.get(task_id)).epoch
+        asked = admin.TransferTaskRequest(task_id=task_id, reason=reason, to_worker_id=to_worker_id, epoch=epoch)
+        return (await self._patiently(self.admin.TransferTask, asked)).task
+
+    async def aging(self, request: admin.ListAgingTasksRequest) -> AsyncGenerator[admin.ListAgingTasksResponse]:
+        """Tasks that have not ended, page by page."""
+        asked = admin.ListAgingTasksRequest()
+        asked.CopyFrom(request)
+        while True:
+            page = await self._patiently(self.admin.ListAgingTasks, asked)
+            yield page
+            asked.page_token = page.next_page_token
+            if not asked.page_token:
+                return
+
+    async def drain(self, worker_id: str, reason: str) -> admin.DrainWorkerResponse:
+        """Tell a worker to give back all it holds and take no more, until it is started anew. Raises NotFound."""
+        asked = admin.DrainWorkerRequest(worker_id=worker_id, reason=reason)
+        return await self._patiently(self.admin.DrainWorker, asked)
 
     async def refusals(self, task_id: str) -> admin.ListRefusalsResponse:
         """What the fences refused to stale holders of the task."""

@@ -6,7 +6,8 @@ import json
 from collections.abc import Collection
 from typing import Any, Final
 
-from tenure.domain.entries import ToolIntent
+from tenure.domain.entries import ToolIntent, Transition
+from tenure.domain.states import Reason, TaskState
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.domain.waits import (
     DEFAULT_OPTIONS,
@@ -36,6 +37,12 @@ WAITING_TOOLS: Final = {
 }
 """Their calls are never executed: the loop commits a wait instead."""
 
+_REASONS: Final = {
+    WaitKind.APPROVAL: Reason.APPROVAL_REQUESTED,
+    WaitKind.QUESTION: Reason.ANSWER_REQUESTED,
+    WaitKind.TOOL_APPROVAL: Reason.TOOL_NEEDS_APPROVAL,
+    WaitKind.EVENT: Reason.EVENT_AWAITED,
+}
 _POLICIES: Final = {"time_out": WaitDeadlinePolicy.TIME_OUT, "go_on": WaitDeadlinePolicy.GO_ON}
 
 
@@ -60,6 +67,13 @@ def wait_of(intent: ToolIntent) -> Wait | Outcome:
         return _wait(kind, intent.call_id, _Reader(arguments))
     except _Unfit as unfit:
         return _unfit(f"The arguments do not fit {intent.tool}: {unfit}.")
+
+
+def move_to_wait(wait: Wait) -> Transition:
+    """How the task is left for it."""
+    to_state = TaskState.WAITING_USER if wait.is_for_person else TaskState.WAITING_EXTERNAL
+    told = wait.question or f"waits for the event {wait.correlation_id}"
+    return Transition(to_state, _REASONS[wait.kind], told, wait=wait)
 
 
 def _wait_for_leave(intent: ToolIntent) -> Wait | Outcome:

@@ -19,9 +19,12 @@ from tests.fix_tools import Owner, execute_request
 ALL_TOOLS = [
     "append_record",
     "append_record_unsafe",
+    "ask_user",
     "execute_python",
     "list_files",
     "read_file",
+    "request_approval",
+    "wait_external",
     "web_search",
     "write_file",
 ]

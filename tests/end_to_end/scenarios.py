@@ -18,6 +18,10 @@ def keyed(number: int) -> dict[str, Any]:
     return {"text": f"Turn {number}.", "latency_ms": 300, "calls": [append("append_record", f"keyed {number}")]}
 
 
+def asking_leave(line: str) -> dict[str, Any]:
+    return {"text": f"Line {line}.", "calls": [append("append_record_unsafe", line)]}
+
+
 def one_slow(tool: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"text": "One call.", "calls": [{"name": tool, "arguments": arguments}]}, {"text": "That was it."}]
 
@@ -36,5 +40,7 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
         {"text": "That was it."},
     ],
     "e2e-overloaded": [{"text": "Never.", "fault": {"status": 529, "times": 1000}}],
+    "e2e-leave": [*map(asking_leave, ("first", "second", "third")), {"text": "That was it."}],
+    "e2e-one-leave": [asking_leave("only"), {"text": "That was it."}],
     "e2e-slow-answer": [{"text": "word " * 400, "latency_ms": 20000, "deltas": 200}],
 }

@@ -23,6 +23,9 @@ BUILT_IN_ARGUMENTS = {
     "list_files": {"path"},
     "append_record": {"file", "line"},
     "append_record_unsafe": {"file", "line"},
+    "request_approval": {"question", "context", "reference"},
+    "ask_user": {"question"},
+    "wait_external": {"correlation_id", "timeout_seconds"},
 }
 OPTIONAL_ARGUMENTS = {"delay_ms"}
 

@@ -11,6 +11,7 @@ from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import TaskState
 from tenure.domain.task import AgentSpec, InDoubtPolicy, Limits, Priority, Source, SourceKind, TaskPolicy, TaskSpec
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus, ToolDefinition
+from tenure.domain.waits import Wait, WaitAnswerKind, WaitDeadlinePolicy, WaitKind
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.entries import body_to_domain, body_to_wire
@@ -40,6 +41,24 @@ BODIES = [
     facts.ToolOutcome("1.0", Outcome(OutcomeStatus.TIMED_OUT, "too slow", True, "X", 2.0, 3)),
     facts.UserMessage("more", "r2"),
     facts.CancelRequest("enough"),
+    facts.Transition(
+        TaskState.WAITING_USER,
+        "ASKS",
+        wait=Wait(
+            WaitKind.TOOL_APPROVAL,
+            "1.0",
+            "May it?",
+            ("allow", "deny"),
+            "context",
+            "T-1",
+            "",
+            WaitDeadlinePolicy.GO_ON,
+            "pay",
+            "{}",
+            wait_id="w7",
+        ),
+    ),
+    facts.WaitResolution("w7", "1.0", WaitKind.EVENT, WaitAnswerKind.PAYLOAD, '"\u0000"', "why", "{}", 500, "r3"),
     facts.Forked("018f0000-0000-7000-8000-000000000001", 12, 7),
     facts.OperatorRequest("once more", facts.Requeue(1000, 5)),
     facts.OperatorRequest("once more", facts.Requeue()),

@@ -1,0 +1,186 @@
+"""`tenure waits`, `resume` and `signal`: who is waited for, and how they answer."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+
+import click
+from google.protobuf.timestamp_pb2 import Timestamp
+from rich.text import Text
+
+from tenure.cli.context import Context, pass_context
+from tenure.cli.parameters import find_task, task_argument
+from tenure.cli.tables import make_table
+from tenure.cli.words import ago, arguments_text, distinct_ids, one_line, seconds_text, short_id, unix_seconds, why
+from tenure.client import Client
+from tenure.domain.errors import WrongState
+from tenure.domain.waits import ALLOW, DENY, EDIT
+from tenure.v1 import task_pb2
+from tenure.wire.enums import state_name
+
+WAITING = (task_pb2.TASK_STATE_WAITING_USER, task_pb2.TASK_STATE_WAITING_EXTERNAL)
+MOST_WAITS = 10_000
+
+
+@click.command()
+@click.option("--external", is_flag=True, help="Also those that wait for an event from outside.")
+@click.option("--limit", type=click.IntRange(1, MOST_WAITS), default=50, show_default=True)
+@pass_context
+def waits(context: Context, external: bool, limit: int) -> None:
+    """Show the tasks that wait for a person, those that have waited longest first."""
+    wanted = task_pb2.TaskFilter(states=WAITING if external else WAITING[:1])
+
+    async def work(client: Client) -> None:
+        listed = [task async for task in client.list_tasks(wanted, limit=MOST_WAITS)]
+        listed.sort(key=lambda task: unix_seconds(_since(task)))
+        if context.as_json:
+            for task in listed[:limit]:
+                context.emit(task)
+        elif not listed:
+            click.echo("nobody is waited for", err=True)
+        else:
+            _show_waits(context, listed[:limit])
+
+    context.run(work)
+
+
+@click.command(short_help="Answer what TASK waits for.")
+@task_argument
+@click.option("--approve", "said", flag_value="approve", help="Yes: approve, or allow the tool's call.")
+@click.option("--deny", "said", flag_value="deny", help="No; --comment tells the agent why.")
+@click.option("--option", default=None, metavar="X", help="One of the options that `tenure get TASK` shows.")
+@click.option("--reply", default=None, metavar="TEXT", help="An answer in your own words.")
+@click.option("--edit", default=None, metavar="JSON", help="Allow the tool's call with these arguments.")
+@click.option("--comment", default="", help="What the agent is to read besides; it is recorded.")
+@click.option(
+    "--extra-tokens", type=click.IntRange(min=0), default=0, help="Raise its cap of tokens by so many."
+)
+@click.option("--request-id", default="", help="The same id and the same answer are one answer, however often sent.")
+@pass_context
+def resume(
+    context: Context,
+    /,
+    task: str,
+    said: str | None,
+    option: str | None,
+    reply: str | None,
+    edit: str | None,
+    comment: str,
+    extra_tokens: int,
+    request_id: str,
+) -> None:
+    """Answer what TASK waits for. A wait takes one answer: who comes second is told so."""
+    if sum(one is not None for one in (said, option, reply, edit)) != 1:
+        raise click.UsageError("give one of --approve, --deny, --option, --reply and --edit")
+
+    async def work(client: Client) -> None:
+        waiting = await client.get(await find_task(client, task))
+        if not waiting.HasField("wait"):
+            raise WrongState(f"{short_id(waiting.task_id)} waits for no answer; it is {why(waiting.state, '', '')}")
+        decision = EDIT if edit is not None else option or _decision(waiting.wait, said)
+        resumed = await client.resume(
+            waiting.task_id,
+            waiting.wait.wait_id,
+            decision=decision,
+            reply=reply or "",
+            comment=comment,
+            edited_arguments_json=edit or "",
+            extra_budget_tokens=extra_tokens,
+            request_id=request_id,
+        )
+        if context.as_json:
+            context.emit(resumed)
+        else:
+            click.echo(f"{short_id(resumed.task_id)} has its answer; it is {why(resumed.state, '', '')} now")
+
+    context.run(work)
+
+
+@click.command()
+@click.argument("correlation_id")
+@click.argument("payload")
+@click.option("--request-id", default="", help="The same id and the same event are one event, however often sent.")
+@pass_context
+def signal(context: Context, correlation_id: str, payload: str, request_id: str) -> None:
+    """Send the event PAYLOAD to the task that waits for CORRELATION_ID, or will.
+
+    PAYLOAD is JSON; what is none is sent as a text. An event that finds no task is kept for 7 days.
+    """
+
+    async def work(client: Client) -> None:
+        took = await client.signal(correlation_id, _json_of(payload), request_id=request_id)
+        if context.as_json:
+            context.emit({"delivered": took is not None, "task_id": took.task_id if took else ""})
+        elif took is None:
+            click.echo(f"nobody waits for {correlation_id} now; the event is kept for 7 days")
+        else:
+            click.echo(f"{short_id(took.task_id)} has the event; it is {why(took.state, '', '')} now")
+
+    context.run(work)
+
+
+def wait_rows(task: task_pb2.Task) -> list[tuple[str, str]]:
+    """What a task waits for, for `tenure get`."""
+    if not task.HasField("wait"):
+        return []
+    wait = task.wait
+    return [
+        ("waits for", wait.question or f"the event {wait.correlation_id}"),
+        ("event", wait.correlation_id if wait.question else ""),
+        ("call", f"{wait.tool} {arguments_text(wait.arguments_json)}" if wait.tool else ""),
+        ("context", wait.context),
+        ("reference", wait.reference),
+        ("options", ", ".join(wait.options)),
+        ("deadline", f"{_left(wait)}, then {_policy(wait)}"),
+    ]
+
+
+def _show_waits(context: Context, listed: Sequence[task_pb2.Task]) -> None:
+    ids = distinct_ids(task.task_id for task in listed)
+    table = make_table("TASK", "SINCE", "DEADLINE", "WAITS FOR", "OPTIONS")
+    for task in listed:
+        wait = task.wait
+        asked = wait.question or (f"the event {wait.correlation_id}" if wait.correlation_id else task.message)
+        if wait.tool:
+            asked = f"{wait.tool} {arguments_text(wait.arguments_json)}"
+        options = ", ".join(wait.options) or ("" if wait.correlation_id else "a reply")
+        table.add_row(
+            ids[task.task_id],
+            ago(_since(task)),
+            _left(wait) if task.HasField("wait") else "-",
+            Text(one_line(asked or state_name(task.state), max(40, context.console.width))),
+            Text(one_line(options if task.HasField("wait") else task.reason, 60)),
+        )
+    context.console.print(table)
+
+
+def _since(task: task_pb2.Task) -> Timestamp:
+    return task.wait.begin_time if task.HasField("wait") else task.update_time
+
+
+def _decision(wait: task_pb2.Wait, said: str | None) -> str:
+    """What yes and no are called here: an agent may have named its options otherwise."""
+    if said is None:
+        return ""
+    yes = said == "approve" and wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL
+    return ALLOW if yes else (DENY if said == "deny" else said)
+
+
+def _left(wait: task_pb2.Wait) -> str:
+    left = unix_seconds(wait.deadline_time) - time.time()
+    return f"in {seconds_text(left)}" if left > 0 else "now"
+
+
+def _policy(wait: task_pb2.Wait) -> str:
+    goes_on = wait.at_deadline == task_pb2.WAIT_DEADLINE_POLICY_GO_ON
+    return "it goes on without an answer" if goes_on else "the task times out"
+
+
+def _json_of(text: str) -> str:
+    try:
+        json.loads(text)
+    except ValueError:
+        return json.dumps(text, ensure_ascii=False)
+    return text

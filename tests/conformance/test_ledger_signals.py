@@ -1,0 +1,142 @@
+"""Events from outside: taken by one wait, once, whether they come before it, after it or at the same moment."""
+
+import asyncio
+import json
+from uuid import uuid4
+
+import pytest
+
+from services.checkpoint import signals
+from tenure.domain.errors import AlreadyExists, LimitReached
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import ledger_pb2, task_pb2
+from tests.fix_checkpoint import TIMEOUT_SECONDS, entry, kinds
+
+QUEUED = task_pb2.TASK_STATE_QUEUED
+WAITING_EXTERNAL = task_pb2.TASK_STATE_WAITING_EXTERNAL
+
+
+async def begun(replica, correlation_id):
+    """An owner that is about to wait."""
+    owner = await replica.claim((await replica.create()).task_id)
+    told = ledger_pb2.ToolIntent(call_id="1.0", tool_use_id="u", tool="wait_external", arguments_json="{}")
+    await owner.commit(entry(1, tool_intent=told))
+    wait = task_pb2.Wait(kind=task_pb2.WAIT_KIND_EVENT, call_id="1.0", correlation_id=correlation_id)
+    return owner, pb.Transition(to_state=WAITING_EXTERNAL, reason="EVENT_AWAITED", wait=wait)
+
+
+async def waiting(replica, correlation_id):
+    owner, move = await begun(replica, correlation_id)
+    assert (await owner.commit(transition=move)).state == WAITING_EXTERNAL
+    return owner.task.task_id
+
+
+async def send(replica, correlation_id, payload="{}", request_id=""):
+    request = pb.SendSignalRequest(
+        correlation_id=correlation_id, request_id=request_id or str(uuid4()), actor="carol", payload_json=payload
+    )
+    return await replica.stub.SendSignal(request, timeout=TIMEOUT_SECONDS)
+
+
+async def payload_of(replica, task_id):
+    """What the task's call came to; one outcome at most."""
+    told = [one.body.tool_outcome for one in await replica.entries(task_id) if one.body.HasField("tool_outcome")]
+    assert len(told) <= 1
+    return json.loads(told[0].outcome.content)["payload"] if told else None
+
+
+async def test_an_event_wakes_the_task_that_waits_for_it(checkpoint):
+    replica = await checkpoint()
+    task_id = await waiting(replica, "order-1")
+    sent = await send(replica, "order-1", '{"paid": 12345678901234567890}')
+    assert (sent.task.task_id, sent.task.state) == (task_id, QUEUED)
+    assert await payload_of(replica, task_id) == {"paid": 12345678901234567890}
+    entries = await replica.entries(task_id)
+    assert kinds(entries)[-3:] == ["wait_resolution", "tool_outcome", "WAITING_EXTERNAL>QUEUED"]
+    assert entries[-3].actor == "carol"
+
+
+async def test_an_event_that_came_first_is_delivered_in_the_transaction_that_begins_the_wait(checkpoint):
+    replica = await checkpoint()
+    assert not (await send(replica, "order-2", '"early"')).HasField("task")
+    owner, move = await begun(replica, "order-2")
+    request = owner.request(transition=move)
+    assert (await owner.send(request)).state == QUEUED
+    assert (await owner.send(request)).state == QUEUED  # a repeat is answered as the first time
+    assert await payload_of(replica, owner.task.task_id) == "early"
+    assert kinds(await replica.entries(owner.task.task_id))[-4:] == [
+        "RUNNING>WAITING_EXTERNAL",
+        "wait_resolution",
+        "tool_outcome",
+        "WAITING_EXTERNAL>QUEUED",
+    ]
+
+
+async def test_an_event_and_its_wait_meet_even_when_both_come_at_once(checkpoint):
+    replica = await checkpoint()
+    other = await checkpoint(dsn=replica.dsn)
+    for number in range(12):
+        owner, move = await begun(replica, f"race-{number}")
+        sends = [send(side, f"race-{number}", '"x"', "one-event") for side in (replica, other)]
+        await asyncio.gather(owner.commit(transition=move), *sends)
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            while (await replica.get(owner.task.task_id)).state != QUEUED:
+                await asyncio.sleep(0.02)
+        assert await payload_of(replica, owner.task.task_id) == "x"
+
+
+async def test_each_event_is_taken_by_one_wait_and_the_oldest_goes_first(checkpoint):
+    replica = await checkpoint()
+    for payload in ("1", "2"):
+        await send(replica, "many", payload)
+    first, move = await begun(replica, "many")
+    await first.commit(transition=move)
+    tasks = [await waiting(replica, "other") for _ in range(3)]
+    assert await payload_of(replica, first.task.task_id) == 1
+    await asyncio.gather(*(send(replica, "other", str(number)) for number in range(3)))
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while any([(await replica.get(task_id)).state != QUEUED for task_id in tasks]):
+            await asyncio.sleep(0.02)
+    assert sorted([await payload_of(replica, task_id) for task_id in tasks]) == [0, 1, 2]
+
+
+async def test_a_repeated_event_is_one_event_and_its_id_stands_for_one_payload(checkpoint):
+    replica = await checkpoint()
+    task_id = await waiting(replica, "once")
+    answers = await asyncio.gather(*(send(replica, "once", "1", "r-1") for _ in range(5)))
+    assert {one.task.task_id for one in answers} == {task_id}
+    with pytest.raises(AlreadyExists):
+        await send(replica, "once", "2", "r-1")
+    again, move = await begun(replica, "once")
+    assert (await again.commit(transition=move)).state == WAITING_EXTERNAL
+
+
+async def test_an_event_for_another_tenant_is_not_ours(checkpoint):
+    replica = await checkpoint()
+    task_id = await waiting(replica, "shared-name")
+    await replica.query(
+        "insert into ledger.signals (tenant, correlation_id, request_id, hash, actor, payload) "
+        "values ('other', 'shared-name', 'r', '', 'x', '1')"
+    )
+    await asyncio.sleep(0.3)  # several sweeps: nothing is to happen
+    assert (await replica.get(task_id)).state == WAITING_EXTERNAL
+
+
+async def test_kept_events_are_bounded_and_forgotten(checkpoint, monkeypatch):
+    replica = await checkpoint()
+    monkeypatch.setattr(signals, "MOST_KEPT", 3)
+    for _ in range(3):
+        await send(replica, "full")
+    with pytest.raises(LimitReached) as refused:
+        await send(replica, "full")
+    assert refused.value.reason == "SIGNALS_FULL"
+    await replica.query("update ledger.signals set received_at = now() - interval '8 days'")
+    await replica.query("delete from ledger.signals where received_at < now() - interval '7 days'")
+    assert not (await send(replica, "full")).HasField("task")
+
+
+async def test_a_wait_for_an_event_is_cancelled_at_once_and_leaves_later_events_alone(checkpoint):
+    replica = await checkpoint()
+    task_id = await waiting(replica, "gone")
+    assert (await replica.cancel(task_id)).state == task_pb2.TASK_STATE_CANCELLED
+    assert not (await send(replica, "gone")).HasField("task")

@@ -1,0 +1,163 @@
+"""Tasks that wait: for a person, for leave, for an event; across restarts of everything, answered once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+
+import pytest
+
+from tenure.cli.exits import Exit
+from tenure.domain.errors import WrongState
+from tenure.v1 import ledger_pb2, task_pb2
+from tests.end_to_end.command import tenure
+from tests.end_to_end.installation import Installation, check_whole
+
+SUCCEEDED = task_pb2.TASK_STATE_SUCCEEDED
+CANCELLED = task_pb2.TASK_STATE_CANCELLED
+NEEDS_LEAVE = task_pb2.AgentSpec(approve_tools=["append_record_unsafe"])
+
+
+async def outcomes(install: Installation, task_id: str) -> list[str]:
+    return [
+        entry.body.tool_outcome.outcome.content
+        for entry in await install.entries(task_id)
+        if entry.body.HasField("tool_outcome")
+    ]
+
+
+async def test_a_person_approves_and_the_agent_reads_who_and_when(installation: Installation) -> None:
+    task_id = await installation.submit("sim-approval")
+    task = await installation.in_state(task_id, "WAITING_USER")
+    assert (task.owner, task.reason, task.wait.kind) == ("", "APPROVAL_REQUESTED", task_pb2.WAIT_KIND_APPROVAL)
+    calls = len(installation.model_calls(task_id))
+    said = [
+        installation.client.resume(task_id, task.wait.wait_id, decision=word, comment="well")
+        for word in ("approve", "deny", "approve")
+    ]
+    answers = await asyncio.gather(*said, return_exceptions=True)
+    assert len([one for one in answers if isinstance(one, WrongState)]) == 2
+    ended = await installation.ended(task_id)
+    assert ended.state == SUCCEEDED
+    (content,) = await outcomes(installation, task_id)
+    told = json.loads(content)
+    assert told["answered_by"] == "tenant/default"
+    assert told["decision"] in ended.result  # the model was sent the answer, and repeats it
+    assert len(installation.model_calls(task_id)) == calls + 1
+    check_whole(await installation.entries(task_id))
+
+
+async def test_a_question_is_answered_at_the_command_line(installation: Installation) -> None:
+    address = installation.stack.gateway_address
+    task_id = await installation.submit("sim-question")
+    await installation.in_state(task_id, "WAITING_USER")
+    listed = await tenure("waits", address=address)
+    assert task_id[:13] in listed.out
+    assert "Which colour" in listed.out
+    assert "Which colour" in (await tenure("get", task_id, address=address)).out
+    refused = await tenure("resume", task_id, "--approve", address=address)
+    assert refused.code == Exit.REFUSED
+    done = await tenure("resume", task_id, "--reply", "blue", "--extra-tokens", "1000", address=address)
+    assert done.code == Exit.OK, done.err
+    ended = await installation.ended(task_id)
+    assert "blue" in ended.result
+    assert ended.budget.max_tokens == 2_001_000
+    again = await tenure("resume", task_id, "--reply", "red", address=address)
+    assert again.code == Exit.REFUSED
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["before the wait", "after it"])
+async def test_an_event_reaches_its_task(installation: Installation, early: bool) -> None:
+    address = installation.stack.gateway_address
+    name = f"event-{uuid.uuid4().hex}"
+    if early:
+        kept = await tenure("signal", name, '{"n": 7}', address=address)
+        assert "is kept" in kept.out
+        task_id = await installation.submit("sim-event", name)
+    else:
+        task_id = await installation.submit("sim-event", name)
+        await installation.in_state(task_id, "WAITING_EXTERNAL")
+        assert (await tenure("signal", name, '{"n": 7}', address=address)).code == Exit.OK
+    assert (await installation.ended(task_id)).state == SUCCEEDED
+    (content,) = await outcomes(installation, task_id)
+    assert json.loads(content)["payload"] == {"n": 7}
+
+
+async def test_a_call_that_needs_leave_is_executed_once_with_the_arguments_it_got_leave_for(
+    installation: Installation,
+) -> None:
+    address = installation.stack.gateway_address
+    file = uuid.uuid4().hex
+    task_id = await installation.submit("sim-e2e-leave", file, agent=NEEDS_LEAVE)
+    task = await installation.in_state(task_id, "WAITING_USER")
+    assert (task.wait.tool, json.loads(task.wait.arguments_json)["line"]) == ("append_record_unsafe", "first")
+    assert installation.effects(file) == []
+    assert (await tenure("resume", task_id, "--approve", address=address)).code == Exit.OK
+    second = await next_wait(installation, task_id, task.wait.wait_id)
+    assert installation.effects(file) == ["first"]
+    edited = json.dumps({"file": file, "line": "edited", "delay_ms": 0})
+    assert (await tenure("resume", task_id, "--edit", edited, address=address)).code == Exit.OK
+    third = await next_wait(installation, task_id, second.wait.wait_id)
+    done = await tenure("resume", task_id, "--deny", "--comment", "that is enough", address=address)
+    assert done.code == Exit.OK
+    with pytest.raises(WrongState):
+        await installation.client.resume(task_id, third.wait.wait_id, decision="allow")
+    assert (await installation.ended(task_id)).state == SUCCEEDED
+    assert installation.effects(file) == ["first", "edited"]
+    assert "that is enough" in (await outcomes(installation, task_id))[-1]
+    check_whole(await installation.entries(task_id))
+    report = await tenure("admin", "verify", task_id, address=address)
+    assert report.code == Exit.OK, report.out + report.err
+
+
+async def next_wait(install: Installation, task_id: str, before: str) -> task_pb2.Task:
+    """The task in its next wait."""
+
+    def is_later(entry: ledger_pb2.Entry) -> bool:
+        wait = entry.body.transition.wait
+        return bool(wait.wait_id) and int(wait.wait_id[1:]) > int(before[1:])
+
+    await install.until(task_id, "transition", is_later)
+    return await install.client.get(task_id)
+
+
+async def test_a_waiting_task_is_cancelled_at_once(installation: Installation) -> None:
+    for model in ("sim-approval", "sim-event"):
+        task_id = await installation.submit(model, f"never-{uuid.uuid4().hex}")
+        await installation.in_state(task_id, "WAITING_USER" if model == "sim-approval" else "WAITING_EXTERNAL")
+        assert (await installation.client.cancel(task_id)).state == CANCELLED
+        check_whole(await installation.entries(task_id))
+
+
+async def test_waits_survive_a_restart_of_every_service(own_installation: Installation) -> None:
+    install = own_installation
+    name = f"event-{uuid.uuid4().hex}"
+    file = uuid.uuid4().hex
+    asks = await install.submit("sim-approval")
+    hears = await install.submit("sim-event", name)
+    leave = await install.submit(
+        "sim-e2e-one-leave", file, agent=task_pb2.AgentSpec(approve_tools=["append_record_unsafe"])
+    )
+    before = [
+        await install.in_state(asks, "WAITING_USER"),
+        await install.in_state(hears, "WAITING_EXTERNAL"),
+        await install.in_state(leave, "WAITING_USER"),
+    ]
+    for service in list(install.stack.services.values()):
+        service.kill()
+        await install.died(service)
+    for service in list(install.stack.services.values()):
+        await service.restart()
+    after = [await install.client.get(task.task_id) for task in before]
+    assert [task.wait for task in after] == [task.wait for task in before]
+    assert [task.sequence for task in after] == [task.sequence for task in before]
+    await install.client.resume(asks, after[0].wait.wait_id, decision="approve", request_id="r-1")
+    await install.client.signal(name, "1")
+    await install.client.resume(leave, after[2].wait.wait_id, decision="allow")
+    for task_id in (asks, hears, leave):
+        assert (await install.ended(task_id)).state == SUCCEEDED
+        check_whole(await install.entries(task_id))
+    assert install.effects(file) == ["only"]
+    again = await install.client.resume(asks, after[0].wait.wait_id, decision="approve", request_id="r-1")
+    assert again.state == SUCCEEDED
