@@ -1,0 +1,101 @@
+"""Conversations with agents through the gateway: words to a live task, and histories that go on in new tasks."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+import pytest_asyncio
+
+from tenure.domain.errors import AlreadyExists, WrongState
+from tenure.v1 import task_pb2
+from tenure.v1 import task_service_pb2 as api
+from tests.end_to_end.command import Done, tenure
+from tests.end_to_end.installation import Installation, answers, check_whole
+
+SUCCEEDED = task_pb2.TASK_STATE_SUCCEEDED
+
+
+@pytest_asyncio.fixture
+async def run(installation: Installation):
+    async def command(*arguments: str, stdin: str = "") -> Done:
+        return await tenure(*arguments, address=installation.stack.gateway_address, stdin=stdin)
+
+    return command
+
+
+def said(entries) -> list[str]:
+    return [entry.body.user_message.text for entry in entries if entry.body.HasField("user_message")]
+
+
+async def test_words_to_a_running_task_are_read_at_its_next_model_call(installation: Installation) -> None:
+    task_id = await installation.submit("sim-e2e-keyed-paced", uuid.uuid4().hex)
+    await installation.until(task_id, "assistant_message")
+    await installation.client.send(task_id, "remember the milk", request_id="m-1")
+    await installation.client.send(task_id, "remember the milk", request_id="m-1")
+    with pytest.raises(AlreadyExists):
+        await installation.client.send(task_id, "something else", request_id="m-1")
+    task = await installation.ended(task_id)
+    entries = await installation.entries(task_id)
+    assert (task.state, said(entries)) == (SUCCEEDED, ["remember the milk"])
+    check_whole(entries)
+    message = next(entry.sequence for entry in entries if entry.body.HasField("user_message"))
+    assert any(entry.sequence > message for entry in entries if entry.body.HasField("model_attempt"))
+
+
+async def test_a_finished_task_takes_no_words_and_is_continued_by_a_fork(installation: Installation) -> None:
+    record = uuid.uuid4().hex
+    task_id = await installation.submit("sim-e2e-keyed-paced", record)
+    first = await installation.ended(task_id)
+    written = installation.effects(record)
+    with pytest.raises(WrongState, match="ForkTask"):
+        await installation.client.send(task_id, "and now?")
+    overrides = task_pb2.ForkOverrides(model="sim-echo")
+    request = api.ForkTaskRequest(task_id=task_id, message="and now?", overrides=overrides)
+    forked = await installation.client.fork(request)
+    done = await installation.ended(forked.task_id)
+    assert (done.state, done.result, done.forked_from.task_id) == (SUCCEEDED, "and now?", task_id)
+    entries = await installation.entries(forked.task_id)
+    check_whole(entries)
+    assert answers(entries) == [1, 2, 3, 4, 5, 6, 7]
+    assert len(installation.model_calls(forked.task_id)) == 1
+    assert installation.effects(record) == written
+    assert 0 < done.usage.output_tokens < first.usage.output_tokens
+    assert await installation.client.get(task_id) == first
+    listed = installation.client.list_tasks(task_pb2.TaskFilter(forked_from_task_id=task_id))
+    assert [fork.task_id async for fork in listed] == [forked.task_id]
+
+
+async def test_a_running_task_is_forked_and_both_do_their_own_work_once(installation: Installation) -> None:
+    """From step 2 on both make the calls of the same steps: the effects of each happen, under keys of their own."""
+    record = uuid.uuid4().hex
+    task_id = await installation.submit("sim-e2e-keyed-paced", record)
+    await installation.until(task_id, "model_attempt", lambda entry: entry.step == 3)
+    forked = await installation.client.fork(api.ForkTaskRequest(task_id=task_id, step=1))
+    for one in (task_id, forked.task_id):
+        assert (await installation.ended(one)).state == SUCCEEDED
+        check_whole(await installation.entries(one))
+    twice = [f"keyed {number}" for number in range(2, 6)]
+    assert sorted(installation.effects(record)) == sorted(["keyed 1", *twice, *twice])
+
+
+async def test_the_command_sends_forks_and_shows_where_a_task_comes_from(installation: Installation, run) -> None:
+    task_id = await installation.submit("sim-hello")
+    await installation.ended(task_id)
+    refused = await run("send", task_id, "hello again")
+    assert (refused.code != 0, "ForkTask" in refused.err) == (True, True)
+    nothing = await run("fork", task_id)
+    assert (nothing.code != 0, "final answer" in nothing.err) == (True, True)
+    done = await run("fork", task_id, "--message", "-", "--model", "sim-echo", stdin="hello again")
+    fork_id = done.out.strip()
+    assert (done.code, "Goes on from" in done.err) == (0, True)
+    assert (await run("wait", fork_id)).out.strip() == "hello again"
+    assert task_id in (await run("get", fork_id)).out.replace("\n", "")
+    assert fork_id in (await run("get", task_id)).out.replace("\n", "")
+    told = (await run("entries", fork_id)).out
+    assert f"goes on from {task_id[:8]}" in told
+    waiting = await installation.submit("sim-hello", queue="nobody-serves-this")
+    sent = await run("send", waiting, "when you are there")
+    assert (sent.code, "will read it" in sent.out) == (0, True)
+    assert said(await installation.entries(waiting)) == ["when you are there"]
+    await installation.client.cancel(waiting)
