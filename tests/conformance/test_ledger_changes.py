@@ -243,11 +243,11 @@ async def test_pruning_takes_the_oldest_in_bounded_batches_and_waits_for_no_comm
     assert len(await written(replica)) == 1
 
 
-@pytest.mark.parametrize("text", ["nonsense", "~", base64.urlsafe_b64encode(b"1 x 5").decode(), "a" * 201])
-async def test_a_cursor_that_is_none_of_ours_is_refused(checkpoint, text):
+async def test_a_cursor_that_is_none_of_ours_is_refused(checkpoint):
     replica = await checkpoint()
-    with pytest.raises(InvalidRequest):
-        await told(replica, text, 1)
+    for text in ("nonsense", "~", base64.urlsafe_b64encode(b"1 x 5").decode(), "a" * 201):
+        with pytest.raises(InvalidRequest):
+            await told(replica, text, 1)
 
 
 async def test_a_cursor_of_another_ledger_or_from_its_future_is_refused(checkpoint):

@@ -507,6 +507,8 @@ select f.feed_id::text, f.pruned_xid::text::bigint, f.pruned_position,
        (cardinality(%(states)b::text[]) = 0 or p.state = any(%(states)b::text[]))
          and (%(queue)b::text = '' or t.queue = %(queue)b::text)
          and (%(root_task_id)b::text = '' or t.root_task_id = nullif(%(root_task_id)b::text, '')::uuid)
+         and (%(forked_from_task_id)b::text = ''
+              or t.forked_from_task_id = nullif(%(forked_from_task_id)b::text, '')::uuid)
          and t.labels @> %(labels)b::text::jsonb as fits
   from change_feed f
   left join page p on true

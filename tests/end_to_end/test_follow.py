@@ -1,0 +1,103 @@
+"""`tenure follow` and the Python client: every task's changes, through the gateway of a whole installation."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from contextlib import aclosing
+
+import pytest
+
+from tenure.cli.exits import Exit
+from tenure.v1 import task_pb2
+from tests.end_to_end.command import PATIENCE_SECONDS, next_value, started, tenure
+
+pytestmark = pytest.mark.server
+
+
+async def changes(process, count: int):
+    """The next lines that tell of changes."""
+    found = []
+    while len(found) < count:
+        value = await next_value(process)
+        if "change" in value:
+            found.append(value)
+    return found
+
+
+async def test_each_change_of_every_task_is_a_line_and_a_cursor_goes_on_behind_it(installation):
+    address = installation.stack.gateway_address
+    label = ("--label", f"run={uuid.uuid4().hex}")
+    async with started("--json", "follow", *label, address=address) as process:
+        assert "heartbeat" in await next_value(process)
+        done = await tenure("submit", "find out", "--model", "sim-hello", *label, address=address)
+        task_id = done.out.strip()
+        queued, running, ended = await changes(process, 3)
+    assert [each["change"]["state"] for each in (queued, running, ended)] == [
+        "TASK_STATE_QUEUED",
+        "TASK_STATE_RUNNING",
+        "TASK_STATE_SUCCEEDED",
+    ]
+    assert {each["change"]["task_id"] for each in (queued, running, ended)} == {task_id}
+    assert ended["change"]["task"]["spec"]["goal"] == "find out"
+    async with started("--json", "follow", "--after", queued["cursor"], *label, address=address) as process:
+        assert await changes(process, 2) == [running | {"change": again(running, ended)}, ended]
+
+
+def again(change, newest):
+    """As it is told later: with the task as it is by then."""
+    return change["change"] | {"task": newest["change"]["task"]}
+
+
+async def test_for_people_a_line_says_which_task_did_what(installation):
+    address = installation.stack.gateway_address
+    label = ("--label", f"run={uuid.uuid4().hex}")
+    async with started("follow", "--state", "succeeded", *label, address=address) as process:
+        assert process.stderr is not None
+        assert process.stdout is not None
+        assert (await process.stderr.readline()).startswith(b"following all tasks")
+        await tenure("submit", "say hello to all of them", "--model", "sim-hello", *label, address=address)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            line = (await process.stdout.readline()).decode()
+    assert "SUCCEEDED" in line
+    assert line.rstrip().endswith("say hello to all of them")
+
+
+async def test_a_cursor_of_another_installation_is_3_with_what_to_do(installation):
+    foreign = "MSA4YjA3NzY1Mi0wMDAwLTAwMDAtMDAwMC0wMDAwMDAwMDAwMDAgNSA1"
+    done = await tenure("follow", "--after", foreign, address=installation.stack.gateway_address)
+    assert done.code == Exit.REFUSED
+    assert "list the tasks" in done.err
+
+
+async def test_the_client_goes_on_through_restarts_of_ledger_and_gateway(own_installation):
+    """Without a gap or a repeat, while a task runs."""
+    stack = own_installation.stack
+    seen: list[tuple[str, int]] = []
+
+    async def watch() -> None:
+        async with aclosing(own_installation.client.watch_tasks()) as events:
+            async for event in events:
+                begun.set()
+                if event.HasField("change"):
+                    seen.append((event.change.task_id, event.change.sequence))
+                    if event.change.state == task_pb2.TASK_STATE_SUCCEEDED:
+                        return
+
+    begun = asyncio.Event()
+    watching = asyncio.create_task(watch())
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await begun.wait()
+    task_id = await own_installation.submit("sim-e2e-paced", uuid.uuid4().hex)
+    await own_installation.until(task_id, "tool_outcome")
+    for name in ("checkpoint", "gateway"):
+        stack.services[name].kill()
+        await stack.services[name].restart()
+    await own_installation.ended(task_id)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await watching
+    entries = await own_installation.entries(task_id)
+    moved = [entry.sequence for entry in entries if entry.body.HasField("transition")]
+    told = [sequence for _, sequence in seen]
+    assert told == sorted(set(told))
+    assert set(moved) >= set(told) >= {moved[0], moved[-1]}
