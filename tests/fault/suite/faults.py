@@ -7,24 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import shutil
 import signal
-import subprocess
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 from uuid import uuid4
 
-from services.coordinator.lease_store.records import GENERATION_KEY
-from tenure.dev.postgres_errors import EmbeddedPostgresError
 from tenure.domain.errors import Fenced, StaleEpoch, TryLater
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.token import Claims
-from tenure.runtime.etcd.client import EtcdClient
-from tenure.runtime.etcd.errors import EtcdError
 from tenure.runtime.rpc_channel import open_channel
 from tenure.runtime.signing import Signer
 from tenure.v1 import checkpoint_service_pb2 as pb
@@ -33,13 +27,14 @@ from tenure.wire.enums import STATES
 from tenure.wire.token import sign_claims
 from tests.fault.suite.installation import Installation
 from tests.fault.suite.schedule import PlannedFault, Schedule
+from tests.fault.suite.signals import send
+from tests.fault.suite.store_faults import freeze_store, kill_store, lose_generation, mend_stores, replace_etcd
 from tests.fix_proxy import Lost
 
 Inject = Callable[[Installation, PlannedFault], Awaitable[None]]
 CALL_SECONDS: Final = 5.0
+RUNNING_SECONDS: Final = 5.0
 PAUSE_SECONDS: Final = 0.2
-STORE: Final = "store"  # where a member keeps its data, in its folder
-POSTGRES_TRIES: Final = 3
 STORES: Final = "postgres", "etcd"
 
 
@@ -67,11 +62,12 @@ def label(fault: PlannedFault) -> str:
 
 async def mend(install: Installation) -> None:
     """Everything works again, and nothing is armed. Returns once all processes serve."""
-    await _mend_stores(install)
+    await mend_stores(install)
     await install.links.heal()
     await asyncio.to_thread(install.simulator.reset)
     for process in install.stack.services.values():
-        _signal(process.exit_code is None, process.pid if process.exit_code is None else 0, signal.SIGCONT)
+        if process.exit_code is None:
+            send(process.pid, signal.SIGCONT)
     for name in install.keeper.armed():
         process = install.keeper.expect_death(name)
         if process.exit_code is None:
@@ -80,32 +76,10 @@ async def mend(install: Installation) -> None:
     await install.keeper.all_serve()
 
 
-async def _mend_stores(install: Installation) -> None:
-    for member in install.etcd.values():
-        if member.exit_code is None:
-            member.resume()
-        else:
-            member.start()
-            await asyncio.to_thread(member.wait_ready)
-    _signal_postgres(install, signal.SIGCONT)
-    await _start_postgres(install)
-
-
-async def _start_postgres(install: Installation) -> None:
-    for tries_left in reversed(range(POSTGRES_TRIES)):
-        try:
-            await install.postgres.start_async()
-        except EmbeddedPostgresError:
-            if not tries_left:  # everybody comes back at once: our own look may find no connection left
-                raise
-        else:
-            return
-
-
 async def kill(install: Installation, fault: PlannedFault) -> None:
     """SIGKILL; back after `seconds`."""
     if fault.target.startswith(STORES):
-        return await _kill_store(install, fault)
+        return await kill_store(install, fault)
     process = install.keeper.expect_death(fault.target, down_seconds=fault.seconds)
     process.kill()
     return await asyncio.sleep(fault.seconds)
@@ -115,21 +89,22 @@ async def terminate(install: Installation, fault: PlannedFault) -> None:
     """SIGTERM: it drains; back after `seconds`."""
     process = install.keeper.expect_death(fault.target, down_seconds=fault.seconds)
     if process.exit_code is None:
-        _signal(True, process.pid, signal.SIGTERM)
+        send(process.pid, signal.SIGTERM)
     await asyncio.sleep(fault.seconds)
 
 
 async def freeze(install: Installation, fault: PlannedFault) -> None:
     """SIGSTOP for `seconds`."""
     if fault.target.startswith(STORES):
-        return await _freeze_store(install, fault)
+        return await freeze_store(install, fault)
     process = install.stack.services[fault.target]
     if process.exit_code is not None:
         return None
     pid = process.pid
-    _signal(True, pid, signal.SIGSTOP)
+    send(pid, signal.SIGSTOP)
     await asyncio.sleep(fault.seconds)
-    _signal(process.exit_code is None and process.pid == pid, pid, signal.SIGCONT)
+    if process.exit_code is None and process.pid == pid:
+        send(pid, signal.SIGCONT)
     return None
 
 
@@ -171,44 +146,30 @@ async def reset(install: Installation, fault: PlannedFault) -> None:
     await install.links.by_name[fault.target].reset()
 
 
-async def lose_generation(install: Installation, _fault: PlannedFault) -> None:
-    """As in an etcd that was replaced by an empty one: nobody ever told it which life this is."""
-    async with EtcdClient(install.etcd_log.endpoints) as etcd:
-        with suppress(EtcdError):  # it is away just now: a fault upon a fault
-            await etcd.delete(GENERATION_KEY)
-
-
-async def replace_etcd(install: Installation, fault: PlannedFault) -> None:
-    """An empty one takes its place: revisions begin at 1 again. What was written until then is recorded before."""
-    wires = [link for name, link in install.links.by_name.items() if name.endswith(f">{fault.target}")]
-    member = install.etcd[fault.target]
-    async with install.store_locks[fault.target]:
-        for wire in wires:
-            await wire.stop()
-        await asyncio.to_thread(member.wait_ready)
-        await install.etcd_log.caught_up()
-        member.kill()
-        shutil.rmtree(member.member.data_dir / STORE)
-        member.start()
-        await asyncio.to_thread(member.wait_ready)
-        for wire in wires:
-            await wire.start()
-
-
 async def stale_write(install: Installation, _fault: PlannedFault) -> None:
     """A commit under an epoch of long ago, for a task that runs: as a worker sends it that was away."""
+    ends_at = time.monotonic() + RUNNING_SECONDS
     async with open_channel(install.stack.replicas("checkpoint")[0].address) as channel:
         ledger = CheckpointServiceStub(channel)
-        with suppress(TryLater):
-            running = (await ledger.ListRunning(pb.ListRunningRequest(page_size=1), timeout=CALL_SECONDS)).running
-            for one in running:
-                claims = Claims(f"tasks/{one.task_id}", "default", 1, str(uuid4()), "worker-of-old", None)
-                token = sign_claims(Signer.load(install.stack.layout.signing_key), claims, datetime.now(UTC))
-                drained = pb.Transition(to_state=STATES.to_wire(TaskState.QUEUED), reason=Reason.WORKER_DRAINED)
-                request = pb.CommitRequest(token=token, commit_id=str(uuid4()), commit_number=1, transition=drained)
-                with suppress(StaleEpoch):
-                    await ledger.Commit(request, timeout=CALL_SECONDS)
-                    raise AssertionError("a commit of a stale epoch was taken")
+        while time.monotonic() < ends_at:
+            with suppress(TryLater):
+                answer = await ledger.ListRunning(pb.ListRunningRequest(page_size=1), timeout=CALL_SECONDS)
+                if answer.running:
+                    await _write_stale(install, ledger, answer.running[0].task_id)
+                    return
+            await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def _write_stale(install: Installation, ledger: Any, task_id: str) -> None:
+    claims = Claims(f"tasks/{task_id}", "default", 1, str(uuid4()), "worker-of-old", None)
+    token = sign_claims(Signer.load(install.stack.layout.signing_key), claims, datetime.now(UTC))
+    drained = pb.Transition(to_state=STATES.to_wire(TaskState.QUEUED), reason=Reason.WORKER_DRAINED)
+    request = pb.CommitRequest(token=token, commit_id=str(uuid4()), commit_number=1, transition=drained)
+    try:
+        await ledger.Commit(request, timeout=CALL_SECONDS)
+    except StaleEpoch:
+        return
+    raise AssertionError("a commit of a stale epoch was taken")
 
 
 async def use_lease(install: Installation, fault: PlannedFault) -> None:
@@ -232,50 +193,6 @@ async def _deaf(install: Installation, fault: PlannedFault, lost: Lost) -> None:
     link.deaf(lost)
     await asyncio.sleep(fault.seconds)
     link.hear()
-
-
-async def _kill_store(install: Installation, fault: PlannedFault) -> None:
-    """Faults of one store wait for each other."""
-    async with install.store_locks[fault.target]:
-        if fault.target == "postgres":
-            await asyncio.to_thread(install.postgres.kill)
-            await asyncio.sleep(fault.seconds)
-            await _start_postgres(install)
-        else:
-            member = install.etcd[fault.target]
-            member.kill()
-            await asyncio.sleep(fault.seconds)
-            member.start()
-
-
-async def _freeze_store(install: Installation, fault: PlannedFault) -> None:
-    async with install.store_locks[fault.target]:
-        if fault.target == "postgres":
-            _signal_postgres(install, signal.SIGSTOP)
-            await asyncio.sleep(fault.seconds)
-            _signal_postgres(install, signal.SIGCONT)
-        else:
-            member = install.etcd[fault.target]
-            member.pause()
-            await asyncio.sleep(fault.seconds)
-            member.resume()
-
-
-def _signal_postgres(install: Installation, number: signal.Signals) -> None:
-    """The server and every process of it: each connection has one, in a session of its own."""
-    pid = install.postgres.pid
-    if pid is None:
-        return
-    _signal(True, pid, number)
-    children = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
-    for child in children.stdout.split():
-        _signal(True, int(child), number)
-
-
-def _signal(wanted: bool, pid: int, number: signal.Signals) -> None:
-    if wanted:
-        with suppress(ProcessLookupError):  # it ended in this very moment
-            os.kill(pid, number)
 
 
 INJECTORS: Final[dict[str, Inject]] = {
