@@ -212,7 +212,9 @@ class CheckpointProcess:
 class MakeCheckpoint(Protocol):
     """Starts a replica in this process, over a fresh database unless given one."""
 
-    async def __call__(self, *, dsn: str = "", stopping: asyncio.Event | None = None) -> Checkpoint: ...
+    async def __call__(
+        self, *, dsn: str = "", stopping: asyncio.Event | None = None, max_schedules_per_tenant: int = 1000
+    ) -> Checkpoint: ...
 
 
 class MakeCheckpointProcess(Protocol):
@@ -234,16 +236,20 @@ async def checkpoint(fresh_database: FreshDatabase, signing_keys: Path) -> Async
     """Makes replicas for this test; they drain at its end."""
     async with AsyncExitStack() as stack:
 
-        async def make(*, dsn: str = "", stopping: asyncio.Event | None = None) -> Checkpoint:
+        async def make(
+            *, dsn: str = "", stopping: asyncio.Event | None = None, max_schedules_per_tenant: int = 1000
+        ) -> Checkpoint:
             dsn = dsn or await fresh_database(MIGRATIONS)
-            address = await _start_here(stack, dsn, signing_keys, stopping)
+            address = await _start_here(stack, dsn, signing_keys, stopping, max_schedules_per_tenant)
             channel = await stack.enter_async_context(open_channel(address))
             return Checkpoint(address, dsn, signing_keys, channel)
 
         yield make
 
 
-async def _start_here(stack: AsyncExitStack, dsn: str, keys: Path, stopping: asyncio.Event | None) -> str:
+async def _start_here(
+    stack: AsyncExitStack, dsn: str, keys: Path, stopping: asyncio.Event | None, max_schedules_per_tenant: int
+) -> str:
     """The real composition, in this process."""
     process = Process()
     settings = Settings(
@@ -251,6 +257,7 @@ async def _start_here(stack: AsyncExitStack, dsn: str, keys: Path, stopping: asy
         postgres_dsn=Secret(dsn),
         verifying_keys_file=keys / "verifying.json",
         sweep_interval_seconds=0.05,
+        max_schedules_per_tenant=max_schedules_per_tenant,
         common=CommonSettings(),
     )
     if stopping is not None:

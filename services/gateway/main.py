@@ -10,6 +10,7 @@ from services.gateway.admin import AdminServicer
 from services.gateway.leases import LeaseServicer
 from services.gateway.live import LiveText
 from services.gateway.peers import Peers
+from services.gateway.schedules import ScheduleServicer
 from services.gateway.tasks import TaskServicer
 from tenure.runtime.process import Process
 from tenure.runtime.rpc_server import RpcServer
@@ -17,6 +18,7 @@ from tenure.runtime.service import CommonSettings, run_service, serve
 from tenure.runtime.settings import Address, group, setting
 from tenure.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
 from tenure.v1.lease_service_pb2_grpc import add_LeaseServiceServicer_to_server
+from tenure.v1.schedule_service_pb2_grpc import add_ScheduleServiceServicer_to_server
 from tenure.v1.task_service_pb2_grpc import add_TaskServiceServicer_to_server
 from tenure.validators import validate
 
@@ -43,6 +45,7 @@ async def compose(process: Process, settings: Settings) -> None:
     server.add("tenure.v1.AdminService", add_AdminServiceServicer_to_server, AdminServicer(peers))
     leases = LeaseServicer(peers, server.stopping)
     server.add("tenure.v1.LeaseService", add_LeaseServiceServicer_to_server, leases)
+    server.add("tenure.v1.ScheduleService", add_ScheduleServiceServicer_to_server, ScheduleServicer(peers))
     await serve(process, server)
 
 

@@ -14,12 +14,14 @@ from tenure.runtime.rpc_channel import open_channel
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from tenure.v1.lease_service_pb2_grpc import LeaseServiceStub
+from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 
 if TYPE_CHECKING:  # these exist for type checkers only
     from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceAsyncStub
     from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceAsyncStub
     from tenure.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
+    from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceAsyncStub
     from tenure.v1.tool_service_pb2_grpc import ToolServiceAsyncStub
 
 T = TypeVar("T")
@@ -40,6 +42,7 @@ class Peers:
         self.checkpoint: CheckpointServiceAsyncStub
         self.coordinator: CoordinatorServiceAsyncStub
         self.leases: LeaseServiceAsyncStub
+        self.schedules: ScheduleServiceAsyncStub
         self.tools: ToolServiceAsyncStub
 
     async def __aenter__(self) -> Self:
@@ -50,6 +53,7 @@ class Peers:
         self.checkpoint = CheckpointServiceStub(channels[0])
         self.coordinator = CoordinatorServiceStub(channels[1])
         self.leases = LeaseServiceStub(channels[1])
+        self.schedules = ScheduleServiceStub(channels[0])
         self.tools = ToolServiceStub(channels[2])
         return self
 

@@ -20,6 +20,7 @@ from tenure.cli.follow import follow
 from tenure.cli.keys import keys
 from tenure.cli.leases import leases
 from tenure.cli.operate import claims, refusals, workers
+from tenure.cli.schedules import schedules
 from tenure.cli.show import entries, get, list_tasks
 from tenure.cli.submit import submit
 from tenure.cli.waits import resume, signal, waits
@@ -108,6 +109,7 @@ for command in (
     workers,
     refusals,
     leases,
+    schedules,
     admin,
     keys,
 ):

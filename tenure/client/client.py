@@ -12,6 +12,7 @@ import uuid_utils
 from google.protobuf.message import Message
 
 from tenure.client.leases import HeldLease
+from tenure.client.schedules import ScheduleCalls
 from tenure.domain.errors import TryLater
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.retrying import retrying
@@ -29,7 +30,6 @@ from tenure.wire.times import duration
 if TYPE_CHECKING:  # these exist for type checkers only
     from tenure.v1.admin_service_pb2_grpc import AdminServiceAsyncStub
     from tenure.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
-    from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceAsyncStub
     from tenure.v1.task_service_pb2_grpc import TaskServiceAsyncStub
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ RECONNECT_SECONDS: Final = 60.0
 LIST_PAGE: Final = 500
 
 
-class Client:
+class Client(ScheduleCalls):
     """A connection to the gateway: `host:port`, or its replicas as `ip:port,ip:port`.
 
     Errors are those of tenure.domain.errors; TryLater is retried a few times first.
@@ -54,7 +54,6 @@ class Client:
         self.tasks: TaskServiceAsyncStub
         self.admin: AdminServiceAsyncStub
         self.leases: LeaseServiceAsyncStub
-        self.schedules: ScheduleServiceAsyncStub
 
     async def __aenter__(self) -> Self:
         self._channel = open_channel(self._address, default_timeout_seconds=CALL_TIMEOUT_SECONDS, tenant=self._tenant)

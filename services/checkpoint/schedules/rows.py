@@ -1,0 +1,174 @@
+"""The row of a schedule and the record of its runs, as the database has them and as callers see them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from uuid import UUID
+
+from services.checkpoint.queries import fetch_all, fetch_one
+from tenure.domain.errors import NotFound
+from tenure.domain.schedules import OverlapPolicy, RunOutcome, RunReason, Times, read_zone, run_id_of
+from tenure.domain.states import TaskState
+from tenure.runtime.queries import Queries
+from tenure.v1 import schedule_service_pb2 as pb
+from tenure.v1 import task_pb2
+from tenure.wire.enums import STATES
+from tenure.wire.schedules import OVERLAP_POLICIES, RUN_OUTCOMES
+from tenure.wire.times import duration, timestamp
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from tenure.runtime.postgres import Connection
+
+SCHEDULES: Final = Queries.load("services.checkpoint", "sql/schedules.sql")
+RUNS_KEPT: Final = 100
+
+
+class ScheduleRow(NamedTuple):
+    """The columns of `find`, `lock`, `lock_due` and `list`, in their order. `now` is the database's time."""
+
+    now: datetime
+    schedule_id: str
+    tenant: str
+    name: str
+    request_hash: bytes
+    spec: bytes
+    cron: str
+    time_zone: str
+    overlap_policy: str
+    catch_up_seconds: float
+    starts_at: datetime | None
+    ends_at: datetime | None
+    paused: bool
+    pause_reason: str
+    pause_actor: str
+    next_due_at: datetime | None
+    started_runs: int
+    skipped_runs: int
+    failed_runs: int
+    waiting_runs: int
+    problem: str
+    created_at: datetime
+    updated_at: datetime
+
+    @property
+    def times(self) -> Times:
+        """ValueError when the time zone is unknown here: its data differ between machines."""
+        return Times(self.cron, read_zone(self.time_zone), self.starts_at, self.ends_at)
+
+    def schedule(self) -> pb.Schedule:
+        """As callers see it."""
+        next_due_at = None if self.paused else self.next_due_at
+        return pb.Schedule(
+            schedule_id=self.schedule_id,
+            name=self.name,
+            spec=task_pb2.TaskSpec.FromString(self.spec),
+            cron=self.cron,
+            time_zone=self.time_zone,
+            overlap_policy=OVERLAP_POLICIES.to_wire(OverlapPolicy(self.overlap_policy)),
+            catch_up_window=duration(self.catch_up_seconds),
+            start_time=None if self.starts_at is None else timestamp(self.starts_at),
+            end_time=None if self.ends_at is None else timestamp(self.ends_at),
+            paused=self.paused,
+            pause_reason=self.pause_reason,
+            pause_actor=self.pause_actor,
+            next_due_time=None if next_due_at is None else timestamp(next_due_at),
+            started_runs=self.started_runs,
+            skipped_runs=self.skipped_runs,
+            failed_runs=self.failed_runs,
+            waiting_runs=self.waiting_runs,
+            problem=self.problem,
+            create_time=timestamp(self.created_at),
+            update_time=timestamp(self.updated_at),
+        )
+
+
+class _Run(NamedTuple):
+    """The columns of `runs`, in their order."""
+
+    source_run_id: str
+    due_at: datetime
+    outcome: str
+    reason: str
+    message: str
+    due_times: int
+    task_id: str
+    task_state: str
+    recorded_at: datetime
+
+    def run(self) -> pb.ScheduleRun:
+        state = STATES.to_wire(TaskState(self.task_state)) if self.task_state else task_pb2.TASK_STATE_UNSPECIFIED
+        return pb.ScheduleRun(
+            source_run_id=self.source_run_id,
+            due_time=timestamp(self.due_at),
+            outcome=RUN_OUTCOMES.to_wire(RunOutcome(self.outcome)),
+            reason=self.reason,
+            message=self.message,
+            due_times=self.due_times,
+            task_id=self.task_id,
+            task_state=state,
+            record_time=timestamp(self.recorded_at),
+        )
+
+
+@dataclass(slots=True)
+class RunRecord:
+    """What one transaction decided of a schedule's runs; written at its end."""
+
+    schedule_id: str
+    rows: list[tuple[str, str, str, str, str, int, str]] = field(default_factory=list)
+
+    def add(
+        self,
+        due: datetime,
+        outcome: RunOutcome,
+        reason: RunReason | None = None,
+        message: str = "",
+        *,
+        due_times: int = 1,
+        task_id: str = "",
+        source_run_id: str = "",
+    ) -> None:
+        """One more. `source_run_id`: that of a trigger."""
+        run_id = source_run_id or run_id_of(due)
+        self.rows.append((run_id, due.isoformat(), outcome, reason or "", message, due_times, task_id))
+
+    def count(self, outcome: RunOutcome) -> int:
+        """How many due times came to this."""
+        return sum(row[5] for row in self.rows if row[2] == outcome)
+
+    async def write(self, connection: Connection) -> None:
+        """All of it, and of the record so far only what is to be kept."""
+        if not self.rows:
+            return
+        names = ("source_run_ids", "due_ats", "outcomes", "reasons", "messages", "due_times", "task_ids")
+        columns = dict(zip(names, map(list, zip(*self.rows, strict=True)), strict=True))
+        await connection.execute(SCHEDULES.record, {"schedule_id": self.schedule_id, **columns})
+        await connection.execute(SCHEDULES.prune, {"schedule_id": self.schedule_id, "kept": RUNS_KEPT})
+
+
+async def read_schedule(connection: Connection, tenant: str, told: str, *, lock: bool = False) -> ScheduleRow:
+    """By id or name. Raises NotFound, also for another tenant's."""
+    statement = SCHEDULES.lock if lock else SCHEDULES.find
+    found = await fetch_one(connection, statement, {"tenant": tenant, **_named(told)})
+    if found is None:
+        raise NotFound(f"there is no schedule {told}")
+    return ScheduleRow(*found)
+
+
+async def read_runs(connection: Connection, schedule_id: str, limit: int) -> list[pb.ScheduleRun]:
+    """Newest first."""
+    rows: list[tuple[Any, ...]] = await fetch_all(
+        connection, SCHEDULES.runs, {"schedule_id": schedule_id, "limit": limit}
+    )
+    return [_Run(*columns).run() for columns in rows]
+
+
+def _named(told: str) -> dict[str, str]:
+    """A name is never a UUID: the contract says so."""
+    try:
+        return {"schedule_id": str(UUID(told)), "name": ""}
+    except ValueError:
+        return {"schedule_id": "", "name": told}

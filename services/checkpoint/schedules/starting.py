@@ -1,0 +1,22 @@
+"""A run's task: created once for each run, whoever comes twice, by the request_id that is the run's identity."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from services.checkpoint.create import Created, create_in
+from tenure.v1 import checkpoint_service_pb2, task_pb2
+
+if TYPE_CHECKING:
+    from services.checkpoint.schedules.rows import ScheduleRow
+    from tenure.runtime.postgres import Connection
+
+
+async def start_run(connection: Connection, row: ScheduleRow, source_run_id: str) -> Created:
+    """In the transaction that records the run. Raises what CreateTask does."""
+    spec = task_pb2.TaskSpec.FromString(row.spec)
+    spec.source.kind = task_pb2.SOURCE_KIND_SCHEDULER
+    spec.source.source_id, spec.source.source_run_id = row.schedule_id, source_run_id
+    request_id = f"schedule/{row.schedule_id}/{source_run_id}"
+    request = checkpoint_service_pb2.CreateTaskRequest(request_id=request_id, spec=spec)
+    return await create_in(connection, row.tenant, request)

@@ -1,0 +1,84 @@
+"""The duty that looks for schedules with something to do. In any number of replicas; each schedule by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import TYPE_CHECKING, Final
+
+from services.checkpoint.queries import fetch_all, in_ledger_transaction, ledger_connection
+from services.checkpoint.schedules.deciding import Decided, decide
+from services.checkpoint.schedules.rows import SCHEDULES
+from tenure.domain.errors import TenureError, TryLater
+from tenure.runtime import metrics
+from tenure.runtime.duties import heed_cancellation
+from tenure.runtime.failpoint import failpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from services.checkpoint.announcement import Announcement
+    from tenure.runtime.postgres import Connection, Pool
+
+SCHEDULES_A_SWEEP: Final = 100
+POSTPONED_SECONDS: Final = 60.0
+SOON_SECONDS: Final = 5.0
+
+_log: Final = logging.getLogger(__name__)
+
+
+class ScheduleSweeper:
+    """`run` until cancelled. A full sweep is followed by the next at once."""
+
+    def __init__(self, pool: Pool, announce: Callable[[Announcement], None], interval_seconds: float) -> None:
+        self._pool, self._announce, self._interval_seconds = pool, announce, interval_seconds
+
+    async def run(self) -> None:
+        while True:
+            if await self._sweep() < SCHEDULES_A_SWEEP:
+                # Replicas that started together must not sweep together for ever.
+                await asyncio.sleep(self._interval_seconds * random.uniform(0.5, 1.0))
+
+    async def _sweep(self) -> int:
+        """How many had something to do. In no order: replicas that find the same begin with different ones."""
+        async with ledger_connection(self._pool) as connection:
+            found = await fetch_all(connection, SCHEDULES.due, {"limit": SCHEDULES_A_SWEEP})
+        schedule_ids = [schedule_id for (schedule_id,) in found]
+        random.shuffle(schedule_ids)
+        for schedule_id in schedule_ids:
+            await self._look_at(schedule_id)
+        return len(schedule_ids)
+
+    async def _look_at(self, schedule_id: str) -> None:
+        """One that fails is put off, whatever it was: the others are not to wait for it."""
+
+        async def work(connection: Connection) -> Decided:
+            return await decide(connection, schedule_id)
+
+        try:
+            await failpoint("checkpoint.before_sweep")
+            decided = await in_ledger_transaction(self._pool, work)
+            await failpoint("checkpoint.after_sweep")
+            self._announce(decided.announcement)
+            for outcome, count in decided.counts.items():
+                metrics.count("tenure_schedule_runs_total", count, outcome=outcome)
+        except Exception as error:  # noqa: BLE001  logged, told in the schedule, and tried again
+            heed_cancellation()
+            await self._postpone(schedule_id, error)
+
+    async def _postpone(self, schedule_id: str, error: Exception) -> None:
+        """Raises Unavailable when not even this can be written: then it is no schedule's fault."""
+        passing = isinstance(error, TryLater)
+        facts = {"schedule": schedule_id, "error": str(error)}
+        _log.warning("a schedule is put off", extra=facts, exc_info=None if isinstance(error, TenureError) else error)
+        parameters = {
+            "schedule_id": schedule_id,
+            "seconds": SOON_SECONDS if passing else POSTPONED_SECONDS,
+            "problem": str(error) if isinstance(error, (TenureError, ValueError)) else "internal error; see the log",
+        }
+
+        async def work(connection: Connection) -> None:
+            await connection.execute(SCHEDULES.postpone, parameters)
+
+        await in_ledger_transaction(self._pool, work)

@@ -1,0 +1,432 @@
+"""Laws of schedules, at replicas of the ledger over a real Postgres that sweep at the same time.
+
+Time is the database's. Here a schedule's due times are moved instead: to its row a clock that leaps is the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, NotFound
+from tenure.runtime.rpc_channel import open_channel
+from tenure.v1 import schedule_service_pb2 as pb
+from tenure.v1 import task_pb2
+from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
+from tests.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint
+
+pytestmark = pytest.mark.server
+
+PATIENCE_SECONDS = 30.0
+YEARLY = "0 0 1 1 *"
+STARTED, WAITING = pb.RUN_OUTCOME_STARTED, pb.RUN_OUTCOME_WAITING
+SKIPPED, FAILED = pb.RUN_OUTCOME_SKIPPED, pb.RUN_OUTCOME_FAILED
+
+
+class Schedules:
+    """ScheduleService at a replica, and a hand on the due times."""
+
+    def __init__(self, replica: Checkpoint) -> None:
+        self.replica = replica
+        self.stub: Any = ScheduleServiceStub(replica.channel)
+
+    async def create(self, name: str = "nightly", cron: str = YEARLY, **fields: Any) -> pb.Schedule:
+        request = pb.CreateScheduleRequest(
+            name=name, cron=cron, **{"spec": task_pb2.TaskSpec(goal="tidy up"), **fields}
+        )
+        return (await self.stub.CreateSchedule(request, timeout=TIMEOUT_SECONDS)).schedule
+
+    async def get(self, schedule: str) -> pb.GetScheduleResponse:
+        return await self.stub.GetSchedule(
+            pb.GetScheduleRequest(schedule=schedule, run_count=100), timeout=TIMEOUT_SECONDS
+        )
+
+    async def pause(self, schedule: str, reason: str = "holidays") -> pb.Schedule:
+        request = pb.PauseScheduleRequest(schedule=schedule, reason=reason, actor="alice")
+        return (await self.stub.PauseSchedule(request, timeout=TIMEOUT_SECONDS)).schedule
+
+    async def resume(self, schedule: str) -> pb.Schedule:
+        return (
+            await self.stub.ResumeSchedule(pb.ResumeScheduleRequest(schedule=schedule), timeout=TIMEOUT_SECONDS)
+        ).schedule
+
+    async def trigger(self, schedule: str, request_id: str = "") -> task_pb2.Task:
+        request = pb.TriggerScheduleRequest(schedule=schedule, request_id=request_id or uuid4().hex)
+        return (await self.stub.TriggerSchedule(request, timeout=TIMEOUT_SECONDS)).task
+
+    async def delete(self, schedule: str) -> bool:
+        return (
+            await self.stub.DeleteSchedule(pb.DeleteScheduleRequest(schedule=schedule), timeout=TIMEOUT_SECONDS)
+        ).deleted
+
+    async def come_due(self, schedule: pb.Schedule, minutes_ago: float = 0.0) -> None:
+        """As when the clock leapt: its next due time is so long ago, in whole minutes."""
+        await self.replica.query(
+            "update ledger.schedules set look_at = '-infinity',"
+            " next_due_at = date_trunc('minute', clock_timestamp()) - make_interval(secs => %s)"
+            " where schedule_id = %s and not paused",
+            60 * minutes_ago,
+            schedule.schedule_id,
+        )
+
+    async def until(
+        self, schedule: pb.Schedule, count: int, *outcomes: pb.RunOutcome.ValueType
+    ) -> list[pb.ScheduleRun]:
+        """Its runs, oldest first, once so many have come to one of these outcomes."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while True:
+                runs = list(reversed((await self.get(schedule.schedule_id)).runs))
+                if sum(run.outcome in (outcomes or (STARTED,)) for run in runs) >= count:
+                    return runs
+                await asyncio.sleep(0.02)
+
+    async def looked_at(self, schedule: pb.Schedule) -> None:
+        """A sweep has been here since the last `come_due`."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while await self.replica.query(
+                "select 1 from ledger.schedules where schedule_id = %s and look_at = '-infinity'", schedule.schedule_id
+            ):
+                await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+async def schedules(checkpoint) -> Schedules:
+    """Of one replica."""
+    return Schedules(await checkpoint())
+
+
+async def end(replica: Checkpoint, task_id: str) -> None:
+    await (await replica.claim(task_id)).end()
+
+
+class TestDueTimes:
+    async def test_a_due_time_is_one_task_of_the_schedule(self, schedules):
+        schedule = await schedules.create()
+        assert schedule.next_due_time.ToDatetime().strftime("%m-%d %H:%M") == "01-01 00:00"
+        await schedules.come_due(schedule)
+        (run,) = await schedules.until(schedule, 1)
+        task = await schedules.replica.get(run.task_id)
+        assert task.spec.goal == "tidy up"
+        assert task.spec.source.kind == task_pb2.SOURCE_KIND_SCHEDULER
+        assert task.spec.source.source_id == schedule.schedule_id
+        assert task.spec.source.source_run_id == run.source_run_id == run.due_time.ToJsonString()
+        assert run.task_state == task_pb2.TASK_STATE_QUEUED
+        after = (await schedules.get("nightly")).schedule
+        assert (after.started_runs, after.skipped_runs) == (1, 0)
+        assert after.next_due_time == schedule.next_due_time
+
+    async def test_three_sweepers_create_each_run_once(self, checkpoint):
+        """A hundred schedules, four due times each; three replicas look for them all the time."""
+        replica = await checkpoint()
+        for _ in range(2):
+            await checkpoint(dsn=replica.dsn)
+        schedules = Schedules(replica)
+        made = [await schedules.create(f"s-{number}", overlap_policy=pb.OVERLAP_POLICY_QUEUE) for number in range(40)]
+        for minutes_ago in (8, 6, 4, 2):
+            await asyncio.gather(*(schedules.come_due(one, minutes_ago) for one in made))
+            for one in made:
+                await schedules.looked_at(one)
+        counts = await replica.query(
+            "select count(*), count(distinct request_id), count(distinct r.source_run_id) from ledger.tasks"
+            " left join ledger.schedule_runs r using (task_id)"
+        )
+        assert counts[0][:2] == (40, 40)
+        ((runs, waiting),) = await replica.query(
+            "select count(*), count(*) filter (where outcome = 'WAITING') from ledger.schedule_runs"
+        )
+        assert (runs, waiting) == (160, 120)
+        ((started, skipped, failed),) = await replica.query(
+            "select sum(started_runs), sum(skipped_runs), sum(failed_runs) from ledger.schedules"
+        )
+        assert (started, skipped, failed) == (40, 0, 0)
+
+    async def test_a_run_that_was_created_is_found_again_and_not_created_twice(self, schedules):
+        """As after a ledger's row of the schedule went back: the request_id is the run's identity."""
+        schedule = await schedules.create()
+        await schedules.come_due(schedule, 2)
+        (first,) = await schedules.until(schedule, 1)
+        await schedules.replica.query("delete from ledger.schedule_runs")
+        await schedules.replica.query(
+            "update ledger.schedules set next_due_at = %s, look_at = '-infinity'", first.due_time.ToDatetime()
+        )
+        (again,) = await schedules.until(schedule, 1)
+        assert again.task_id == first.task_id
+
+    async def test_a_clock_that_goes_back_brings_nothing_twice(self, schedules):
+        """The next due time stands in the row: it is in the future then, and waited for."""
+        schedule = await schedules.create(cron="* * * * *")
+        await schedules.come_due(schedule)
+        await schedules.until(schedule, 1)
+        ((ahead,),) = await schedules.replica.query(
+            "select next_due_at > date_trunc('minute', clock_timestamp()) - interval '1 minute' from ledger.schedules"
+        )
+        assert ahead
+
+    async def test_an_outage_is_caught_up_with_within_the_window_and_the_rest_is_counted(self, schedules):
+        schedule = await schedules.create(
+            cron="* * * * *", overlap_policy=pb.OVERLAP_POLICY_QUEUE, catch_up_window={"seconds": 330}
+        )
+        await schedules.come_due(schedule, 3 * 24 * 60)
+        runs = await schedules.until(schedule, 5, STARTED, WAITING)
+        missed = [run for run in runs if run.outcome == SKIPPED]
+        assert {run.reason for run in missed} == {"MISSED"}
+        made_up_for = [run for run in runs if run.outcome != SKIPPED]
+        assert min(made_up_for, key=lambda run: run.source_run_id).outcome == STARTED
+        assert len(made_up_for) in {5, 6, 7}
+        assert sum(run.due_times for run in runs) in range(3 * 24 * 60, 3 * 24 * 60 + 4)
+        after = (await schedules.get("nightly")).schedule
+        assert after.skipped_runs == sum(run.due_times for run in missed)
+
+    async def test_of_a_long_row_only_the_newest_are_made_up_for(self, schedules):
+        schedule = await schedules.create(
+            cron="* * * * *", overlap_policy=pb.OVERLAP_POLICY_QUEUE, catch_up_window={"seconds": 86400}
+        )
+        await schedules.come_due(schedule, 60)
+        runs = await schedules.until(schedule, 10, STARTED, WAITING)
+        (left_out,) = [run for run in runs if run.outcome == SKIPPED]
+        assert left_out.reason == "CATCH_UP_LIMIT"
+        assert left_out.due_times in {51, 52}
+
+    async def test_after_its_end_nothing_is_due_and_the_schedule_stays(self, schedules):
+        ((start, last),) = await schedules.replica.query(
+            "select date_trunc('minute', now()), date_trunc('minute', now()) + interval '1 minute'"
+        )
+        schedule = await schedules.create(cron="* * * * *", end_time=last)
+        assert schedule.next_due_time.ToDatetime() == last.replace(tzinfo=None)
+        assert start < last
+        await schedules.replica.query(
+            "update ledger.schedules set next_due_at = %s, ends_at = %s, look_at = '-infinity'", start, start
+        )
+        await schedules.until(schedule, 1)
+        after = (await schedules.get("nightly")).schedule
+        assert not after.HasField("next_due_time")
+        assert await schedules.replica.query("select 1 from ledger.schedules where look_at is null")
+
+    async def test_the_record_of_runs_is_bounded(self, schedules):
+        schedule = await schedules.create(overlap_policy=pb.OVERLAP_POLICY_SKIP)
+        await schedules.replica.query(
+            "insert into ledger.schedule_runs (schedule_id, source_run_id, due_at, outcome, recorded_at)"
+            " select %s, n::text, now() - n * interval '1 hour', 'SKIPPED', now() - n * interval '1 hour'"
+            " from generate_series(1, 300) n",
+            schedule.schedule_id,
+        )
+        await schedules.come_due(schedule)
+        await schedules.until(schedule, 1)
+        assert await schedules.replica.query("select count(*) from ledger.schedule_runs") == [(100,)]
+
+
+class TestOverlap:
+    async def test_skip(self, schedules):
+        schedule = await schedules.create()
+        await schedules.come_due(schedule, 4)
+        (first,) = await schedules.until(schedule, 1)
+        await schedules.come_due(schedule, 2)
+        second = (await schedules.until(schedule, 1, SKIPPED))[-1]
+        assert (second.reason, second.task_id) == ("OVERLAP", "")
+        await end(schedules.replica, first.task_id)
+        await schedules.come_due(schedule)
+        third = (await schedules.until(schedule, 2))[-1]
+        assert third.task_id not in {"", first.task_id}
+
+    async def test_queue_starts_one_after_the_other_in_order(self, schedules):
+        schedule = await schedules.create(overlap_policy=pb.OVERLAP_POLICY_QUEUE)
+        for minutes_ago in (6, 4, 2):
+            await schedules.come_due(schedule, minutes_ago)
+            await schedules.looked_at(schedule)
+        assert (await schedules.get("nightly")).schedule.waiting_runs == 2
+        started: list[str] = []
+        for count in (1, 2, 3):
+            runs = await schedules.until(schedule, count)
+            (now,) = [run for run in runs if run.task_state == task_pb2.TASK_STATE_QUEUED]
+            started.append(now.source_run_id)
+            await end(schedules.replica, now.task_id)
+        assert started == sorted(started)
+        assert (await schedules.get("nightly")).schedule.waiting_runs == 0
+
+    async def test_cancel_previous_cancels_what_runs_and_starts_when_it_has_ended(self, schedules):
+        schedule = await schedules.create(overlap_policy=pb.OVERLAP_POLICY_CANCEL_PREVIOUS)
+        await schedules.come_due(schedule, 4)
+        (first,) = await schedules.until(schedule, 1)
+        owner = await schedules.replica.claim(first.task_id)
+        await schedules.come_due(schedule, 2)
+        await schedules.until(schedule, 1, WAITING)
+        assert (await schedules.replica.get(first.task_id)).cancel_requested
+        await schedules.come_due(schedule, 1)
+        replaced = next(run for run in await schedules.until(schedule, 1, SKIPPED) if run.outcome == SKIPPED)
+        assert replaced.reason == "REPLACED"
+        await owner.end(task_pb2.TASK_STATE_CANCELLED)
+        runs = await schedules.until(schedule, 2)
+        assert [run.outcome for run in runs].count(STARTED) == 2
+        kinds = [entry.body.WhichOneof("body") for entry in await schedules.replica.entries(first.task_id)]
+        assert kinds.count("cancel_request") == 1
+
+    async def test_a_task_that_nobody_holds_is_cancelled_at_once(self, schedules):
+        schedule = await schedules.create(overlap_policy=pb.OVERLAP_POLICY_CANCEL_PREVIOUS)
+        await schedules.come_due(schedule, 4)
+        (first,) = await schedules.until(schedule, 1)
+        await schedules.come_due(schedule, 2)
+        await schedules.until(schedule, 2)
+        assert (await schedules.replica.get(first.task_id)).state == task_pb2.TASK_STATE_CANCELLED
+
+
+class TestVerbs:
+    async def test_creating_again_is_the_same_and_another_under_the_name_is_refused(self, schedules):
+        first = await schedules.create()
+        assert await schedules.create() == first
+        with pytest.raises(AlreadyExists) as refused:
+            await schedules.create(cron="0 1 * * *")
+        assert refused.value.reason == "SCHEDULE_EXISTS"
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"cron": "99 * * * *"},
+            {"cron": "0 0 1 1 * *"},
+            {"cron": "0 0 30 2 *"},
+            {"time_zone": "Mars/Olympus"},
+            {"name": ""},
+            {"name": "00000000-0000-7000-8000-000000000000"},
+            {"catch_up_window": {"seconds": 1}},
+            {"overlap_policy": 9},
+            {"end_time": {"seconds": 1}},
+            {"start_time": {"seconds": 9}, "end_time": {"seconds": 8}},
+            {"spec": task_pb2.TaskSpec(goal="")},
+            {"spec": task_pb2.TaskSpec(goal="x", source={"source_id": "mine"})},
+        ],
+    )
+    async def test_what_can_never_run_is_refused(self, schedules, wrong):
+        with pytest.raises(InvalidRequest):
+            await schedules.create(**wrong)
+
+    async def test_a_paused_schedule_lets_nothing_come_due_and_makes_nothing_up_for(self, schedules):
+        schedule = await schedules.create(cron="* * * * *")
+        paused = await schedules.pause("nightly")
+        assert (paused.paused, paused.pause_reason, paused.pause_actor) == (True, "holidays", "alice")
+        assert not paused.HasField("next_due_time")
+        assert (await schedules.pause(schedule.schedule_id, "other words")).pause_reason == "holidays"
+        await schedules.replica.query("update ledger.schedules set next_due_at = next_due_at - interval '1 hour'")
+        resumed = await schedules.resume("nightly")
+        assert not resumed.paused
+        ((ahead,),) = await schedules.replica.query("select next_due_at > now() from ledger.schedules")
+        assert ahead
+        assert (await schedules.resume("nightly")).started_runs == 0
+
+    async def test_what_waits_is_not_started_while_paused(self, schedules):
+        schedule = await schedules.create(overlap_policy=pb.OVERLAP_POLICY_QUEUE)
+        for minutes_ago in (4, 2):
+            await schedules.come_due(schedule, minutes_ago)
+            await schedules.looked_at(schedule)
+        first = (await schedules.until(schedule, 1))[0]
+        await schedules.pause("nightly")
+        await end(schedules.replica, first.task_id)
+        other = await schedules.create("other")
+        await schedules.come_due(other)
+        await schedules.until(other, 1)
+        assert (await schedules.get("nightly")).schedule.waiting_runs == 1
+        await schedules.resume("nightly")
+        await schedules.until(schedule, 2)
+
+    async def test_a_trigger_is_a_task_now_once_for_each_request_id(self, schedules):
+        schedule = await schedules.create()
+        await schedules.pause("nightly")
+        first = await schedules.trigger("nightly", "r1")
+        assert (await schedules.trigger(schedule.schedule_id, "r1")).task_id == first.task_id
+        assert (await schedules.trigger("nightly", "r2")).task_id != first.task_id
+        assert first.spec.source.source_run_id == "trigger/r1"
+        found = await schedules.get("nightly")
+        assert found.schedule.started_runs == 2
+        assert {run.source_run_id for run in found.runs} == {"trigger/r1", "trigger/r2"}
+
+    async def test_a_due_time_finds_a_triggered_task_running(self, schedules):
+        schedule = await schedules.create()
+        await schedules.trigger("nightly")
+        await schedules.come_due(schedule)
+        await schedules.until(schedule, 1, SKIPPED)
+
+    async def test_deleted_is_gone_and_its_tasks_go_on_and_the_next_of_its_name_is_another(self, schedules):
+        schedule = await schedules.create()
+        task = await schedules.trigger("nightly", "r")
+        assert await schedules.delete("nightly")
+        assert not await schedules.delete("nightly")
+        with pytest.raises(NotFound):
+            await schedules.get("nightly")
+        assert (await schedules.replica.get(task.task_id)).state == task_pb2.TASK_STATE_QUEUED
+        again = await schedules.create()
+        assert again.schedule_id != schedule.schedule_id
+        assert (await schedules.trigger("nightly", "r")).task_id != task.task_id
+
+    async def test_another_tenants_schedule_is_not_there(self, schedules):
+        await schedules.create()
+        async with open_channel(schedules.replica.address, tenant="others") as channel:
+            stub: Any = ScheduleServiceStub(channel)
+            with pytest.raises(NotFound):
+                await stub.GetSchedule(pb.GetScheduleRequest(schedule="nightly"), timeout=TIMEOUT_SECONDS)
+            assert not (await stub.ListSchedules(pb.ListSchedulesRequest(), timeout=TIMEOUT_SECONDS)).schedules
+            assert not (
+                await stub.DeleteSchedule(pb.DeleteScheduleRequest(schedule="nightly"), timeout=TIMEOUT_SECONDS)
+            ).deleted
+
+    async def test_a_list_is_paged_by_name(self, schedules):
+        for name in "cab":
+            await schedules.create(name)
+        first = await schedules.stub.ListSchedules(pb.ListSchedulesRequest(page_size=2), timeout=TIMEOUT_SECONDS)
+        assert [one.name for one in first.schedules] == ["a", "b"]
+        rest = await schedules.stub.ListSchedules(
+            pb.ListSchedulesRequest(page_size=2, page_token=first.next_page_token),
+            timeout=TIMEOUT_SECONDS,
+        )
+        assert [one.name for one in rest.schedules] == ["c"]
+        assert rest.next_page_token == ""
+
+    async def test_a_tenant_has_no_more_than_its_limit(self, checkpoint):
+        """Also when the last ones are created at the same moment at two replicas."""
+        replica = await checkpoint(max_schedules_per_tenant=3)
+        other = await checkpoint(dsn=replica.dsn, max_schedules_per_tenant=3)
+        both = [Schedules(replica), Schedules(other)]
+        results = await asyncio.gather(
+            *(both[number % 2].create(f"s-{number}") for number in range(8)), return_exceptions=True
+        )
+        assert sum(isinstance(result, pb.Schedule) for result in results) == 3
+        refused = [result for result in results if isinstance(result, LimitReached)]
+        assert {error.reason for error in refused} == {"TOO_MANY_SCHEDULES"}
+        assert len(refused) == 5
+
+
+class TestFailures:
+    async def test_a_run_that_cannot_be_created_is_recorded_and_the_next_one_runs(self, schedules):
+        schedule = await schedules.create()
+        ((due,),) = await schedules.replica.query(
+            "select to_char(date_trunc('minute', now()) at time zone 'UTC' - interval '2 hours',"
+            ' \'YYYY-MM-DD"T"HH24:MI:SS"Z"\')'
+        )
+        await schedules.replica.create(f"schedule/{schedule.schedule_id}/{due}", goal="somebody else's")
+        await schedules.replica.query(
+            "update ledger.schedules"
+            " set next_due_at = %s::timestamptz, look_at = '-infinity', catch_up_seconds = 86400",
+            due,
+        )
+        (failed,) = await schedules.until(schedule, 1, FAILED)
+        assert failed.reason == "NOT_CREATED"
+        assert "REQUEST_ID_REUSED" in failed.message
+        await schedules.come_due(schedule)
+        await schedules.until(schedule, 1)
+        after = (await schedules.get("nightly")).schedule
+        assert (after.failed_runs, after.started_runs, after.problem) == (1, 1, "")
+
+    @pytest.mark.parametrize("broken", ["time_zone = 'Atlantis/Capital'", r"spec = '\xff'::bytea", "cron = 'no'"])
+    async def test_a_broken_schedule_is_put_off_and_the_others_go_on(self, schedules, broken):
+        bad = await schedules.create("bad")
+        good = await schedules.create("good")
+        await schedules.replica.query(f"update ledger.schedules set {broken} where name = 'bad'")
+        await schedules.come_due(bad, 5)
+        await schedules.looked_at(bad)
+        await schedules.come_due(good)
+        await schedules.until(good, 1)
+        ((problem, later),) = await schedules.replica.query(
+            "select problem, look_at > now() + interval '30 seconds' from ledger.schedules where name = 'bad'"
+        )
+        assert problem
+        assert later

@@ -1,0 +1,248 @@
+"""Laws of due times, catching up and overlaps; no database, no clock."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tenure.domain.schedules import (
+    DUE_TIMES_AT_ONCE,
+    MOST_CATCH_UP_RUNS,
+    MOST_WAITING_RUNS,
+    OverlapPolicy,
+    RunReason,
+    Times,
+    check_cron,
+    plan_runs,
+    read_zone,
+    run_id_of,
+    what_is_due,
+)
+
+BERLIN = ZoneInfo("Europe/Berlin")
+START = datetime(2026, 3, 1, tzinfo=UTC)
+EVERY_MINUTE = Times("* * * * *", UTC)
+
+moments = st.datetimes(datetime(2020, 1, 1), datetime(2035, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001  hypothesis' way
+zones = st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Africa/Casablanca"])
+crons = st.one_of(
+    st.sampled_from(
+        ["* * * * *", "30 * * * *", "*/7 1-3 * * *", "30 2 * * *", "15,45 1-3 * * 0", "0 9 LW * *", "0 0 29 2 *"]
+    ),
+    st.builds(
+        "{} {} * * {}".format, st.integers(0, 59), st.integers(0, 23), st.sampled_from(["*", "1-5", "SUN", "0#1"])
+    ),
+)
+steps = st.integers(-30, 200).map(lambda minutes: timedelta(minutes=minutes))
+
+
+def utc(text: str) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+def dues(cron: str, after: str, count: int, zone: ZoneInfo = BERLIN) -> list[str]:
+    times, found, moment = Times(cron, zone), [], utc(after)
+    for _ in range(count):
+        following = times.next_after(moment)
+        assert following is not None
+        moment = following
+        found.append(moment.strftime("%d %H:%M"))
+    return found
+
+
+class TestDueTimes:
+    @given(crons, zones, moments)
+    @settings(max_examples=100, deadline=None)
+    def test_the_next_due_time_is_later_and_a_whole_minute(self, cron, zone, moment):
+        found = Times(cron, ZoneInfo(zone)).next_after(moment)
+        assert found is not None
+        assert found > moment
+        assert (found.second, found.microsecond, found.tzinfo) == (0, 0, UTC)
+
+    @given(crons, zones, moments, st.timedeltas(timedelta(0), timedelta(days=2)))
+    @settings(max_examples=100, deadline=None)
+    @example("30 2 * * *", "Europe/Berlin", utc("2026-10-25T00:10"), timedelta(hours=1))
+    @example("15,45 2 * * *", "Europe/Berlin", utc("2026-03-29T00:10"), timedelta(minutes=50))
+    def test_it_does_not_depend_on_where_one_begins_to_look(self, cron, zone, moment, later):
+        """What lies between two moments is found from both: none is lost when a sweep comes late, none comes twice."""
+        times = Times(cron, ZoneInfo(zone))
+        first, second = times.next_after(moment), times.next_after(moment + later)
+        assert first is not None
+        assert second is not None
+        assert first <= second
+        if first > moment + later:
+            assert first == second
+
+    def test_a_time_of_day_that_is_left_out_comes_due_right_after_the_gap(self):
+        """In Berlin 02:00 to 03:00 is left out on 29 March 2026; 03:00 there is 01:00 UTC."""
+        assert dues("30 2 * * *", "2026-03-28T12:00", 2) == ["29 01:00", "30 00:30"]
+        assert dues("15,45 2 * * *", "2026-03-28T12:00", 2) == ["29 01:00", "30 00:15"]
+
+    def test_a_time_of_day_that_comes_twice_comes_due_once(self):
+        """02:00 to 03:00 comes twice on 25 October 2026, first from 00:00 UTC."""
+        assert dues("30 2 * * *", "2026-10-24T12:00", 2) == ["25 00:30", "26 01:30"]
+        assert dues("30 2 * * *", "2026-10-25T00:45", 1) == ["26 01:30"]
+
+    def test_every_hour_stays_every_hour(self):
+        assert dues("30 * * * *", "2026-03-29T00:00", 3) == ["29 00:30", "29 01:30", "29 02:30"]
+        assert dues("30 * * * *", "2026-10-25T00:00", 3) == ["25 00:30", "25 01:30", "25 02:30"]
+
+    def test_with_a_star_the_clock_is_followed_as_it_goes(self):
+        assert dues("*/30 2 * * *", "2026-03-28T12:00", 1) == ["30 00:00"]
+        assert dues("*/30 2 * * *", "2026-10-24T12:00", 5) == [
+            "25 00:00",
+            "25 00:30",
+            "25 01:00",
+            "25 01:30",
+            "26 01:00",
+        ]
+
+    def test_nothing_comes_due_before_the_start_and_after_the_end(self):
+        times = Times("0 12 * * *", UTC, utc("2026-03-05T12:00"), utc("2026-03-06T12:00"))
+        assert list(times.until(times.next_after(START), utc("2027-01-01"))) == [
+            utc("2026-03-05T12:00"),
+            utc("2026-03-06T12:00"),
+        ]
+        assert times.next_after(utc("2026-03-06T12:00")) is None
+
+    @settings(deadline=None)
+    @given(st.text(max_size=30))
+    @example("0 0 30 2 *")
+    @example("* * * * * *")
+    @example("@daily")
+    def test_what_is_no_expression_is_refused_and_nothing_worse(self, text):
+        try:
+            check_cron(text)
+        except ValueError:
+            return
+        Times(text, UTC).next_after(START)
+
+    @pytest.mark.parametrize(
+        "name", ["", "Mars/Olympus", "/etc/passwd", "../etc/passwd", "localtime", "Europe", "a\0b"]
+    )
+    def test_what_is_no_time_zone_is_refused(self, name):
+        with pytest.raises(ValueError, match="IANA"):
+            read_zone(name)
+
+    def test_a_run_is_named_by_its_due_time_in_utc(self):
+        assert run_id_of(datetime(2026, 3, 30, 2, 30, tzinfo=BERLIN)) == "2026-03-30T00:30:00Z"
+
+
+class TestCatchingUp:
+    def test_what_is_not_due_is_left_alone(self):
+        due = what_is_due(EVERY_MINUTE, START, START - timedelta(seconds=1), 60)
+        assert (due.missed, due.runs, due.next_due) == ((), (), START)
+
+    def test_an_outage_within_the_window_is_made_up_for(self):
+        due = what_is_due(EVERY_MINUTE, START, START + timedelta(minutes=3), 3600)
+        assert due.runs == tuple(START + timedelta(minutes=minute) for minute in range(4))
+        assert (due.missed, due.next_due) == ((), START + timedelta(minutes=4))
+
+    def test_what_is_older_than_the_window_is_skipped_and_counted(self):
+        due = what_is_due(EVERY_MINUTE, START, START + timedelta(minutes=30), 180)
+        (missed,) = due.missed
+        assert (missed.reason, missed.count) == (RunReason.MISSED, 27)
+        assert len(due.runs) == 4
+
+    def test_of_more_than_may_be_made_up_for_the_newest_are(self):
+        due = what_is_due(EVERY_MINUTE, START, START + timedelta(minutes=30), 3600)
+        (missed,) = due.missed
+        assert (missed.reason, missed.count) == (RunReason.CATCH_UP_LIMIT, 31 - MOST_CATCH_UP_RUNS)
+        assert due.runs[-1] == START + timedelta(minutes=30)
+
+    @settings(max_examples=50, deadline=None)
+    @given(
+        st.lists(st.tuples(steps, st.booleans()), min_size=1, max_size=6),
+        st.integers(60, 90_000),
+        st.sampled_from(["* * * * *", "*/5 * * * *", "7 * * * *"]),
+    )
+    def test_each_due_time_is_dealt_with_once_whatever_the_clock_does(self, looks, window_seconds, cron):
+        """The clock leaps and goes back between looks; what was dealt with is what came due, in order, without gaps."""
+        times = Times(cron, UTC)
+        next_due = first = times.next_after(START)
+        now, newest, runs, missed = START, START, [], 0
+        for step, leaps in looks:
+            now = now + step * (6 if leaps else 1)
+            newest = max(newest, now)
+            while next_due is not None:
+                due = what_is_due(times, next_due, now, window_seconds)
+                assert all(now - timedelta(seconds=window_seconds) <= run <= now for run in due.runs)
+                assert len(due.runs) <= MOST_CATCH_UP_RUNS
+                runs += due.runs
+                missed += sum(some.count for some in due.missed)
+                next_due = due.next_due
+                if not due.more:
+                    break
+        assert runs == sorted(set(runs))
+        assert missed + len(runs) == len(list(times.until(first, newest)))
+        assert next_due == times.next_after(max(newest, START))
+
+    def test_a_long_outage_is_dealt_with_in_parts(self):
+        now = START + timedelta(days=3)
+        next_due, missed, parts = START, 0, 0
+        while True:
+            due = what_is_due(EVERY_MINUTE, next_due, now, 3600)
+            missed += sum(some.count for some in due.missed)
+            next_due, parts = due.next_due, parts + 1
+            if not due.more:
+                break
+            assert due.runs == ()
+        assert parts == 5
+        assert missed + len(due.runs) == 3 * 24 * 60 + 1
+        assert len(due.runs) == MOST_CATCH_UP_RUNS
+        assert missed > DUE_TIMES_AT_ONCE
+
+
+MINUTES = [START + timedelta(minutes=minute) for minute in range(40)]
+
+
+class TestOverlap:
+    @settings(deadline=None)
+    @given(
+        st.sampled_from(OverlapPolicy),
+        st.booleans(),
+        st.integers(0, MOST_WAITING_RUNS),
+        st.integers(0, MOST_CATCH_UP_RUNS),
+    )
+    def test_each_run_has_one_fate_and_at_most_one_starts(self, policy, is_active, waiting_count, due_count):
+        waiting = MINUTES[:waiting_count] if policy is not OverlapPolicy.SKIP else []
+        due = MINUTES[20 : 20 + due_count]
+        plan = plan_runs(policy, is_active=is_active, waiting=waiting, due=due)
+        skipped = [one for one, _ in plan.skip]
+        started = [] if plan.start is None else [plan.start]
+        told = [*skipped, *plan.wait, *started]
+        assert len(set(told)) == len(told)
+        still = set(waiting) - set(told)
+        assert set(told) | still == {*waiting, *due}
+        assert len(still) + len(plan.wait) <= MOST_WAITING_RUNS
+        assert not (is_active and started)
+        if (waiting or due) and not is_active:
+            assert started
+
+    def test_skip_lets_the_first_run_and_skips_what_comes_while_it_does(self):
+        plan = plan_runs(OverlapPolicy.SKIP, is_active=False, waiting=[], due=MINUTES[:3])
+        assert (plan.start, [one for one, _ in plan.skip]) == (MINUTES[0], MINUTES[1:3])
+        plan = plan_runs(OverlapPolicy.SKIP, is_active=True, waiting=[], due=MINUTES[:1])
+        assert (plan.start, plan.skip) == (None, ((MINUTES[0], RunReason.OVERLAP),))
+
+    def test_queue_starts_the_oldest_and_lets_the_others_wait_while_there_is_room(self):
+        plan = plan_runs(OverlapPolicy.QUEUE, is_active=False, waiting=MINUTES[:2], due=MINUTES[5:6])
+        assert (plan.start, plan.wait, plan.skip) == (MINUTES[0], (MINUTES[5],), ())
+        full = plan_runs(OverlapPolicy.QUEUE, is_active=True, waiting=MINUTES[:MOST_WAITING_RUNS], due=MINUTES[20:21])
+        assert (full.wait, full.skip) == ((), ((MINUTES[20], RunReason.QUEUE_FULL),))
+
+    def test_cancel_previous_cancels_what_runs_and_lets_only_the_newest_wait(self):
+        plan = plan_runs(OverlapPolicy.CANCEL_PREVIOUS, is_active=True, waiting=MINUTES[:1], due=MINUTES[5:7])
+        assert plan.cancel_active
+        assert (plan.wait, plan.start) == ((MINUTES[6],), None)
+        assert plan.skip == ((MINUTES[0], RunReason.REPLACED), (MINUTES[5], RunReason.REPLACED))
+        then = plan_runs(OverlapPolicy.CANCEL_PREVIOUS, is_active=False, waiting=[MINUTES[6]], due=[])
+        assert (then.start, then.cancel_active) == (MINUTES[6], False)
+
+    def test_nothing_is_cancelled_while_nothing_is_due(self):
+        plan = plan_runs(OverlapPolicy.CANCEL_PREVIOUS, is_active=True, waiting=[], due=[])
+        assert not plan.cancel_active
