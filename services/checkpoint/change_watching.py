@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from services.checkpoint.change_feed import Change, ChangePage, begin, read_changes
@@ -66,11 +67,9 @@ class ChangeWatching:
         """Until there may be more to read. Raises Unavailable when we drain."""
         if not page.full:
             await asyncio.sleep(PAUSE_SECONDS)
-            try:
+            with suppress(TimeoutError):  # what was not told of is found by looking
                 async with asyncio.timeout(held_seconds if page.held_back else POLL_SECONDS):
                     await changed.wait()
-            except TimeoutError:
-                pass  # what was not told of is found by looking
         if self._hub.closed:
             raise draining()
 

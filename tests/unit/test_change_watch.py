@@ -1,0 +1,113 @@
+"""What the gateway makes of the feed: a heartbeat first, each change with its cursor, and patience behind both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from services.checkpoint.change_cursor import Cursor
+from services.gateway.task_changes import TasksWatch
+from tenure.domain.errors import InvalidRequest, OutOfRange, Unavailable
+from tenure.v1 import checkpoint_service_pb2 as ledger
+from tenure.v1 import task_pb2
+from tenure.v1 import task_service_pb2 as api
+
+BEAT_SECONDS = 0.05
+
+
+def answer(cursor: str, *sequences: int) -> ledger.WatchChangesResponse:
+    items = [
+        ledger.WatchChangesResponse.Item(change=task_pb2.TaskChange(sequence=number), cursor=f"after {number}")
+        for number in sequences
+    ]
+    return ledger.WatchChangesResponse(items=items, cursor=cursor)
+
+
+class ScriptedLedger:
+    """Streams, one a call: each gives its answers, then its error, or goes on for ever."""
+
+    def __init__(self, *streams: list[Any]) -> None:
+        self.streams = list(streams)
+        self.asked: list[str] = []
+
+    async def WatchChanges(self, request: ledger.WatchChangesRequest) -> AsyncIterator[ledger.WatchChangesResponse]:
+        self.asked.append(request.after_cursor)
+        for one in self.streams.pop(0):
+            if isinstance(one, Exception):
+                raise one
+            yield one
+        await asyncio.Event().wait()
+
+
+async def events(
+    script: ScriptedLedger, count: int, cursor: str = "", stopping: asyncio.Event | None = None
+) -> list[Any]:
+    """The first `count`, as (kind, cursor)."""
+    peers: Any = SimpleNamespace(checkpoint=script)
+    request = api.WatchTasksRequest(after_cursor=cursor)
+    found: list[Any] = []
+    async with (
+        asyncio.timeout(20),
+        TasksWatch(peers, request, stopping or asyncio.Event()) as watch,
+        aclosing(watch.events(BEAT_SECONDS)) as told,
+    ):
+        async for event in told:
+            found.append((event.WhichOneof("event"), event.cursor))
+            if len(found) == count:
+                return found
+    return found
+
+
+async def test_the_first_event_is_a_heartbeat_with_the_cursor_to_list_after() -> None:
+    script = ScriptedLedger([answer("begin"), answer("end", 1, 2)])
+    assert await events(script, 3) == [("heartbeat", "begin"), ("change", "after 1"), ("change", "after 2")]
+
+
+async def test_silence_is_filled_with_heartbeats_that_tell_the_newest_cursor() -> None:
+    script = ScriptedLedger([answer("begin"), answer("later")])
+    assert await events(script, 3) == [("heartbeat", "begin"), ("heartbeat", "later"), ("heartbeat", "later")]
+
+
+async def test_a_broken_stream_goes_on_behind_what_was_taken_over() -> None:
+    script = ScriptedLedger(
+        [answer("begin"), answer("first", 1), Unavailable("gone")], [answer("first"), answer("second", 2)]
+    )
+    found = await events(script, 40)
+    assert [one for one in found if one[0] == "change"] == [("change", "after 1"), ("change", "after 2")]
+    assert script.asked == ["", "first"]
+
+
+async def test_a_ledger_that_never_answers_is_told_to_who_begins() -> None:
+    script = ScriptedLedger(*[[Unavailable("gone")] for _ in range(10)])
+    with pytest.raises(Unavailable) as refused:
+        await events(script, 1)
+    assert refused.value.retry_after_seconds
+
+
+async def test_an_expired_cursor_ends_the_stream_with_its_own_error() -> None:
+    with pytest.raises(OutOfRange):
+        await events(ScriptedLedger([OutOfRange("gone", reason="CURSOR_EXPIRED")]), 1, cursor="old")
+
+
+async def test_a_draining_gateway_ends_the_stream() -> None:
+    stopping = asyncio.Event()
+    stopping.set()
+    with pytest.raises(Unavailable):
+        await events(ScriptedLedger([]), 1, stopping=stopping)
+
+
+def test_a_cursor_is_read_as_it_was_written() -> None:
+    cursor = Cursor("8b077652-1111-4111-8111-111111111111", 2**60, 7)
+    assert Cursor.decoded(cursor.encoded()) == cursor
+    assert len(cursor.encoded()) <= 200
+
+
+@pytest.mark.parametrize("text", ["", "x", "MSBhIGI", "MiBhIDEgMQ", "MSBhIC0xIDE", "é"])
+def test_what_is_no_cursor_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        Cursor.decoded(text)
