@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import uuid_utils
 
 from services.checkpoint.announcement import Announcement
+from services.checkpoint.exclusive import exclusive_source, refusal_of_source
 from services.checkpoint.kinds import KINDS
 from services.checkpoint.queries import QUERIES, fetch_one, in_ledger_transaction
 from services.checkpoint.snapshots import read_task
@@ -20,7 +21,7 @@ from tenure.wire.enums import STATES
 from tenure.wire.task import spec_to_domain, spec_to_wire
 
 if TYPE_CHECKING:
-    from tenure.domain.task import TaskSpec
+    from tenure.domain.task import Source, TaskSpec
     from tenure.runtime.postgres import Connection, Pool
     from tenure.v1 import checkpoint_service_pb2 as pb
 
@@ -53,7 +54,7 @@ async def create_in(connection: Connection, tenant: str, request: pb.CreateTaskR
     digest = hashlib.sha256(request.spec.SerializeToString(deterministic=True)).digest()
     task_id = await insert_task(connection, tenant, request.request_id, digest, spec)
     if task_id is None:
-        found = await find_again(connection, tenant, request.request_id, digest)
+        found = await find_again(connection, tenant, request.request_id, digest, spec.source)
         return Created(await read_task(connection, tenant, found), Announcement())
     queued = ledger_pb2.StateTransition(to_state=STATES.to_wire(TaskState.QUEUED), reason=Reason.SUBMITTED)
     second = ledger_pb2.EntryBody(transition=queued)
@@ -65,7 +66,7 @@ async def create_in(connection: Connection, tenant: str, request: pb.CreateTaskR
 async def insert_task(
     connection: Connection, tenant: str, request_id: str, digest: bytes, spec: TaskSpec
 ) -> str | None:
-    """The new task's row and budget. None: the request_id was used before."""
+    """The new task's row and budget. None: the request_id was used before, or a task of an exclusive source lives."""
     task_id = str(uuid_utils.uuid7())
     parameters = _row(task_id, tenant, request_id, digest, spec)
     if await fetch_one(connection, QUERIES.create_task, parameters) is None:
@@ -76,10 +77,14 @@ async def insert_task(
     return task_id
 
 
-async def find_again(connection: Connection, tenant: str, request_id: str, digest: bytes) -> str:
-    """The task that a request_id was used for. AlreadyExists when it was for something else."""
+async def find_again(connection: Connection, tenant: str, request_id: str, digest: bytes, source: Source) -> str:
+    """The task that a request_id was used for, after an insert that met one.
+
+    AlreadyExists when it was used for something else, or not at all: then a task of the same source lives.
+    """
     found = await fetch_one(connection, QUERIES.find_request, {"tenant": tenant, "request_id": request_id})
-    assert found is not None, "a task is never deleted"
+    if found is None:
+        raise await refusal_of_source(connection, tenant, source)
     task_id: str = found[0]
     if found[1] != digest:
         raise AlreadyExists(
@@ -119,4 +124,5 @@ def _row(task_id: str, tenant: str, request_id: str, digest: bytes, spec: TaskSp
         "max_steps": spec.limits.max_steps,
         "on_lease_lost": spec.policy.on_lease_lost.value,
         "timeout_seconds": spec.limits.timeout_seconds,
+        "exclusive_source": exclusive_source(spec.source),
     }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from services.checkpoint import waits
 from services.checkpoint.announcement import Announcement, announcement_of
 from services.checkpoint.draft import Draft
+from services.checkpoint.exclusive import yielding_to_rivals
 from services.checkpoint.finishing import carry_out_ending
 from services.checkpoint.kinds import KINDS
 from services.checkpoint.operating import conclude, intervene
@@ -48,7 +49,8 @@ async def append_foreign(pool: Pool, tenant: str, request: pb.AppendForeignReque
         if await _is_new(connection, request, digest) and not _is_settled(row, request):
             await _append(connection, draft, request)
             await carry_out_ending(connection, draft)
-            await write(connection, [draft])
+            with yielding_to_rivals():
+                await write(connection, [draft])
             await _remember(connection, draft, request, digest)
         return Appended(await read_task(connection, tenant, row.task_id), announcement_of([draft]))
 

@@ -29,6 +29,7 @@ from tenure.domain.forks import (
     pieces_to_copy,
 )
 from tenure.domain.states import Reason, TaskState
+from tenure.domain.task import Source
 from tenure.runtime.failpoint import failpoint
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.enums import STATES
@@ -67,12 +68,12 @@ async def fork_task(pool: Pool, tenant: str, request: pb.CheckpointServiceForkTa
     async def work(connection: Connection) -> Created:
         asked = {"tenant": tenant, "request_id": request.request_id}
         if await fetch_one(connection, QUERIES.find_request, asked) is not None:
-            return await _again(connection, tenant, request.request_id, digest)
+            return await _again(connection, tenant, request.request_id, digest, Source())
         cut = await _cut(connection, tenant, request)
         spec = overridden(cut.spec, request.overrides)
         task_id = await insert_task(connection, tenant, request.request_id, digest, spec_to_domain(spec))
-        if task_id is None:  # the same request at the same time
-            return await _again(connection, tenant, request.request_id, digest)
+        if task_id is None:  # the same request at the same time, or a source that allows one task only
+            return await _again(connection, tenant, request.request_id, digest, spec_to_domain(spec).source)
         await _write_ledger(connection, tenant, task_id, request, cut, spec)
         task = await read_task(connection, tenant, task_id)
         return Created(task, Announcement({task_id}, claimable=True, changed_tenants={tenant}))
@@ -97,13 +98,15 @@ def overridden(spec: task_pb2.TaskSpec, overrides: task_pb2.ForkOverrides) -> ta
         forked.agent.tools.CopyFrom(overrides.tools)
     forked.limits.max_tokens = overrides.limits.max_tokens or spec.limits.max_tokens
     forked.limits.max_steps = overrides.limits.max_steps or spec.limits.max_steps
+    if overrides.HasField("source"):
+        forked.source.CopyFrom(overrides.source)
     if overrides.limits.HasField("timeout"):
         forked.limits.timeout.CopyFrom(overrides.limits.timeout)
     return forked
 
 
-async def _again(connection: Connection, tenant: str, request_id: str, digest: bytes) -> Created:
-    found = await find_again(connection, tenant, request_id, digest)
+async def _again(connection: Connection, tenant: str, request_id: str, digest: bytes, source: Source) -> Created:
+    found = await find_again(connection, tenant, request_id, digest, source)
     return Created(await read_task(connection, tenant, found), Announcement())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from services.checkpoint.exclusive import check_no_rival
 from services.checkpoint.snapshots import read_task
 from tenure.domain.endings import Ending
 from tenure.domain.entries import CloseOut, Requeue
@@ -53,6 +54,7 @@ async def _prepare_requeue(connection: Connection, draft: Draft, asked: Requeue)
         draft.budget.raise_cap(asked.extra_tokens)
     row.max_steps += asked.extra_steps
     if verdict.begins_attempt:
+        await check_no_rival(connection, row.task_id)
         task = await read_task(connection, row.tenant, row.task_id)
         draft.begin_attempt(seconds(task.spec.limits.timeout))
 

@@ -83,11 +83,12 @@ class TaskPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Who asked for the task."""
+    """Who asked for the task. `exclusive`: one such task lives at a time."""
 
     kind: SourceKind = SourceKind.MANUAL
     source_id: str = ""
     source_run_id: str = ""
+    exclusive: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,6 +234,29 @@ WAIT_DEADLINE_POLICY_TIME_OUT: WaitDeadlinePolicy.ValueType  # 1
 WAIT_DEADLINE_POLICY_GO_ON: WaitDeadlinePolicy.ValueType  # 2
 """The agent goes on, and reads that there was no answer. A call that waits for leave counts as denied."""
 
+class _AgingView:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AgingViewEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_AgingView.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    AGING_VIEW_UNSPECIFIED: _AgingView.ValueType  # 0
+    """Taken as OLDEST."""
+    AGING_VIEW_OLDEST: _AgingView.ValueType  # 1
+    """All that have not ended, the oldest first."""
+    AGING_VIEW_HELD: _AgingView.ValueType  # 2
+    """Those that a worker holds, by task_id, with their leases."""
+
+class AgingView(_AgingView, metaclass=_AgingViewEnumTypeWrapper):
+    """Which tasks are looked at for their age."""
+
+AGING_VIEW_UNSPECIFIED: AgingView.ValueType  # 0
+"""Taken as OLDEST."""
+AGING_VIEW_OLDEST: AgingView.ValueType  # 1
+"""All that have not ended, the oldest first."""
+AGING_VIEW_HELD: AgingView.ValueType  # 2
+"""Those that a worker holds, by task_id, with their leases."""
+
 @typing.final
 class Wait(message.Message):
     """What a waiting task waits for: one call of the agent's, that nobody executes. The ledger writes the call's outcome with the
@@ -486,22 +509,28 @@ class Source(message.Message):
     KIND_FIELD_NUMBER: builtins.int
     SOURCE_ID_FIELD_NUMBER: builtins.int
     SOURCE_RUN_ID_FIELD_NUMBER: builtins.int
+    EXCLUSIVE_FIELD_NUMBER: builtins.int
     kind: SourceKind.ValueType
     """What kind of thing."""
     source_id: builtins.str
     """Its id, for example a conversation's; at most 200 characters."""
     source_run_id: builtins.str
     """The run of it, for example a schedule's; at most 200 characters."""
+    exclusive: builtins.bool
+    """At most one task of the tenant with this kind and source_id that asked so lives at a time; needs a source_id. Of the runs
+    of a schedule its overlap policy decides instead.
+    """
     def __init__(
         self,
         *,
         kind: SourceKind.ValueType = ...,
         source_id: builtins.str = ...,
         source_run_id: builtins.str = ...,
+        exclusive: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["kind", b"kind", "source_id", b"source_id", "source_run_id", b"source_run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["exclusive", b"exclusive", "kind", b"kind", "source_id", b"source_id", "source_run_id", b"source_run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -822,6 +851,7 @@ class ForkOverrides(message.Message):
     TOOLS_FIELD_NUMBER: builtins.int
     ALL_TOOLS_FIELD_NUMBER: builtins.int
     LIMITS_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The provider's model id; empty: the worker's default."""
     system: builtins.str
@@ -836,6 +866,10 @@ class ForkOverrides(message.Message):
     def limits(self) -> Limits:
         """What the fork may use up: it begins at zero. A field that is absent or 0 stays as it was."""
 
+    @builtins.property
+    def source(self) -> Source:
+        """Who asked for the fork. Absent: as it was, exclusiveness included."""
+
     def __init__(
         self,
         *,
@@ -844,10 +878,11 @@ class ForkOverrides(message.Message):
         tools: ToolAllowlist | None = ...,
         all_tools: builtins.bool = ...,
         limits: Limits | None = ...,
+        source: Source | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_model", b"_model", "_system", b"_system", "limits", b"limits", "model", b"model", "system", b"system", "tools", b"tools"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_model", b"_model", "_system", b"_system", "limits", b"limits", "model", b"model", "source", b"source", "system", b"system", "tools", b"tools"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_model", b"_model", "_system", b"_system", "all_tools", b"all_tools", "limits", b"limits", "model", b"model", "system", b"system", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_model", b"_model", "_system", b"_system", "all_tools", b"all_tools", "limits", b"limits", "model", b"model", "source", b"source", "system", b"system", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__model: _TypeAlias = typing.Literal["model"]  # noqa: Y015
     _WhichOneofArgType__model: _TypeAlias = typing.Literal["_model", b"_model"]  # noqa: Y015
@@ -965,5 +1000,85 @@ class TaskChange(message.Message):
     _HasFieldArgType: _TypeAlias = typing.Literal["change_time", b"change_time", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["cancel_requested", b"cancel_requested", "change_time", b"change_time", "reason", b"reason", "sequence", b"sequence", "state", b"state", "task", b"task", "task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class AgingTask(message.Message):
+    """A task that has not ended, without its goal and settings."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    QUEUE_FIELD_NUMBER: builtins.int
+    LOOP_FIELD_NUMBER: builtins.int
+    OWNER_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    CANCEL_REQUESTED_FIELD_NUMBER: builtins.int
+    CREATE_TIME_FIELD_NUMBER: builtins.int
+    UPDATE_TIME_FIELD_NUMBER: builtins.int
+    DEADLINE_TIME_FIELD_NUMBER: builtins.int
+    NEXT_RETRY_TIME_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """The task."""
+    state: TaskState.ValueType
+    """Where it stands."""
+    reason: builtins.str
+    """Why it stands there."""
+    queue: builtins.str
+    """Its queue."""
+    loop: builtins.str
+    """Its loop."""
+    owner: builtins.str
+    """The worker that holds it; empty: none."""
+    attempt: builtins.int
+    """Its attempt."""
+    step: builtins.int
+    """The newest step in the ledger."""
+    epoch: builtins.int
+    """The epoch of the newest Open; 0: never opened."""
+    cancel_requested: builtins.bool
+    """Its end was asked for."""
+    @builtins.property
+    def create_time(self) -> timestamp_pb2.Timestamp:
+        """When it was submitted."""
+
+    @builtins.property
+    def update_time(self) -> timestamp_pb2.Timestamp:
+        """When its row last changed: its last progress, as far as the ledger knows."""
+
+    @builtins.property
+    def deadline_time(self) -> timestamp_pb2.Timestamp:
+        """When the whole task times out."""
+
+    @builtins.property
+    def next_retry_time(self) -> timestamp_pb2.Timestamp:
+        """When a RETRY_SCHEDULED task is queued again."""
+
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        state: TaskState.ValueType = ...,
+        reason: builtins.str = ...,
+        queue: builtins.str = ...,
+        loop: builtins.str = ...,
+        owner: builtins.str = ...,
+        attempt: builtins.int = ...,
+        step: builtins.int = ...,
+        epoch: builtins.int = ...,
+        cancel_requested: builtins.bool = ...,
+        create_time: timestamp_pb2.Timestamp | None = ...,
+        update_time: timestamp_pb2.Timestamp | None = ...,
+        deadline_time: timestamp_pb2.Timestamp | None = ...,
+        next_retry_time: timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["create_time", b"create_time", "deadline_time", b"deadline_time", "next_retry_time", b"next_retry_time", "update_time", b"update_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt", b"attempt", "cancel_requested", b"cancel_requested", "create_time", b"create_time", "deadline_time", b"deadline_time", "epoch", b"epoch", "loop", b"loop", "next_retry_time", b"next_retry_time", "owner", b"owner", "queue", b"queue", "reason", b"reason", "state", b"state", "step", b"step", "task_id", b"task_id", "update_time", b"update_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -92,6 +92,11 @@ class TaskServiceStub:
                 request_serializer=tenure_dot_v1_dot_task__service__pb2.ResumeTaskRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_task__service__pb2.ResumeTaskResponse.FromString,
                 _registered_method=True)
+        self.ExplainTask = channel.unary_unary(
+                '/tenure.v1.TaskService/ExplainTask',
+                request_serializer=tenure_dot_v1_dot_task__service__pb2.ExplainTaskRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_task__service__pb2.ExplainTaskResponse.FromString,
+                _registered_method=True)
 
 
 class TaskServiceServicer:
@@ -102,7 +107,8 @@ class TaskServiceServicer:
 
     def SubmitTask(self, request, context):
         """Accepts a task and queues it. The same request_id and payload as sent give the same task again; another payload is
-        ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}.
+        ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source lives it is ALREADY_EXISTS /
+        SOURCE_BUSY {task_id}: speak to that one (SendMessage).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -181,7 +187,7 @@ class TaskServiceServicer:
         counts as said and done; what the new task does is its own: its calls have new identities, so that no effect is
         repeated, or taken for done. Use and budget begin at zero, steps count on, and `max_steps` is how many it may add. The
         workspace is not copied: the fork's is empty, though its history may speak of files. The same request_id and payload
-        again give the same task, another payload is ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. A history can be cut only
+        again give the same task; ALREADY_EXISTS / REQUEST_ID_REUSED and SOURCE_BUSY are as in SubmitTask. A history can be cut only
         where every call has its outcome and no model call is under way: at another sequence it is FAILED_PRECONDITION /
         NO_FORK_POINT {before, after}, the nearest sequences that can be. FAILED_PRECONDITION / NOTHING_TO_DO: the history ends
         with a final answer there and no message says how it goes on. FAILED_PRECONDITION / FORK_TOO_LARGE: over 20,000 entries
@@ -196,6 +202,14 @@ class TaskServiceServicer:
         again is answered like the first time, a different answer is FAILED_PRECONDITION / WAIT_OVER. An event that finds no
         wait is kept for 7 days for one to come, and taken exactly once; RESOURCE_EXHAUSTED / SIGNALS_FULL when 100 are kept under
         one correlation_id. The same request_id with another answer is ALREADY_EXISTS / REQUEST_ID_REUSED. NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainTask(self, request, context):
+        """Says in at most ten lines why a task is where it is and what would move it: from the ledger, the coordinators and the tools.
+        A part that does not answer is said so, except the ledger: UNAVAILABLE. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -258,6 +272,11 @@ def add_TaskServiceServicer_to_server(servicer, server):
                     servicer.ResumeTask,
                     request_deserializer=tenure_dot_v1_dot_task__service__pb2.ResumeTaskRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_task__service__pb2.ResumeTaskResponse.SerializeToString,
+            ),
+            'ExplainTask': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainTask,
+                    request_deserializer=tenure_dot_v1_dot_task__service__pb2.ExplainTaskRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_task__service__pb2.ExplainTaskResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -560,6 +579,33 @@ class TaskService:
             '/tenure.v1.TaskService/ResumeTask',
             tenure_dot_v1_dot_task__service__pb2.ResumeTaskRequest.SerializeToString,
             tenure_dot_v1_dot_task__service__pb2.ResumeTaskResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainTask(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.TaskService/ExplainTask',
+            tenure_dot_v1_dot_task__service__pb2.ExplainTaskRequest.SerializeToString,
+            tenure_dot_v1_dot_task__service__pb2.ExplainTaskResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,7 +38,8 @@ class TaskServiceStub:
     def __new__(cls, channel: _aio.Channel) -> TaskServiceAsyncStub: ...
     SubmitTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.SubmitTaskRequest, _task_service_pb2.SubmitTaskResponse]
     """Accepts a task and queues it. The same request_id and payload as sent give the same task again; another payload is
-    ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}.
+    ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source lives it is ALREADY_EXISTS /
+    SOURCE_BUSY {task_id}: speak to that one (SendMessage).
     """
     GetTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.GetTaskRequest, _task_service_pb2.GetTaskResponse]
     """Reads a task. NOT_FOUND."""
@@ -77,7 +78,7 @@ class TaskServiceStub:
     counts as said and done; what the new task does is its own: its calls have new identities, so that no effect is
     repeated, or taken for done. Use and budget begin at zero, steps count on, and `max_steps` is how many it may add. The
     workspace is not copied: the fork's is empty, though its history may speak of files. The same request_id and payload
-    again give the same task, another payload is ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. A history can be cut only
+    again give the same task; ALREADY_EXISTS / REQUEST_ID_REUSED and SOURCE_BUSY are as in SubmitTask. A history can be cut only
     where every call has its outcome and no model call is under way: at another sequence it is FAILED_PRECONDITION /
     NO_FORK_POINT {before, after}, the nearest sequences that can be. FAILED_PRECONDITION / NOTHING_TO_DO: the history ends
     with a final answer there and no message says how it goes on. FAILED_PRECONDITION / FORK_TOO_LARGE: over 20,000 entries
@@ -88,6 +89,10 @@ class TaskServiceStub:
     again is answered like the first time, a different answer is FAILED_PRECONDITION / WAIT_OVER. An event that finds no
     wait is kept for 7 days for one to come, and taken exactly once; RESOURCE_EXHAUSTED / SIGNALS_FULL when 100 are kept under
     one correlation_id. The same request_id with another answer is ALREADY_EXISTS / REQUEST_ID_REUSED. NOT_FOUND.
+    """
+    ExplainTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ExplainTaskRequest, _task_service_pb2.ExplainTaskResponse]
+    """Says in at most ten lines why a task is where it is and what would move it: from the ledger, the coordinators and the tools.
+    A part that does not answer is said so, except the ledger: UNAVAILABLE. NOT_FOUND.
     """
 
 @_typing.type_check_only
@@ -100,7 +105,8 @@ class TaskServiceAsyncStub(TaskServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     SubmitTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.SubmitTaskRequest, _task_service_pb2.SubmitTaskResponse]  # type: ignore[assignment]
     """Accepts a task and queues it. The same request_id and payload as sent give the same task again; another payload is
-    ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}.
+    ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source lives it is ALREADY_EXISTS /
+    SOURCE_BUSY {task_id}: speak to that one (SendMessage).
     """
     GetTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.GetTaskRequest, _task_service_pb2.GetTaskResponse]  # type: ignore[assignment]
     """Reads a task. NOT_FOUND."""
@@ -139,7 +145,7 @@ class TaskServiceAsyncStub(TaskServiceStub):
     counts as said and done; what the new task does is its own: its calls have new identities, so that no effect is
     repeated, or taken for done. Use and budget begin at zero, steps count on, and `max_steps` is how many it may add. The
     workspace is not copied: the fork's is empty, though its history may speak of files. The same request_id and payload
-    again give the same task, another payload is ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. A history can be cut only
+    again give the same task; ALREADY_EXISTS / REQUEST_ID_REUSED and SOURCE_BUSY are as in SubmitTask. A history can be cut only
     where every call has its outcome and no model call is under way: at another sequence it is FAILED_PRECONDITION /
     NO_FORK_POINT {before, after}, the nearest sequences that can be. FAILED_PRECONDITION / NOTHING_TO_DO: the history ends
     with a final answer there and no message says how it goes on. FAILED_PRECONDITION / FORK_TOO_LARGE: over 20,000 entries
@@ -150,6 +156,10 @@ class TaskServiceAsyncStub(TaskServiceStub):
     again is answered like the first time, a different answer is FAILED_PRECONDITION / WAIT_OVER. An event that finds no
     wait is kept for 7 days for one to come, and taken exactly once; RESOURCE_EXHAUSTED / SIGNALS_FULL when 100 are kept under
     one correlation_id. The same request_id with another answer is ALREADY_EXISTS / REQUEST_ID_REUSED. NOT_FOUND.
+    """
+    ExplainTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ExplainTaskRequest, _task_service_pb2.ExplainTaskResponse]  # type: ignore[assignment]
+    """Says in at most ten lines why a task is where it is and what would move it: from the ledger, the coordinators and the tools.
+    A part that does not answer is said so, except the ledger: UNAVAILABLE. NOT_FOUND.
     """
 
 class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -165,7 +175,8 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.SubmitTaskResponse, _abc.Awaitable[_task_service_pb2.SubmitTaskResponse]]:
         """Accepts a task and queues it. The same request_id and payload as sent give the same task again; another payload is
-        ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}.
+        ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source lives it is ALREADY_EXISTS /
+        SOURCE_BUSY {task_id}: speak to that one (SendMessage).
         """
 
     @_abc_1.abstractmethod
@@ -258,7 +269,7 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         counts as said and done; what the new task does is its own: its calls have new identities, so that no effect is
         repeated, or taken for done. Use and budget begin at zero, steps count on, and `max_steps` is how many it may add. The
         workspace is not copied: the fork's is empty, though its history may speak of files. The same request_id and payload
-        again give the same task, another payload is ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. A history can be cut only
+        again give the same task; ALREADY_EXISTS / REQUEST_ID_REUSED and SOURCE_BUSY are as in SubmitTask. A history can be cut only
         where every call has its outcome and no model call is under way: at another sequence it is FAILED_PRECONDITION /
         NO_FORK_POINT {before, after}, the nearest sequences that can be. FAILED_PRECONDITION / NOTHING_TO_DO: the history ends
         with a final answer there and no message says how it goes on. FAILED_PRECONDITION / FORK_TOO_LARGE: over 20,000 entries
@@ -275,6 +286,16 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         again is answered like the first time, a different answer is FAILED_PRECONDITION / WAIT_OVER. An event that finds no
         wait is kept for 7 days for one to come, and taken exactly once; RESOURCE_EXHAUSTED / SIGNALS_FULL when 100 are kept under
         one correlation_id. The same request_id with another answer is ALREADY_EXISTS / REQUEST_ID_REUSED. NOT_FOUND.
+        """
+
+    @_abc_1.abstractmethod
+    def ExplainTask(
+        self,
+        request: _task_service_pb2.ExplainTaskRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_task_service_pb2.ExplainTaskResponse, _abc.Awaitable[_task_service_pb2.ExplainTaskResponse]]:
+        """Says in at most ten lines why a task is where it is and what would move it: from the ledger, the coordinators and the tools.
+        A part that does not answer is said so, except the ledger: UNAVAILABLE. NOT_FOUND.
         """
 
 def add_TaskServiceServicer_to_server(servicer: TaskServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -27,11 +27,9 @@ def check_spec(spec: Any, v: Violations, prefix: str = "") -> None:
     v.known(f"{prefix}policy.on_lease_lost", task_pb2.LeaseLostPolicy, spec.policy.on_lease_lost)
     v.known(f"{prefix}policy.on_in_doubt", task_pb2.InDoubtPolicy, spec.policy.on_in_doubt)
     v.known(f"{prefix}priority", task_pb2.Priority, spec.priority)
-    v.known(f"{prefix}source.kind", task_pb2.SourceKind, spec.source.kind)
+    check_source(spec.source, v, f"{prefix}source")
     v.require(not spec.queue or bool(NAME.match(spec.queue)), f"{prefix}queue", "must be a name of up to 63 characters")
     check_labels(spec.labels, v, f"{prefix}labels")
-    v.length(f"{prefix}source.source_id", spec.source.source_id, 0, 200)
-    v.length(f"{prefix}source.source_run_id", spec.source.source_run_id, 0, 200)
 
 
 def _agent(agent: task_pb2.AgentSpec, v: Violations, field: str) -> None:
@@ -43,6 +41,13 @@ def _agent(agent: task_pb2.AgentSpec, v: Violations, field: str) -> None:
     v.require(len(agent.approve_tools) <= MAX_APPROVE_TOOLS, f"{field}.approve_tools", f"at most {MAX_APPROVE_TOOLS}")
     for index, name in enumerate(agent.approve_tools):
         v.require(bool(TOOL_NAME.match(name)), f"{field}.approve_tools[{index}]", "must be 1 to 64 of [a-zA-Z0-9_-]")
+
+
+def check_source(source: task_pb2.Source, v: Violations, field: str) -> None:
+    v.known(f"{field}.kind", task_pb2.SourceKind, source.kind)
+    v.length(f"{field}.source_id", source.source_id, 0, 200)
+    v.length(f"{field}.source_run_id", source.source_run_id, 0, 200)
+    v.require(bool(source.source_id) or not source.exclusive, f"{field}.exclusive", "needs a source_id")
 
 
 def check_limits(limits: task_pb2.Limits, v: Violations, field: str) -> None:

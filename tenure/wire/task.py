@@ -31,7 +31,7 @@ def spec_to_domain(spec: task_pb2.TaskSpec) -> TaskSpec:
         priority=PRIORITIES.to_domain(spec.priority),
         queue=spec.queue or DEFAULT_QUEUE,
         labels=tuple(sorted(spec.labels.items())),
-        source=Source(SOURCES.to_domain(spec.source.kind), spec.source.source_id, spec.source.source_run_id),
+        source=_source_to_domain(spec.source),
     )
 
 
@@ -70,6 +70,7 @@ def spec_to_wire(spec: TaskSpec) -> task_pb2.TaskSpec:
             kind=SOURCES.to_wire(spec.source.kind),
             source_id=spec.source.source_id,
             source_run_id=spec.source.source_run_id,
+            exclusive=spec.source.exclusive,
         ),
     )
 
@@ -109,6 +110,10 @@ def _agent_to_domain(agent: task_pb2.AgentSpec) -> AgentSpec:
         max_output_tokens=agent.max_output_tokens,
         approve_tools=tuple(agent.approve_tools),
     )
+
+
+def _source_to_domain(source: task_pb2.Source) -> Source:
+    return Source(SOURCES.to_domain(source.kind), source.source_id, source.source_run_id, source.exclusive)
 
 
 def _limits_to_domain(limits: task_pb2.Limits) -> Limits:

@@ -17,6 +17,7 @@ async def start_run(connection: Connection, row: ScheduleRow, source_run_id: str
     spec = task_pb2.TaskSpec.FromString(row.spec)
     spec.source.kind = task_pb2.SOURCE_KIND_SCHEDULER
     spec.source.source_id, spec.source.source_run_id = row.schedule_id, source_run_id
+    spec.source.exclusive = False  # the overlap policy has decided
     request_id = f"schedule/{row.schedule_id}/{source_run_id}"
     request = checkpoint_service_pb2.CreateTaskRequest(request_id=request_id, spec=spec)
     return await create_in(connection, row.tenant, request)

@@ -126,13 +126,15 @@ insert into changes (xid, tenant, task_id, sequence, state, reason, cancel_reque
 select * from moved;
 
 -- name: create_task
--- The unique (tenant, request_id) decides between two submits at once; the loser waits and finds the winner's row.
+-- The unique (tenant, request_id) decides between two submits at once; the loser waits and finds the winner's row. So does
+-- the index of living tasks of exclusive sources.
 insert into tasks (task_id, tenant, request_id, request_hash, root_task_id, queue, priority, loop, tools, labels, max_steps,
-                   on_lease_lost, reason, sequence, change_xid, deadline_at)
+                   on_lease_lost, reason, sequence, change_xid, deadline_at, exclusive_source)
 values (%(task_id)b::text::uuid, %(tenant)b, %(request_id)b, %(request_hash)b, %(task_id)b::text::uuid, %(queue)b,
         %(priority)b, %(loop)b, %(tools)b::text[], %(labels)b::text::jsonb, %(max_steps)b, %(on_lease_lost)b,
-        'SUBMITTED', 2, pg_current_xact_id(), now() + make_interval(secs => %(timeout_seconds)b))
-on conflict (tenant, request_id) do nothing
+        'SUBMITTED', 2, pg_current_xact_id(), now() + make_interval(secs => %(timeout_seconds)b),
+        %(exclusive_source)b::text)
+on conflict do nothing
 returning now();
 
 -- name: create_budget
@@ -154,6 +156,17 @@ select %(task_id)b::text::uuid, e.sequence, %(tenant)b, 0, '', 1, 0, e.kind, 'ch
 -- name: find_request
 -- What a submit's id was used for.
 select task_id::text, request_hash from tasks where tenant = %(tenant)b and request_id = %(request_id)b;
+
+-- name: find_exclusive
+-- The living task of an exclusive source.
+select task_id::text from tasks
+ where tenant = %(tenant)b and exclusive_source = %(exclusive_source)b::text and ended_at is null;
+
+-- name: find_rival
+-- The living task of an ended one's source, if only one may live.
+select o.task_id::text
+  from tasks t join tasks o on o.tenant = t.tenant and o.exclusive_source = t.exclusive_source
+ where t.task_id = %(task_id)b::text::uuid and o.task_id <> t.task_id and o.ended_at is null;
 
 -- name: tasks_by_id
 -- Snapshots, in the order asked. The spec is read from the first entry: it is kept once.
