@@ -45,8 +45,8 @@ _ADVICE: Final = {
     errors.OutOfRange: "leave --after out to begin with the first entry",
 }
 
-_OF_LEASES: Final = frozenset({"LEASE_NOT_HELD", "LEASE_LOST"})
-"""What is said of leases needs no advice about tasks."""
+_WITHOUT_ADVICE: Final = frozenset({"LEASE_NOT_HELD", "LEASE_LOST", "SCHEDULE_NOT_FOUND", "TOO_MANY_SCHEDULES"})
+"""What is said of leases and schedules needs no advice about tasks."""
 
 
 def exit_of_task(task: task_pb2.Task) -> Exit:
@@ -76,7 +76,7 @@ def explain(error: Exception, address: str) -> str:
     if isinstance(error, errors.TenureError):
         advice = (
             ""
-            if error.reason in _OF_LEASES
+            if error.reason in _WITHOUT_ADVICE
             else next((advice for kind, advice in _ADVICE.items() if isinstance(error, kind)), "")
         )
         return f"{error.message or error.reason}{f': {advice}' if advice else ''}"

@@ -107,7 +107,7 @@ def list_schedules(context: Context) -> None:
     context.run(work)
 
 
-@schedules.command()
+@schedules.command(short_help="Show SCHEDULE and what became of its due times.")
 @_schedule
 @click.option("--runs", type=click.IntRange(1, 100), default=10, show_default=True, help="How many of its runs.")
 @pass_context
@@ -139,7 +139,7 @@ def pause(context: Context, schedule: str, reason: str) -> None:
     context.run(work)
 
 
-@schedules.command()
+@schedules.command(short_help="Go on with SCHEDULE.")
 @_schedule
 @pass_context
 def resume(context: Context, schedule: str) -> None:
@@ -152,7 +152,7 @@ def resume(context: Context, schedule: str) -> None:
     context.run(work)
 
 
-@schedules.command()
+@schedules.command(short_help="Create a task of SCHEDULE now.")
 @_schedule
 @click.option("--request-id", default="", help="The same id is the same task, however often sent.")
 @pass_context
@@ -179,7 +179,7 @@ def delete(context: Context, schedule: str) -> None:
 
     async def work(client: Client) -> None:
         if not (await client.schedules.DeleteSchedule(pb.DeleteScheduleRequest(schedule=schedule))).deleted:
-            raise NotFound(f"there is no schedule {schedule}")
+            raise NotFound(f"there is no schedule {schedule}", reason="SCHEDULE_NOT_FOUND")
         if context.as_json:
             context.emit({"schedule": schedule, "deleted": True})
         else:

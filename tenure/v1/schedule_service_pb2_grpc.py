@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class ScheduleServiceStub:
     """Served by every checkpoint replica and, handed through, by the gateway. The tenant is the caller's, as with TaskService;
-    schedules of others are NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo; all methods may be repeated.
+    schedules of others are NOT_FOUND / SCHEDULE_NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo; all methods may be repeated.
 
     A schedule is a TaskSpec and the times at which a task of it comes due. For every due time exactly one decision is made
     and recorded, by any number of replicas and whatever their clocks say: a task is created, or the due time waits, or it is
@@ -87,7 +87,7 @@ class ScheduleServiceStub:
 
 class ScheduleServiceServicer:
     """Served by every checkpoint replica and, handed through, by the gateway. The tenant is the caller's, as with TaskService;
-    schedules of others are NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo; all methods may be repeated.
+    schedules of others are NOT_FOUND / SCHEDULE_NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo; all methods may be repeated.
 
     A schedule is a TaskSpec and the times at which a task of it comes due. For every due time exactly one decision is made
     and recorded, by any number of replicas and whatever their clocks say: a task is created, or the due time waits, or it is
@@ -203,7 +203,7 @@ def add_ScheduleServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class ScheduleService:
     """Served by every checkpoint replica and, handed through, by the gateway. The tenant is the caller's, as with TaskService;
-    schedules of others are NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo; all methods may be repeated.
+    schedules of others are NOT_FOUND / SCHEDULE_NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo; all methods may be repeated.
 
     A schedule is a TaskSpec and the times at which a task of it comes due. For every due time exactly one decision is made
     and recorded, by any number of replicas and whatever their clocks say: a task is created, or the due time waits, or it is

@@ -28,7 +28,7 @@ GRPC_VERSION: str
 
 class ScheduleServiceStub:
     """Served by every checkpoint replica and, handed through, by the gateway. The tenant is the caller's, as with TaskService;
-    schedules of others are NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo; all methods may be repeated.
+    schedules of others are NOT_FOUND / SCHEDULE_NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo; all methods may be repeated.
 
     A schedule is a TaskSpec and the times at which a task of it comes due. For every due time exactly one decision is made
     and recorded, by any number of replicas and whatever their clocks say: a task is created, or the due time waits, or it is
@@ -72,7 +72,7 @@ class ScheduleServiceStub:
 @_typing.type_check_only
 class ScheduleServiceAsyncStub(ScheduleServiceStub):
     """Served by every checkpoint replica and, handed through, by the gateway. The tenant is the caller's, as with TaskService;
-    schedules of others are NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo; all methods may be repeated.
+    schedules of others are NOT_FOUND / SCHEDULE_NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo; all methods may be repeated.
 
     A schedule is a TaskSpec and the times at which a task of it comes due. For every due time exactly one decision is made
     and recorded, by any number of replicas and whatever their clocks say: a task is created, or the due time waits, or it is
@@ -112,7 +112,7 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
 
 class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
     """Served by every checkpoint replica and, handed through, by the gateway. The tenant is the caller's, as with TaskService;
-    schedules of others are NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo; all methods may be repeated.
+    schedules of others are NOT_FOUND / SCHEDULE_NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo; all methods may be repeated.
 
     A schedule is a TaskSpec and the times at which a task of it comes due. For every due time exactly one decision is made
     and recorded, by any number of replicas and whatever their clocks say: a task is created, or the due time waits, or it is

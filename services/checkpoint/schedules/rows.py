@@ -154,7 +154,7 @@ async def read_schedule(connection: Connection, tenant: str, told: str, *, lock:
     statement = SCHEDULES.lock if lock else SCHEDULES.find
     found = await fetch_one(connection, statement, {"tenant": tenant, **_named(told)})
     if found is None:
-        raise NotFound(f"there is no schedule {told}")
+        raise NotFound(f"there is no schedule {told}", reason="SCHEDULE_NOT_FOUND")
     return ScheduleRow(*found)
 
 
