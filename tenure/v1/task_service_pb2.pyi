@@ -24,6 +24,54 @@ else:
 DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
+class ExplainTaskRequest(message.Message):
+    """A task to explain."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """The task."""
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ExplainTaskResponse(message.Message):
+    """Why it is where it is."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    LINES_FIELD_NUMBER: builtins.int
+    TASK_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def lines(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """For people; their wording may change."""
+
+    @builtins.property
+    def task(self) -> task_pb2.Task:
+        """The snapshot they were written from."""
+
+    def __init__(
+        self,
+        *,
+        lines: abc.Iterable[builtins.str] | None = ...,
+        task: task_pb2.Task | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["lines", b"lines", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class SubmitTaskRequest(message.Message):
     """A task to accept."""
 
