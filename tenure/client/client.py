@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 
 from tenure.client.leases import HeldLease
 from tenure.client.schedules import ScheduleCalls
+from tenure.client.waits import WaitCalls
 from tenure.domain.errors import TryLater
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.retrying import retrying
@@ -43,7 +44,7 @@ RECONNECT_SECONDS: Final = 60.0
 LIST_PAGE: Final = 500
 
 
-class Client(ScheduleCalls):
+class Client(ScheduleCalls, WaitCalls):
     """A connection to the gateway: `host:port`, or its replicas as `ip:port,ip:port`.
 
     Errors are those of tenure.domain.errors; TryLater is retried a few times first.
@@ -166,43 +167,6 @@ class Client(ScheduleCalls):
         asked = api.CancelTaskRequest(task_id=task_id, reason=reason)
         return (await self._patiently(self.tasks.CancelTask, asked)).task
 
-    async def resume(
-        self,
-        task_id: str,
-        wait_id: str,
-        *,
-        decision: str = "",
-        reply: str = "",
-        comment: str = "",
-        edited_arguments_json: str = "",
-        extra_budget_tokens: int = 0,
-        request_id: str = "",
-    ) -> task_pb2.Task:
-        """Answers what a task waits for, by a decision or a reply. WrongState (WAIT_OVER) when another was first."""
-        asked = api.ResumeTaskRequest(
-            task_id=task_id,
-            wait_id=wait_id,
-            request_id=request_id or str(uuid_utils.uuid7()),
-            comment=comment,
-            edited_arguments_json=edited_arguments_json,
-            extra_budget_tokens=extra_budget_tokens,
-        )
-        if decision:
-            asked.decision = decision
-        else:
-            asked.reply = reply
-        return (await self._patiently(self.tasks.ResumeTask, asked)).task
-
-    async def signal(self, correlation_id: str, payload_json: str, *, request_id: str = "") -> task_pb2.Task | None:
-        """Sends an event to the task that waits for it; None: it is kept for one to come."""
-        asked = api.ResumeTaskRequest(
-            correlation_id=correlation_id,
-            request_id=request_id or str(uuid_utils.uuid7()),
-            payload_json=payload_json,
-        )
-        answer = await self._patiently(self.tasks.ResumeTask, asked)
-        return answer.task if answer.HasField("task") else None
-
     async def fork(self, request: api.ForkTaskRequest) -> task_pb2.Task:
         """A new task from another's history, once. Raises WrongState (NO_FORK_POINT, NOTHING_TO_DO, FORK_TOO_LARGE)."""
         asked = api.ForkTaskRequest()
@@ -312,6 +276,10 @@ class Client(ScheduleCalls):
             asked.page_token = page.next_page_token
             if not asked.page_token:
                 return
+
+    async def explain(self, task_id: str) -> api.ExplainTaskResponse:
+        """In ten lines why a task is where it is, and what would move it."""
+        return await self._patiently(self.tasks.ExplainTask, api.ExplainTaskRequest(task_id=task_id))
 
     async def drain(self, worker_id: str, reason: str) -> admin.DrainWorkerResponse:
         """Tell a worker to give back all it holds and take no more, until it is started anew. Raises NotFound."""

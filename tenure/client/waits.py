@@ -1,0 +1,59 @@
+"""The client's calls about waits: answers to them, and events."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import uuid_utils
+
+from tenure.v1 import task_pb2
+from tenure.v1 import task_service_pb2 as api
+
+if TYPE_CHECKING:  # these exist for type checkers only
+    from tenure.v1.task_service_pb2_grpc import TaskServiceAsyncStub
+
+
+class WaitCalls:
+    """A part of Client, which has the stub and the patience."""
+
+    tasks: TaskServiceAsyncStub
+    _patiently: Callable[..., Awaitable[Any]]
+
+    async def resume(
+        self,
+        task_id: str,
+        wait_id: str,
+        *,
+        decision: str = "",
+        reply: str = "",
+        comment: str = "",
+        edited_arguments_json: str = "",
+        extra_budget_tokens: int = 0,
+        request_id: str = "",
+    ) -> task_pb2.Task:
+        """Answers what a task waits for, by a decision or a reply. WrongState (WAIT_OVER) when another was first."""
+        asked = api.ResumeTaskRequest(
+            task_id=task_id,
+            wait_id=wait_id,
+            request_id=request_id or str(uuid_utils.uuid7()),
+            comment=comment,
+            edited_arguments_json=edited_arguments_json,
+            extra_budget_tokens=extra_budget_tokens,
+        )
+        if decision:
+            asked.decision = decision
+        else:
+            asked.reply = reply
+        answer: api.ResumeTaskResponse = await self._patiently(self.tasks.ResumeTask, asked)
+        return answer.task
+
+    async def signal(self, correlation_id: str, payload_json: str, *, request_id: str = "") -> task_pb2.Task | None:
+        """Sends an event to the task that waits for it; None: it is kept for one to come."""
+        asked = api.ResumeTaskRequest(
+            correlation_id=correlation_id,
+            request_id=request_id or str(uuid_utils.uuid7()),
+            payload_json=payload_json,
+        )
+        answer: api.ResumeTaskResponse = await self._patiently(self.tasks.ResumeTask, asked)
+        return answer.task if answer.HasField("task") else None
