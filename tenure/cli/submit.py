@@ -47,6 +47,8 @@ LEASE_LOST: Final = {
 @click.option("--priority", type=click.Choice(list(PRIORITIES)), default="normal", help="Which tasks go first.")
 @click.option("--queue", default="", help="The queue whose workers may take it.")
 @click.option("--label", "labels", type=LABEL, multiple=True, help="key=value; may be repeated.")
+@click.option("--conversation", metavar="ID", default="", help="The conversation it belongs to.")
+@click.option("--exclusive", is_flag=True, help="Only when no other task of the conversation that said so is alive.")
 @click.option("--loop", default="", help="How it is worked on: a loop that workers know. Default: messages.")
 @click.option(
     "--retries",
@@ -108,10 +110,15 @@ def request_of(
     on_lease_lost: str = "resume",
     loop: str = "",
     retries: int | None = None,
+    conversation: str = "",
+    exclusive: bool = False,
 ) -> api.SubmitTaskRequest:
     """The request that the command line asks for. UsageError for what cannot be said together."""
     if tools and no_tools:
         raise click.UsageError("--tools and --no-tools cannot be given together")
+    if exclusive and not conversation:
+        raise click.UsageError("--exclusive needs a --conversation")
+    kind = task_pb2.SOURCE_KIND_CONVERSATION if conversation else task_pb2.SOURCE_KIND_MANUAL
     allowed = None if tools is None and not no_tools else task_pb2.ToolAllowlist(names=tools or ())
     return api.SubmitTaskRequest(
         request_id=request_id,
@@ -137,7 +144,7 @@ def request_of(
         priority=PRIORITIES[priority],
         queue=queue,
         labels=dict(labels),
-        source=task_pb2.Source(kind=task_pb2.SOURCE_KIND_MANUAL),
+        source=task_pb2.Source(kind=kind, source_id=conversation, exclusive=exclusive),
     )
 
 

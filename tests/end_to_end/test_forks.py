@@ -7,11 +7,13 @@ import uuid
 import pytest
 import pytest_asyncio
 
+from tenure.audit.verify import examine
 from tenure.domain.errors import AlreadyExists, WrongState
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.end_to_end.command import Done, tenure
 from tests.end_to_end.installation import Installation, answers, check_whole
+from tests.end_to_end.test_verify import recorded
 
 SUCCEEDED = task_pb2.TASK_STATE_SUCCEEDED
 
@@ -64,6 +66,7 @@ async def test_a_finished_task_takes_no_words_and_is_continued_by_a_fork(install
     assert await installation.client.get(task_id) == first
     listed = installation.client.list_tasks(task_pb2.TaskFilter(forked_from_task_id=task_id))
     assert [fork.task_id async for fork in listed] == [forked.task_id]
+    assert examine(await recorded(installation, task_id, forked.task_id)).violations == ()
 
 
 async def test_a_running_task_is_forked_and_both_do_their_own_work_once(installation: Installation) -> None:
@@ -77,6 +80,7 @@ async def test_a_running_task_is_forked_and_both_do_their_own_work_once(installa
         check_whole(await installation.entries(one))
     twice = [f"keyed {number}" for number in range(2, 6)]
     assert sorted(installation.effects(record)) == sorted(["keyed 1", *twice, *twice])
+    assert examine(await recorded(installation, task_id, forked.task_id)).violations == ()
 
 
 async def test_the_command_sends_forks_and_shows_where_a_task_comes_from(installation: Installation, run) -> None:
@@ -99,3 +103,21 @@ async def test_the_command_sends_forks_and_shows_where_a_task_comes_from(install
     assert (sent.code, "will read it" in sent.out) == (0, True)
     assert said(await installation.entries(waiting)) == ["when you are there"]
     await installation.client.cancel(waiting)
+
+
+async def test_a_conversation_has_one_living_task_and_the_next_one_after_its_end(
+    installation: Installation, run
+) -> None:
+    conversation = uuid.uuid4().hex
+    submit = ("--model", "sim-hello", "--conversation", conversation, "--exclusive")
+    first = (await run("submit", "hello", *submit, "--queue", "nobody-serves-this")).out.strip()
+    source = task_pb2.Source(kind=task_pb2.SOURCE_KIND_CONVERSATION, source_id=conversation, exclusive=True)
+    with pytest.raises(AlreadyExists, match="SendMessage") as refused:
+        await installation.submit("sim-hello", source=source)
+    assert (refused.value.reason, refused.value.metadata) == ("SOURCE_BUSY", {"task_id": first})
+    second = await run("submit", "hello", *submit)
+    assert (second.code != 0, first in second.err) == (True, True)
+    await installation.client.cancel(first)
+    third = await run("submit", "hello", *submit)
+    assert third.code == 0
+    assert (await installation.ended(third.out.strip())).state == SUCCEEDED

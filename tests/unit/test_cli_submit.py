@@ -37,3 +37,11 @@ def test_a_loop_is_named() -> None:
 def test_some_tools_and_none_cannot_be_asked_for_together() -> None:
     with pytest.raises(click.UsageError, match="--no-tools"):
         request_of("go", tools=("a",), no_tools=True)
+
+
+def test_a_conversation_is_the_source_and_may_have_one_task_only() -> None:
+    source = request_of("go", conversation="c-1", exclusive=True).source
+    assert source == task_pb2.Source(kind=task_pb2.SOURCE_KIND_CONVERSATION, source_id="c-1", exclusive=True)
+    assert request_of("go").source == task_pb2.Source(kind=task_pb2.SOURCE_KIND_MANUAL)
+    with pytest.raises(click.UsageError):
+        request_of("go", exclusive=True)
