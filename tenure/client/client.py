@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import random
 import time
-from asyncio import sleep
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import uuid_utils
 from google.protobuf.message import Message
 
-from tenure.client.leases import HeldLease
+from tenure.client.contact import Contact
+from tenure.client.lease_calls import LeaseCalls
 from tenure.client.schedules import ScheduleCalls
 from tenure.client.waits import WaitCalls
 from tenure.domain.errors import TryLater
@@ -19,7 +18,6 @@ from tenure.domain.retry import RetryPolicy
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_channel import open_channel
 from tenure.v1 import admin_service_pb2 as admin
-from tenure.v1 import lease_service_pb2 as leases
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.admin_service_pb2_grpc import AdminServiceStub
@@ -38,13 +36,10 @@ T = TypeVar("T")
 CALL_TIMEOUT_SECONDS: Final = 15.0
 ONE_WAIT_SECONDS: Final = 60.0
 PATIENCE: Final = RetryPolicy(max_attempts=5, initial_seconds=0.2, factor=2.0, cap_seconds=5.0)
-RECONNECT: Final = RetryPolicy(initial_seconds=0.2, factor=2.0, cap_seconds=2.0)
-RECONNECT_SECONDS: Final = 60.0
-"""How long a wait or a watch that has had an answer looks for a gateway again."""
 LIST_PAGE: Final = 500
 
 
-class Client(ScheduleCalls, WaitCalls):
+class Client(LeaseCalls, ScheduleCalls, WaitCalls):
     """A connection to the gateway: `host:port`, or its replicas as `ip:port,ip:port`.
 
     Errors are those of tenure.domain.errors; TryLater is retried a few times first.
@@ -180,58 +175,6 @@ class Client(ScheduleCalls, WaitCalls):
         asked = api.SendMessageRequest(task_id=task_id, request_id=request_id, text=text)
         return (await self._patiently(self.tasks.SendMessage, asked)).task
 
-    def lease(
-        self,
-        resource: str,
-        *,
-        holder: str,
-        ttl_seconds: float = 10.0,
-        wait_seconds: float = 0.0,
-        cancel_on_loss: bool = True,
-    ) -> HeldLease:
-        """A lease of a named resource, held while its `async with` block runs: see HeldLease. Raises LeaseHeld."""
-        return HeldLease(
-            self.leases,
-            resource,
-            holder=holder,
-            ttl_seconds=ttl_seconds,
-            wait_seconds=wait_seconds,
-            cancel_on_loss=cancel_on_loss,
-        )
-
-    async def get_lease(self, resource: str) -> leases.Lease:
-        """Who holds a named resource. Raises NotFound (LEASE_NOT_HELD)."""
-        return (await self._patiently(self.leases.GetLease, leases.GetLeaseRequest(resource=resource))).lease
-
-    async def list_leases(self, prefix: str = "") -> AsyncGenerator[leases.Lease]:
-        """Live leases by name."""
-        token = ""
-        while True:
-            asked = leases.ListLeasesRequest(prefix=prefix, page_size=LIST_PAGE, page_token=token)
-            page = await self._patiently(self.leases.ListLeases, asked)
-            for lease in page.leases:
-                yield lease
-            token = page.next_page_token
-            if not token:
-                return
-
-    async def watch_leases(self, prefix: str = "", after_revision: int = 0) -> AsyncGenerator[leases.LeaseEvent]:
-        """What happens to leases, for ever; a broken stream is resumed without a gap.
-
-        Raises OutOfRange (CURSOR_EXPIRED): list again.
-        """
-        contact = Contact()
-        while True:
-            asked = leases.WatchLeasesRequest(prefix=prefix, after_revision=after_revision)
-            try:
-                async for answer in self.leases.WatchLeases(asked):
-                    contact.made()
-                    for event in answer.events:
-                        yield event
-                    after_revision = answer.revision
-            except TryLater as error:
-                await contact.lost(error)
-
     async def workers(self) -> admin.ListWorkersResponse:
         """Who is there to work."""
         return await self._patiently(self.admin.ListWorkers, admin.ListWorkersRequest())
@@ -314,23 +257,3 @@ class Client(ScheduleCalls, WaitCalls):
         self, method: Callable[..., Awaitable[T]], request: Message, timeout_seconds: float = CALL_TIMEOUT_SECONDS
     ) -> T:
         return await retrying(lambda: method(request, timeout=timeout_seconds), self._patience, on=(TryLater,))
-
-
-class Contact:
-    """With a gateway that has answered before: it is looked for again, for a while."""
-
-    def __init__(self) -> None:
-        self._lost_at, self._failures = 0.0, 0
-
-    def made(self) -> None:
-        """It answers."""
-        self._failures = 0
-
-    async def lost(self, error: TryLater) -> None:
-        """Waits until the next attempt; raises `error` when there has been no answer for too long."""
-        if not self._failures:
-            self._lost_at = time.monotonic()
-        elif time.monotonic() - self._lost_at > RECONNECT_SECONDS:
-            raise error
-        self._failures += 1
-        await sleep(RECONNECT.wait_seconds(self._failures, random.random(), error.retry_after_seconds))

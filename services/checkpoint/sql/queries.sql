@@ -525,7 +525,7 @@ select f.feed_id::text, f.pruned_xid::text::bigint, f.pruned_position,
          and t.labels @> %(labels)b::text::jsonb as fits
   from change_feed f
   left join page p on true
-  left join tasks t on t.task_id = p.task_id
+  left join lateral (select * from tasks c where c.task_id = p.task_id limit 1) t on true  -- never a scan of them all
  order by p.xid, p.position;
 
 -- name: prune_changes
