@@ -33,6 +33,7 @@ async def list_claimable(pool: Pool, request: pb.ListClaimableRequest) -> list[p
         "priorities": [int(PRIORITIES.to_domain(priority)) for priority in request.priorities],
         "loops": list(request.loops),
         "limit": request.limit,
+        "worker_ids": list(request.worker_ids),
         "deaths_below": SUSPECT_DEATHS if request.without_suspects else _ANY_DEATHS,
         "reserve_seconds": seconds(request.reserve_duration) or DEFAULT_RESERVE_SECONDS,
     }
@@ -131,7 +132,7 @@ async def _offered(pool: Pool, statement: bytes, parameters: dict[str, Any]) -> 
 
 
 def _offer(row: tuple[Any, ...]) -> pb.Offer:
-    task_id, tenant, queue, priority, loop, epoch, reason, tools, _, _, deaths = row
+    task_id, tenant, queue, priority, loop, epoch, reason, tools, _, _, deaths, not_worker_id, only_worker_id = row
     return pb.Offer(
         task_id=task_id,
         tenant=tenant,
@@ -142,4 +143,6 @@ def _offer(row: tuple[Any, ...]) -> pb.Offer:
         reason=reason,
         tools=None if tools is None else task_pb2.ToolAllowlist(names=tools),
         suspect=is_suspect(deaths),
+        not_worker_id=not_worker_id,
+        only_worker_id=only_worker_id,
     )

@@ -6,13 +6,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from services.checkpoint.announcement import Announcement, announcement_of
-from services.checkpoint.draft import LEDGER, Draft
+from services.checkpoint.draft import LEDGER, Draft, clean
 from services.checkpoint.finishing import carry_out_ending
-from services.checkpoint.queries import in_ledger_transaction
+from services.checkpoint.queries import QUERIES, in_ledger_transaction
 from services.checkpoint.rows import lock_tasks
 from services.checkpoint.writing import write
 from tenure.domain.endings import NOBODY_DIED, ending_of_lost_claim
-from tenure.domain.states import TaskState
+from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import LeaseLostPolicy
 from tenure.runtime.failpoint import failpoint
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tenure.v1 import checkpoint_service_pb2 as pb
 
 _TASKS_A_TRANSACTION: Final = 128
+STEERED_SECONDS: Final = 10.0
+"""How long a transferred task waits for the worker it was meant for, before anybody may have it."""
 
 
 async def requeue_lost(pool: Pool, lost: Sequence[pb.RequeueLostRequest.Lost]) -> tuple[list[str], Announcement]:
@@ -49,11 +51,19 @@ async def _requeue(lost: Sequence[pb.RequeueLostRequest.Lost], connection: Conne
         if row is None or not row.holds or row.claim_id != one.claim_id:
             continue
         draft = Draft(row, budgets[row.root_task_id])
+        if one.reason == Reason.OPERATOR_TRANSFER:
+            await _steer(connection, one, row.owner)
         _put_back(draft, one)
         await carry_out_ending(connection, draft)
         drafts.append(draft)
     await write(connection, drafts)
     return drafts
+
+
+async def _steer(connection: Connection, lost: pb.RequeueLostRequest.Lost, owner: str) -> None:
+    """For a moment the task is offered where the operator wants it, or at least not to the one that had it."""
+    steer = {"task_id": lost.task_id, "steered_from": clean(owner), "steered_to": clean(lost.to_worker_id)}
+    await connection.execute(QUERIES.steer, {**steer, "seconds": STEERED_SECONDS})
 
 
 def _put_back(draft: Draft, lost: pb.RequeueLostRequest.Lost) -> None:
@@ -66,4 +76,4 @@ def _put_back(draft: Draft, lost: pb.RequeueLostRequest.Lost) -> None:
         if ending is not None:
             draft.ask_ending(ending)
     draft.settle_lost(lost.output_tokens)
-    draft.move(TaskState.QUEUED, lost.reason, lost.message, actor=LEDGER)
+    draft.move(TaskState.QUEUED, lost.reason, lost.message, actor=lost.actor or LEDGER)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from services.checkpoint import (
+    aging,
     bills,
     create,
     epochs,
@@ -150,6 +151,9 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
 
     async def InspectClaims(self, request: pb.InspectClaimsRequest, context: Context) -> pb.InspectClaimsResponse:
         return pb.InspectClaimsResponse(verdicts=await queue.inspect_claims(self._ledger.pool, request.claims))
+
+    async def ListAging(self, request: pb.ListAgingRequest, context: Context) -> pb.ListAgingResponse:
+        return await aging.list_aging(self._ledger.pool, current_tenant(), request)
 
     async def ListRunning(self, request: pb.ListRunningRequest, context: Context) -> pb.ListRunningResponse:
         return pb.ListRunningResponse(running=await queue.list_running(self._ledger.pool, request))

@@ -52,6 +52,9 @@ class Attaching:
             session.hold(held_claim, clock(), named=True)
         session.hear(hello.holdings, clock())
         session.send(self._welcome(session, (each.claim_id for each in hello.holdings)))
+        mark = await self._store.drains.find(held.session_id) if former else None
+        if mark is not None:
+            session.ask_drain(mark.message)
         self._sessions.attach(session)
         _log.info(
             "attached a worker",
@@ -102,6 +105,7 @@ class Attaching:
             started_at=started_at,
             live_address=hello.live_address,
             queues=tuple(hello.queues),
+            loops=tuple(hello.loops),
         )
 
     def _welcome(self, session: Session, named: Iterable[str]) -> pb.SessionResponse:

@@ -89,7 +89,8 @@ class Dispatch:
             return False
         hints = self._hints
         without_suspects = all(session.has_suspect for session in sessions)
-        offers = await self._ledger.list_claimable(profile, limit, without_suspects=without_suspects)
+        worker_ids = {session.worker_id for session in sessions}
+        offers = await self._ledger.list_claimable(profile, limit, worker_ids, without_suspects=without_suspects)
         if len(offers) < limit and hints == self._hints:
             self._dry.add(profile)
         if offers:

@@ -10,7 +10,7 @@ from tenure.wire.opened import read_opened
 from tenure.wire.times import duration
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Collection, Sequence
 
     from services.coordinator.lease_store import HeldClaim
     from services.coordinator.session import Profile
@@ -32,14 +32,17 @@ class Ledger:
     def __init__(self, channel: TenureChannel) -> None:
         self._stub = CheckpointServiceStub(channel)
 
-    async def list_claimable(self, profile: Profile, limit: int, *, without_suspects: bool) -> Sequence[pb.Offer]:
-        """Queued tasks that nobody else is offered for the next second."""
+    async def list_claimable(
+        self, profile: Profile, limit: int, worker_ids: Collection[str], *, without_suspects: bool
+    ) -> Sequence[pb.Offer]:
+        """Queued tasks for one of these workers, that nobody else is offered for the next second."""
         request = pb.ListClaimableRequest(
             queues=profile.queues,
             priorities=profile.priorities,
             loops=profile.loops,
             limit=limit,
             without_suspects=without_suspects,
+            worker_ids=worker_ids,
         )
         return (await self._stub.ListClaimable(request, timeout=_TIMEOUT_SECONDS)).offers
 

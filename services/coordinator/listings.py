@@ -21,7 +21,12 @@ async def list_workers(store: LeaseStore) -> list[pb.Worker]:
     """Live sessions of workers, by worker_id. Raises Unavailable."""
     sessions = await store.sessions.list_all()
     counts = Counter(claim.record.session_id for claim in (await store.claims.list_all()).values())
-    workers = [_worker(session, counts[session.session_id]) for session in sessions if not session.record.own]
+    drains = await store.drains.list_all()
+    workers = [
+        worker_to_wire(session, counts[session.session_id], draining=session.session_id in drains)
+        for session in sessions
+        if not session.record.own
+    ]
     return sorted(workers, key=lambda worker: (worker.worker_id, worker.session_id))
 
 
@@ -45,7 +50,8 @@ async def _remaining(store: LeaseStore, leases: set[int]) -> dict[int, int]:
     return left
 
 
-def _worker(session: HeldSession, claim_count: int) -> pb.Worker:
+def worker_to_wire(session: HeldSession, claim_count: int, *, draining: bool) -> pb.Worker:
+    """A session as people see it."""
     record = session.record
     return pb.Worker(
         worker_id=record.worker_id,
@@ -55,6 +61,8 @@ def _worker(session: HeldSession, claim_count: int) -> pb.Worker:
         claim_count=claim_count,
         queues=record.queues,
         start_time=timestamp(datetime.fromtimestamp(record.started_at, UTC)),
+        draining=draining,
+        loops=record.loops,
     )
 
 

@@ -27,13 +27,18 @@ _AGAIN: Final = RetryPolicy(max_attempts=6, initial_seconds=0.1, factor=2.0, cap
 
 @dataclass(frozen=True, slots=True)
 class LostClaim:
-    """A claim that is gone, or has to go. `output_tokens`: what was heard of the model call in flight."""
+    """A claim that is gone, or has to go. `output_tokens`: what was heard of the model call in flight.
+
+    `actor`: the operator who takes it away; `to_worker_id`: for whom.
+    """
 
     task_id: str
     claim_id: str
     reason: str
     message: str
     output_tokens: int = 0
+    actor: str = ""
+    to_worker_id: str = ""
 
     @classmethod
     def of(cls, held: HeldClaim, reason: str, message: str, output_tokens: int = 0) -> LostClaim:
@@ -74,6 +79,23 @@ class Losses:
             return
         await self.requeue([lost])
 
+    async def take_for_operator(self, held: HeldClaim, lost: LostClaim) -> bool:
+        """Requeue first, then delete the key; whether it was taken now. Raises Unavailable; repeatable.
+
+        In this order what the operator said is in the ledger with the loss itself. A key that is left behind keeps
+        nobody out: the task was moved out of the claim.
+        """
+        requeued = await self._ledger.requeue([_to_wire(lost)])
+        await failpoint("coordinator.after_requeue")
+        if requeued:
+            metrics.count("tenure_requeued_total", reason=lost.reason)
+            facts = {"task": lost.task_id, "claim": lost.claim_id, "reason": lost.reason, "actor": lost.actor}
+            _log.info("took a task from its owner", extra=facts)
+        await self.delete(held)
+        if requeued and self._tell is not None:
+            self._tell()
+        return bool(requeued)
+
     async def requeue(self, lost: Iterable[LostClaim]) -> None:
         """Requeue tasks that still run under exactly these claims. A failure is told in the log, as above."""
         waiting = list(lost)
@@ -111,4 +133,6 @@ def _to_wire(lost: LostClaim) -> checkpoint_service_pb2.RequeueLostRequest.Lost:
         reason=lost.reason,
         message=lost.message,
         output_tokens=lost.output_tokens,
+        actor=lost.actor,
+        to_worker_id=lost.to_worker_id,
     )

@@ -19,6 +19,7 @@ from services.coordinator.lease_store import open_lease_store
 from services.coordinator.leases.composition import lease_service
 from services.coordinator.ledger import Ledger
 from services.coordinator.losses import Losses
+from services.coordinator.operating import Operating
 from services.coordinator.own_session import OwnSession
 from services.coordinator.reconcile import Reconciliation
 from services.coordinator.releases import Releases
@@ -82,12 +83,16 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     duties = await process.open(Duties())
     ender = Ender(store, ledger, tool_fence, losses, issuer, generation, own_session)
     endings = Endings(ledger, sessions, ender, grace_seconds=settings.cancel_grace_seconds)
-    reconciliation = Reconciliation(store, ledger, sessions, losses, settings.reconcile_interval_seconds, timing)
-    vanishing = Vanishing(coordinator_id, store, sessions, losses, generation)
+    operating = Operating(store, sessions, losses)
+    interval_seconds = settings.reconcile_interval_seconds
+    reconciliation = Reconciliation(store, ledger, sessions, losses, interval_seconds, timing, operating)
+    vanishing = Vanishing(coordinator_id, store, sessions, losses, generation, operating)
     releases = await process.open(Releases(store, losses))
     takeover = await process.open(Takeover(store, timing.reconnect_grace_seconds))
     attaching = Attaching(coordinator_id, store, generation, sessions, timing)
-    servicer = CoordinatorServicer(store, sessions, attaching, takeover, dispatch, releases, issuer, process.stopping)
+    servicer = CoordinatorServicer(
+        store, sessions, attaching, takeover, dispatch, releases, issuer, operating, process.stopping
+    )
     server.add(SERVICE, add_CoordinatorServiceServicer_to_server, servicer)
     leases, sweeping = lease_service(settings, store, checkpoint, issuer, generation, process.stopping)
     server.add(LEASES, add_LeaseServiceServicer_to_server, leases)

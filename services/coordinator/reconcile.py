@@ -19,6 +19,7 @@ from tenure.v1 import task_pb2
 
 if TYPE_CHECKING:
     from services.coordinator.lease_store import HeldClaim, LeaseStore
+    from services.coordinator.operating import Operating
     from services.coordinator.session import Timing
     from services.coordinator.sessions import Sessions
     from tenure.v1 import checkpoint_service_pb2 as pb
@@ -40,6 +41,7 @@ class Reconciliation:
         losses: Losses,
         interval_seconds: float,
         timing: Timing,
+        operating: Operating,
     ) -> None:
         self._store = store
         self._ledger = ledger
@@ -47,6 +49,7 @@ class Reconciliation:
         self._losses = losses
         self._interval_seconds = interval_seconds
         self._start_timeout_seconds = timing.start_timeout_seconds
+        self._operating = operating
         self._suspects: dict[str, float] = {}
 
     async def run(self) -> None:
@@ -69,6 +72,7 @@ class Reconciliation:
         ]
         self._clear_suspects(running)
         await self._end_absent_sessions()
+        await self._operating.remind()
         await self._delete_unworked(others)
         await self._requeue(lost)
 

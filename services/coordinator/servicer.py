@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from services.coordinator.dispatch import Dispatch
     from services.coordinator.issuing import Issuer
     from services.coordinator.lease_store import LeaseStore
+    from services.coordinator.operating import Operating
     from services.coordinator.releases import Releases
     from services.coordinator.sessions import Sessions
     from services.coordinator.takeover import Takeover
@@ -37,8 +38,10 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         dispatch: Dispatch,
         releases: Releases,
         issuer: Issuer,
+        operating: Operating,
         stopping: asyncio.Event,
     ) -> None:
+        self._operating = operating
         self._store = store
         self._sessions = sessions
         self._attaching = attaching
@@ -71,6 +74,14 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     async def ListClaims(self, request: Any, _context: Any) -> pb.CoordinatorServiceListClaimsResponse:
         """Live claims."""
         return pb.CoordinatorServiceListClaimsResponse(claims=await list_claims(self._store, request.task_id))
+
+    async def TransferTask(self, request: Any, _context: Any) -> pb.CoordinatorServiceTransferTaskResponse:
+        """Takes a task from its owner."""
+        return pb.CoordinatorServiceTransferTaskResponse(taken=await self._operating.transfer(request))
+
+    async def DrainWorker(self, request: Any, _context: Any) -> pb.CoordinatorServiceDrainWorkerResponse:
+        """Tells a worker to drain, wherever it is attached."""
+        return pb.CoordinatorServiceDrainWorkerResponse(workers=await self._operating.drain(request))
 
 
 async def _hello(requests: AsyncIterator[pb.SessionRequest]) -> pb.Hello:

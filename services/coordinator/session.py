@@ -89,6 +89,7 @@ class Session:
         self.timing = timing
         self.claims: dict[str, WorkedClaim] = {}
         self.draining = False
+        self._told_to_drain = False
         self.sent_away = False
         self.lost = False
         self.ended = asyncio.Event()
@@ -202,6 +203,12 @@ class Session:
     def renewal_came(self) -> None:
         """It is to be answered once etcd has answered."""
         self._unanswered = True
+
+    def ask_drain(self, message: str) -> None:
+        """An operator wants the worker to drain: it is told once a stream, and nothing more is granted."""
+        if not self._told_to_drain:
+            self._told_to_drain = self.draining = True
+            self.send(pb.SessionResponse(drain=pb.DrainNotice(message=message)))
 
     def revoke(self, claim_id: str, reason: str) -> WorkedClaim | None:
         """Tell the worker that a claim is lost; the claim, if it was the session's."""

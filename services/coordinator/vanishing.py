@@ -13,6 +13,7 @@ from collections import OrderedDict
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
+from services.coordinator.lease_store.drain_marks import DrainMark
 from services.coordinator.lease_store.events import Doubt, Vanished
 from services.coordinator.losses import Losses, LostClaim
 from tenure.domain.errors import Unavailable
@@ -21,6 +22,7 @@ from tenure.domain.states import Reason
 if TYPE_CHECKING:
     from services.coordinator.generation import Generation
     from services.coordinator.lease_store import HeldClaim, HeldSession, LeaseStore
+    from services.coordinator.operating import Operating
     from services.coordinator.session import Session
     from services.coordinator.sessions import Sessions
 
@@ -35,13 +37,20 @@ class Vanishing:
     """The duty `run` is the watch."""
 
     def __init__(
-        self, coordinator_id: str, store: LeaseStore, sessions: Sessions, losses: Losses, generation: Generation
+        self,
+        coordinator_id: str,
+        store: LeaseStore,
+        sessions: Sessions,
+        losses: Losses,
+        generation: Generation,
+        operating: Operating,
     ) -> None:
         self._coordinator_id = coordinator_id
         self._store = store
         self._sessions = sessions
         self._losses = losses
         self._generation = generation
+        self._operating = operating
         self._ended: OrderedDict[str, tuple[HeldSession, int]] = OrderedDict()
 
     async def run(self) -> None:
@@ -64,6 +73,8 @@ class Vanishing:
                         self._generation.doubt(lost_life=generation if another_life else -1)
                     case Vanished():
                         self._take_in(event, requeues)
+                    case DrainMark(session_id, record):
+                        self._operating.told_to_drain(session_id, record)
 
     def _take_in(self, event: Vanished, requeues: asyncio.TaskGroup) -> None:
         for session in event.sessions:

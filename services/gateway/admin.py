@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from services.gateway.peers import Peers, patiently
 from services.gateway.tasks import caller, new_id
+from tenure.domain.errors import Unavailable, WrongState
+from tenure.domain.states import Reason
 from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.v1.admin_service_pb2_grpc import AdminServiceServicer
+from tenure.wire.enums import state_name
+from tenure.wire.times import seconds
 
 
 class AdminServicer(AdminServiceServicer):
@@ -74,9 +79,89 @@ class AdminServicer(AdminServiceServicer):
         asked = ledger_pb2.OperatorRequest(reason=request.reason, close_out=close_out)
         return api.CloseOutTaskResponse(task=await self._intervene(request.task_id, request.request_id, asked))
 
+    async def TransferTask(self, request: api.TransferTaskRequest, _context: Any) -> api.TransferTaskResponse:
+        """The ledger says under which epoch it is held, and then what came of it: only that claim is taken away."""
+        task = await self._task(request.task_id)
+        epoch = request.epoch or task.epoch
+        if task.state == task_pb2.TASK_STATE_RUNNING and task.epoch == epoch:
+            asked = coordinator.CoordinatorServiceTransferTaskRequest(
+                task_id=request.task_id,
+                epoch=epoch,
+                actor=caller(),
+                reason=request.reason,
+                to_worker_id=request.to_worker_id,
+            )
+            await patiently(lambda: self._peers.coordinator.TransferTask(asked))
+        elif not was_taken(task, epoch):
+            raise not_running(task)
+        return api.TransferTaskResponse(task=await self._task(request.task_id))
+
+    async def DrainWorker(self, request: api.DrainWorkerRequest, _context: Any) -> api.DrainWorkerResponse:
+        asked = coordinator.CoordinatorServiceDrainWorkerRequest(
+            worker_id=request.worker_id, actor=caller(), reason=request.reason
+        )
+        told = await patiently(lambda: self._peers.coordinator.DrainWorker(asked))
+        return api.DrainWorkerResponse(workers=told.workers)
+
+    async def ListAgingTasks(self, request: api.ListAgingTasksRequest, _context: Any) -> api.ListAgingTasksResponse:
+        asked = ledger.ListAgingRequest(
+            view=request.view,
+            states=request.states,
+            idle=request.idle if request.HasField("idle") else None,
+            page_size=request.page_size,
+            page_token=request.page_token,
+        )
+        page = await patiently(lambda: self._peers.checkpoint.ListAging(asked))
+        try:
+            claims = await self._claims_of(page.tasks)
+        except Unavailable:
+            claims = None
+        return api.ListAgingTasksResponse(
+            tasks=aging_with_leases(page.tasks, claims, request),
+            next_page_token=page.next_page_token,
+            leases_unknown=claims is None,
+        )
+
+    async def _claims_of(self, tasks: Sequence[task_pb2.AgingTask]) -> list[coordinator.Claim]:
+        """Of all tasks in one question, if any of these is held at all."""
+        if not any(task.owner for task in tasks):
+            return []
+        asked = coordinator.CoordinatorServiceListClaimsRequest()
+        return list((await patiently(lambda: self._peers.coordinator.ListClaims(asked))).claims)
+
+    async def _task(self, task_id: str) -> task_pb2.Task:
+        asked = ledger.CheckpointServiceGetTaskRequest(task_id=task_id)
+        return (await patiently(lambda: self._peers.checkpoint.GetTask(asked))).task
+
     async def _intervene(self, task_id: str, request_id: str, asked: ledger_pb2.OperatorRequest) -> task_pb2.Task:
         """Recorded is acknowledged, as with a cancel: what is left to do is found in the ledger by those who do it."""
         fact = ledger.AppendForeignRequest(
             task_id=task_id, request_id=request_id or new_id(), actor=caller(), operator_request=asked
         )
         return (await patiently(lambda: self._peers.checkpoint.AppendForeign(fact))).task
+
+
+def aging_with_leases(
+    tasks: Sequence[task_pb2.AgingTask], claims: Sequence[coordinator.Claim] | None, request: api.ListAgingTasksRequest
+) -> list[api.ListAgingTasksResponse.Aging]:
+    """Each with what is left of its claim; those whose lease is well are left out where that was asked for."""
+    left = {(claim.task_id, claim.epoch): claim.remaining for claim in claims or ()}
+    found = []
+    for task in tasks:
+        remaining = left.get((task.task_id, task.epoch)) if task.owner else None
+        well = remaining is not None and seconds(remaining) >= seconds(request.lease_below)
+        if request.HasField("lease_below") and claims is not None and (well or not task.owner):
+            continue
+        found.append(api.ListAgingTasksResponse.Aging(task=task, lease_remaining=remaining))
+    return found
+
+
+def was_taken(task: task_pb2.Task, epoch: int) -> bool:
+    """Whether the claim of this epoch was taken away before: the request is a repeat."""
+    return task.epoch > epoch or (task.epoch == epoch and task.reason == Reason.OPERATOR_TRANSFER)
+
+
+def not_running(task: task_pb2.Task) -> WrongState:
+    """Nobody holds it, so it cannot be taken from anybody."""
+    state = state_name(task.state)
+    return WrongState(f"the task is {state}: no worker holds it", metadata={"state": state})

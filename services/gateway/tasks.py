@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import uuid_utils
 
+from services.gateway.explaining import explain_task
 from services.gateway.live import LiveText
 from services.gateway.peers import Peers, patiently
 from services.gateway.task_changes import TasksWatch
@@ -125,6 +126,9 @@ class TaskServicer(TaskServiceServicer):
             setattr(asked, point, getattr(request, point))
         forked = await patiently(lambda: self._peers.checkpoint.ForkTask(asked))
         return api.ForkTaskResponse(task=forked.task)
+
+    async def ExplainTask(self, request: api.ExplainTaskRequest, _context: Any) -> api.ExplainTaskResponse:
+        return await explain_task(self._peers, request.task_id)
 
     async def _task(self, task_id: str) -> task_pb2.Task:
         asked = ledger.CheckpointServiceGetTaskRequest(task_id=task_id)

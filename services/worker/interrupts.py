@@ -21,11 +21,11 @@ class Interruption(Enum):
 
 
 class Interrupted(Exception):  # noqa: N818  it is news to act on, not an error
-    """The work was stopped. `kind` says what to do now."""
+    """The work was stopped. `kind` says what to do now, `message` why."""
 
-    def __init__(self, kind: Interruption) -> None:
+    def __init__(self, kind: Interruption, message: str = "") -> None:
         super().__init__(kind.name)
-        self.kind = kind
+        self.kind, self.message = kind, message
 
 
 class Interrupts:
@@ -33,6 +33,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self._kind: Interruption | None = None
+        self._message = ""
         self._set = asyncio.Event()
 
     @property
@@ -40,22 +41,22 @@ class Interrupts:
         """Whether the task's end was asked for."""
         return self._kind is Interruption.END
 
-    def request(self, kind: Interruption) -> None:
+    def request(self, kind: Interruption, message: str = "") -> None:
         """Interrupt the work at its next wait, or in the one it is in."""
         if self._kind is not Interruption.END:
-            self._kind = kind
+            self._kind, self._message = kind, message
         self._set.set()
 
     def check(self) -> None:
         """Raises Interrupted when something was requested."""
         if self._kind is not None:
-            raise Interrupted(self._kind)
+            raise Interrupted(self._kind, self._message)
 
     async def guard(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         """The result of `work`; when an interruption comes first, `work` is cancelled and Interrupted raised."""
         if self._kind is not None:
             work.close()
-            raise Interrupted(self._kind)
+            raise Interrupted(self._kind, self._message)
         working = asyncio.create_task(work)
         interrupted = asyncio.create_task(self._set.wait())
         try:
@@ -67,7 +68,7 @@ class Interrupts:
             working.cancel()
             await asyncio.gather(working, interrupted, return_exceptions=True)
         assert self._kind is not None
-        raise Interrupted(self._kind)
+        raise Interrupted(self._kind, self._message)
 
     async def sleep(self, seconds: float) -> None:
         """Waits, unless interrupted."""

@@ -139,6 +139,14 @@ class Session:
         if holding is not None:
             holding.interrupts.request(Interruption.END)
 
+    def hear_drain(self, notice: pb.DrainNotice) -> None:
+        """An operator wants us to give all back and take no more. The session goes on: we are there, and idle."""
+        if not self._to_say.draining:
+            _log.warning("told to drain", extra={"why": notice.message, "tasks": len(self._holdings)})
+        self.drain()
+        for holding in self._holdings:
+            holding.interrupts.request(Interruption.DRAIN, notice.message)
+
     async def _one_attachment(self, former: AsyncExitStack) -> None:
         """Serves one stream to its break. Its resources go to `former`, freed once the next attachment stands."""
         address = self._addresses[0]

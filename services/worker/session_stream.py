@@ -34,6 +34,8 @@ class Hears(Protocol):
 
     def hear_cancel(self, notice: pb.CancelNotice) -> None: ...
 
+    def hear_drain(self, notice: pb.DrainNotice) -> None: ...
+
 
 @dataclass(slots=True)
 class ToSay:
@@ -151,6 +153,8 @@ class SessionStream:
                     self._hears.hear_revoke(message.revoke)
                 case "cancel":
                     self._hears.hear_cancel(message.cancel)
+                case "drain":
+                    self._hears.hear_drain(message.drain)
                 case "goaway":
                     raise Detached("the coordinator drains")
         raise Unavailable("the coordinator ended the session's stream", reason="STREAM_ENDED")

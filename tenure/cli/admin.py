@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import click
 
-from tenure.cli.intervene import close_out, requeue
+from tenure.cli.aging import aging
+from tenure.cli.intervene import close_out, drain, requeue, transfer
 from tenure.cli.verify import verify
 
 
-@click.group(short_help="For operators: requeue, close-out, verify.")
+@click.group(short_help="For operators: aging, requeue, close-out, transfer, drain, verify.")
 def admin() -> None:
     """Look after an installation, and intervene: the ledger of a task keeps who did what to it, and why."""
 
 
-for command in (requeue, close_out, verify):
+for command in (aging, requeue, close_out, transfer, drain, verify):
     admin.add_command(command)

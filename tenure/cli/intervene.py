@@ -1,4 +1,4 @@
-"""`tenure admin requeue` and `close-out`: what operators do to tasks. Each says why; the task's ledger keeps it."""
+"""`tenure admin requeue`, `close-out`, `transfer` and `drain`: what operators do, and say why."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tenure.cli.context import Context, pass_context
 from tenure.cli.parameters import find_task, task_argument
 from tenure.cli.words import short_id, why
 from tenure.client import Client
+from tenure.domain.epochs import describe_epoch
 from tenure.v1 import task_pb2
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -65,5 +66,47 @@ def close_out(context: Context, task: str, reason: str, state: str, result: str)
         else:
             now = why(asked.state, "", "")
             click.echo(f"{short_id(asked.task_id)} will end as {state.upper().replace('-', '_')}; it is {now} now")
+
+    context.run(work)
+
+
+@click.command(short_help="Take a running task from its worker.")
+@task_argument
+@reason_option
+@click.option("--to", "to_worker_id", default="", metavar="WORKER", help="Where it is to go on. Default: any other.")
+@pass_context
+def transfer(context: Context, task: str, reason: str, to_worker_id: str) -> None:
+    """Take TASK from the worker that holds it. Another one goes on from the last commit.
+
+    A worker named with --to has 10 s to take it; then anybody may.
+    """
+
+    async def work(client: Client) -> None:
+        task_id = await find_task(client, task)
+        taken = await client.transfer(task_id, reason, to_worker_id)
+        if context.as_json:
+            context.emit(taken)
+        elif taken.owner:
+            click.echo(f"{short_id(task_id)} is held by {taken.owner}, epoch {describe_epoch(taken.epoch)}")
+        else:
+            click.echo(f"{short_id(task_id)} is {why(taken.state, taken.reason, taken.message)}")
+
+    context.run(work)
+
+
+@click.command(short_help="Tell a worker to give back all it holds.")
+@click.argument("worker")
+@reason_option
+@pass_context
+def drain(context: Context, worker: str, reason: str) -> None:
+    """Tell WORKER to give back all it holds and to take nothing more, until it is started anew."""
+
+    async def work(client: Client) -> None:
+        told = await client.drain(worker, reason)
+        for one in told.workers:
+            if context.as_json:
+                context.emit(one)
+            else:
+                click.echo(f"{one.worker_id} is told to drain; it takes no more tasks until it is started anew")
 
     context.run(work)

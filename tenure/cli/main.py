@@ -15,6 +15,7 @@ from tenure.cli.converse import fork, send
 from tenure.cli.demo.command import demo
 from tenure.cli.dev import dev
 from tenure.cli.exits import HELP, Exit, exit_of_error, explain
+from tenure.cli.explain import explain as explain_task
 from tenure.cli.finish import cancel, wait
 from tenure.cli.follow import follow
 from tenure.cli.keys import keys
@@ -108,6 +109,7 @@ for command in (
     claims,
     workers,
     refusals,
+    explain_task,
     leases,
     schedules,
     admin,

@@ -96,7 +96,7 @@ def _show_workers(context: Context, listed: Iterable[coordinator_service_pb2.Wor
     for worker in listed:
         table.add_row(
             worker.worker_id,
-            str(worker.claim_count),
+            f"{worker.claim_count}{', drains' if worker.draining else ''}",
             ", ".join(worker.queues),
             ago(worker.start_time),
             worker.coordinator_id,

@@ -5,6 +5,7 @@ For operators: who works, who holds what, and what was refused."""
 
 from collections import abc as abc
 from google.protobuf import descriptor as descriptor
+from google.protobuf import duration_pb2 as duration_pb2
 from google.protobuf import message as message
 from google.protobuf.internal import containers as containers
 from tenure.v1 import coordinator_service_pb2 as coordinator_service_pb2
@@ -22,6 +23,210 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: descriptor.FileDescriptor
+
+@typing.final
+class ListAgingTasksRequest(message.Message):
+    """Which tasks."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    VIEW_FIELD_NUMBER: builtins.int
+    STATES_FIELD_NUMBER: builtins.int
+    IDLE_FIELD_NUMBER: builtins.int
+    LEASE_BELOW_FIELD_NUMBER: builtins.int
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    view: task_pb2.AgingView.ValueType
+    """From which side."""
+    page_size: builtins.int
+    """At most this many; 0: 50, at most 500. A page may have fewer: the token says whether there are more."""
+    page_token: builtins.str
+    """From the last answer; at most 512 characters."""
+    @builtins.property
+    def states(self) -> containers.RepeatedScalarFieldContainer[task_pb2.TaskState.ValueType]:
+        """For OLDEST: any of these states; empty: all that are no end."""
+
+    @builtins.property
+    def idle(self) -> duration_pb2.Duration:
+        """For HELD: only those of which nothing was committed for so long."""
+
+    @builtins.property
+    def lease_below(self) -> duration_pb2.Duration:
+        """For HELD: only those whose lease is gone, or ends within this time unless it is renewed; absent: all."""
+
+    def __init__(
+        self,
+        *,
+        view: task_pb2.AgingView.ValueType = ...,
+        states: abc.Iterable[task_pb2.TaskState.ValueType] | None = ...,
+        idle: duration_pb2.Duration | None = ...,
+        lease_below: duration_pb2.Duration | None = ...,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["idle", b"idle", "lease_below", b"lease_below"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["idle", b"idle", "lease_below", b"lease_below", "page_size", b"page_size", "page_token", b"page_token", "states", b"states", "view", b"view"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListAgingTasksResponse(message.Message):
+    """A page of tasks."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    @typing.final
+    class Aging(message.Message):
+        """A task, and its lease."""
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        TASK_FIELD_NUMBER: builtins.int
+        LEASE_REMAINING_FIELD_NUMBER: builtins.int
+        @builtins.property
+        def task(self) -> task_pb2.AgingTask:
+            """The task."""
+
+        @builtins.property
+        def lease_remaining(self) -> duration_pb2.Duration:
+            """How long its claim still lives without a renewal; absent: it has no claim."""
+
+        def __init__(
+            self,
+            *,
+            task: task_pb2.AgingTask | None = ...,
+            lease_remaining: duration_pb2.Duration | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = typing.Literal["lease_remaining", b"lease_remaining", "task", b"task"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["lease_remaining", b"lease_remaining", "task", b"task"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TASKS_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    LEASES_UNKNOWN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """For the next page; empty: no more."""
+    leases_unknown: builtins.bool
+    """No coordinator answered: nothing is known of leases, and nothing was left out for them."""
+    @builtins.property
+    def tasks(self) -> containers.RepeatedCompositeFieldContainer[ListAgingTasksResponse.Aging]:
+        """In the view's order."""
+
+    def __init__(
+        self,
+        *,
+        tasks: abc.Iterable[ListAgingTasksResponse.Aging] | None = ...,
+        next_page_token: builtins.str = ...,
+        leases_unknown: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["leases_unknown", b"leases_unknown", "next_page_token", b"next_page_token", "tasks", b"tasks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class TransferTaskRequest(message.Message):
+    """What to transfer."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    TO_WORKER_ID_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """The task."""
+    reason: builtins.str
+    """Why; 1 to 1,000 characters."""
+    to_worker_id: builtins.str
+    """Which worker it is to go on with, if it takes it within 10 s; empty: any other than its owner."""
+    epoch: builtins.int
+    """Only if it is held under this epoch: a repeat does not take it from its next owner as well. 0: whoever has it."""
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        reason: builtins.str = ...,
+        to_worker_id: builtins.str = ...,
+        epoch: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["epoch", b"epoch", "reason", b"reason", "task_id", b"task_id", "to_worker_id", b"to_worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class TransferTaskResponse(message.Message):
+    """It is queued, or has a new owner already."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def task(self) -> task_pb2.Task:
+        """The task now."""
+
+    def __init__(
+        self,
+        *,
+        task: task_pb2.Task | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class DrainWorkerRequest(message.Message):
+    """Whom to drain."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    worker_id: builtins.str
+    """The worker."""
+    reason: builtins.str
+    """Why; 1 to 1,000 characters."""
+    def __init__(
+        self,
+        *,
+        worker_id: builtins.str = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["reason", b"reason", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class DrainWorkerResponse(message.Message):
+    """It will be told."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    WORKERS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def workers(self) -> containers.RepeatedCompositeFieldContainer[coordinator_service_pb2.Worker]:
+        """Its sessions, as they were."""
+
+    def __init__(
+        self,
+        *,
+        workers: abc.Iterable[coordinator_service_pb2.Worker] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class RequeueTaskRequest(message.Message):

@@ -71,6 +71,21 @@ class AdminServiceStub:
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskResponse.FromString,
                 _registered_method=True)
+        self.TransferTask = channel.unary_unary(
+                '/tenure.v1.AdminService/TransferTask',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.TransferTaskRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.TransferTaskResponse.FromString,
+                _registered_method=True)
+        self.DrainWorker = channel.unary_unary(
+                '/tenure.v1.AdminService/DrainWorker',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.DrainWorkerRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.DrainWorkerResponse.FromString,
+                _registered_method=True)
+        self.ListAgingTasks = channel.unary_unary(
+                '/tenure.v1.AdminService/ListAgingTasks',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListAgingTasksRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListAgingTasksResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -131,6 +146,29 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TransferTask(self, request, context):
+        """Takes a running task from its worker: it is queued, which is no death, and goes on elsewhere from its last commit. The
+        worker is told, and is fenced whether it hears it or not. FAILED_PRECONDITION / WRONG_STATE {state}: it does not run.
+        NOT_FOUND also: no such worker to go on with.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainWorker(self, request, context):
+        """Tells a worker to give back all it holds and to take nothing more, until it is started anew. NOT_FOUND: no such worker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAgingTasks(self, request, context):
+        """Lists the caller's tasks that have not ended: the oldest first, or those that are held, with their leases. Paged.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -168,6 +206,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.CloseOutTask,
                     request_deserializer=tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskResponse.SerializeToString,
+            ),
+            'TransferTask': grpc.unary_unary_rpc_method_handler(
+                    servicer.TransferTask,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.TransferTaskRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.TransferTaskResponse.SerializeToString,
+            ),
+            'DrainWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainWorker,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.DrainWorkerRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.DrainWorkerResponse.SerializeToString,
+            ),
+            'ListAgingTasks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAgingTasks,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListAgingTasksRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListAgingTasksResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -361,6 +414,87 @@ class AdminService:
             '/tenure.v1.AdminService/CloseOutTask',
             tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskRequest.SerializeToString,
             tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TransferTask(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.AdminService/TransferTask',
+            tenure_dot_v1_dot_admin__service__pb2.TransferTaskRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.TransferTaskResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.AdminService/DrainWorker',
+            tenure_dot_v1_dot_admin__service__pb2.DrainWorkerRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.DrainWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAgingTasks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.AdminService/ListAgingTasks',
+            tenure_dot_v1_dot_admin__service__pb2.ListAgingTasksRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.ListAgingTasksResponse.FromString,
             options,
             channel_credentials,
             insecure,

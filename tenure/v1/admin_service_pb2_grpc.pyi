@@ -55,6 +55,15 @@ class AdminServiceStub:
     """Asks for a task's end, as a cancel does, with another state: acknowledged once it is recorded. FAILED_PRECONDITION /
     WRONG_STATE {state} after the end.
     """
+    TransferTask: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.TransferTaskRequest, _admin_service_pb2.TransferTaskResponse]
+    """Takes a running task from its worker: it is queued, which is no death, and goes on elsewhere from its last commit. The
+    worker is told, and is fenced whether it hears it or not. FAILED_PRECONDITION / WRONG_STATE {state}: it does not run.
+    NOT_FOUND also: no such worker to go on with.
+    """
+    DrainWorker: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.DrainWorkerRequest, _admin_service_pb2.DrainWorkerResponse]
+    """Tells a worker to give back all it holds and to take nothing more, until it is started anew. NOT_FOUND: no such worker."""
+    ListAgingTasks: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListAgingTasksRequest, _admin_service_pb2.ListAgingTasksResponse]
+    """Lists the caller's tasks that have not ended: the oldest first, or those that are held, with their leases. Paged."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -83,6 +92,15 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Asks for a task's end, as a cancel does, with another state: acknowledged once it is recorded. FAILED_PRECONDITION /
     WRONG_STATE {state} after the end.
     """
+    TransferTask: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.TransferTaskRequest, _admin_service_pb2.TransferTaskResponse]  # type: ignore[assignment]
+    """Takes a running task from its worker: it is queued, which is no death, and goes on elsewhere from its last commit. The
+    worker is told, and is fenced whether it hears it or not. FAILED_PRECONDITION / WRONG_STATE {state}: it does not run.
+    NOT_FOUND also: no such worker to go on with.
+    """
+    DrainWorker: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.DrainWorkerRequest, _admin_service_pb2.DrainWorkerResponse]  # type: ignore[assignment]
+    """Tells a worker to give back all it holds and to take nothing more, until it is started anew. NOT_FOUND: no such worker."""
+    ListAgingTasks: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListAgingTasksRequest, _admin_service_pb2.ListAgingTasksResponse]  # type: ignore[assignment]
+    """Lists the caller's tasks that have not ended: the oldest first, or those that are held, with their leases. Paged."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Looking at the installation, and intervening: fenced like everybody. Every intervention has a reason, which is recorded in the
@@ -150,5 +168,32 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Asks for a task's end, as a cancel does, with another state: acknowledged once it is recorded. FAILED_PRECONDITION /
         WRONG_STATE {state} after the end.
         """
+
+    @_abc_1.abstractmethod
+    def TransferTask(
+        self,
+        request: _admin_service_pb2.TransferTaskRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.TransferTaskResponse, _abc.Awaitable[_admin_service_pb2.TransferTaskResponse]]:
+        """Takes a running task from its worker: it is queued, which is no death, and goes on elsewhere from its last commit. The
+        worker is told, and is fenced whether it hears it or not. FAILED_PRECONDITION / WRONG_STATE {state}: it does not run.
+        NOT_FOUND also: no such worker to go on with.
+        """
+
+    @_abc_1.abstractmethod
+    def DrainWorker(
+        self,
+        request: _admin_service_pb2.DrainWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.DrainWorkerResponse, _abc.Awaitable[_admin_service_pb2.DrainWorkerResponse]]:
+        """Tells a worker to give back all it holds and to take nothing more, until it is started anew. NOT_FOUND: no such worker."""
+
+    @_abc_1.abstractmethod
+    def ListAgingTasks(
+        self,
+        request: _admin_service_pb2.ListAgingTasksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ListAgingTasksResponse, _abc.Awaitable[_admin_service_pb2.ListAgingTasksResponse]]:
+        """Lists the caller's tasks that have not ended: the oldest first, or those that are held, with their leases. Paged."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

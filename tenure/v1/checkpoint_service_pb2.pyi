@@ -913,6 +913,7 @@ class ListClaimableRequest(message.Message):
     LIMIT_FIELD_NUMBER: builtins.int
     RESERVE_DURATION_FIELD_NUMBER: builtins.int
     WITHOUT_SUSPECTS_FIELD_NUMBER: builtins.int
+    WORKER_IDS_FIELD_NUMBER: builtins.int
     limit: builtins.int
     """At most this many, at most 128."""
     without_suspects: builtins.bool
@@ -933,6 +934,10 @@ class ListClaimableRequest(message.Message):
     def reserve_duration(self) -> duration_pb2.Duration:
         """For how long the offers are kept from others; 0: 1 s."""
 
+    @builtins.property
+    def worker_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The workers it asks for, so that what an operator transferred is offered where it may go on; empty: whoever."""
+
     def __init__(
         self,
         *,
@@ -942,10 +947,11 @@ class ListClaimableRequest(message.Message):
         limit: builtins.int = ...,
         reserve_duration: duration_pb2.Duration | None = ...,
         without_suspects: builtins.bool = ...,
+        worker_ids: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["reserve_duration", b"reserve_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["limit", b"limit", "loops", b"loops", "priorities", b"priorities", "queues", b"queues", "reserve_duration", b"reserve_duration", "without_suspects", b"without_suspects"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["limit", b"limit", "loops", b"loops", "priorities", b"priorities", "queues", b"queues", "reserve_duration", b"reserve_duration", "without_suspects", b"without_suspects", "worker_ids", b"worker_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -986,6 +992,8 @@ class Offer(message.Message):
     REASON_FIELD_NUMBER: builtins.int
     TOOLS_FIELD_NUMBER: builtins.int
     SUSPECT_FIELD_NUMBER: builtins.int
+    NOT_WORKER_ID_FIELD_NUMBER: builtins.int
+    ONLY_WORKER_ID_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     tenant: builtins.str
@@ -1002,6 +1010,10 @@ class Offer(message.Message):
     """Why it is queued."""
     suspect: builtins.bool
     """Owners died with it several times in a row, without a new step: a session is to hold one such task at a time."""
+    not_worker_id: builtins.str
+    """An operator took it from this worker a moment ago: not for that one; empty: for any."""
+    only_worker_id: builtins.str
+    """An operator wants it to go on with this worker, for a moment; empty: any."""
     @builtins.property
     def tools(self) -> task_pb2.ToolAllowlist:
         """The tools it may call; absent: all."""
@@ -1018,10 +1030,12 @@ class Offer(message.Message):
         reason: builtins.str = ...,
         tools: task_pb2.ToolAllowlist | None = ...,
         suspect: builtins.bool = ...,
+        not_worker_id: builtins.str = ...,
+        only_worker_id: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["tools", b"tools"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["loop", b"loop", "previous_epoch", b"previous_epoch", "priority", b"priority", "queue", b"queue", "reason", b"reason", "suspect", b"suspect", "task_id", b"task_id", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["loop", b"loop", "not_worker_id", b"not_worker_id", "only_worker_id", b"only_worker_id", "previous_epoch", b"previous_epoch", "priority", b"priority", "queue", b"queue", "reason", b"reason", "suspect", b"suspect", "task_id", b"task_id", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1155,6 +1169,8 @@ class RequeueLostRequest(message.Message):
         REASON_FIELD_NUMBER: builtins.int
         MESSAGE_FIELD_NUMBER: builtins.int
         OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
+        ACTOR_FIELD_NUMBER: builtins.int
+        TO_WORKER_ID_FIELD_NUMBER: builtins.int
         task_id: builtins.str
         """The task."""
         claim_id: builtins.str
@@ -1165,6 +1181,10 @@ class RequeueLostRequest(message.Message):
         """For people."""
         output_tokens: builtins.int
         """Output tokens of the model call in flight, as far as they were heard."""
+        actor: builtins.str
+        """The operator who took it away; empty: nobody did."""
+        to_worker_id: builtins.str
+        """Which worker the operator wants it to go on with; empty: any but its owner. Either counts for 10 s."""
         def __init__(
             self,
             *,
@@ -1173,10 +1193,12 @@ class RequeueLostRequest(message.Message):
             reason: builtins.str = ...,
             message: builtins.str = ...,
             output_tokens: builtins.int = ...,
+            actor: builtins.str = ...,
+            to_worker_id: builtins.str = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = typing.Literal["claim_id", b"claim_id", "message", b"message", "output_tokens", b"output_tokens", "reason", b"reason", "task_id", b"task_id"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "claim_id", b"claim_id", "message", b"message", "output_tokens", b"output_tokens", "reason", b"reason", "task_id", b"task_id", "to_worker_id", b"to_worker_id"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2105,5 +2127,71 @@ class InspectLeasesResponse(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["registered_claim_ids", b"registered_claim_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListAgingRequest(message.Message):
+    """Which tasks."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    VIEW_FIELD_NUMBER: builtins.int
+    STATES_FIELD_NUMBER: builtins.int
+    IDLE_FIELD_NUMBER: builtins.int
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    view: task_pb2.AgingView.ValueType
+    """From which side."""
+    page_size: builtins.int
+    """At most this many; 0: 50, at most 500."""
+    page_token: builtins.str
+    """From the last answer; at most 512 characters."""
+    @builtins.property
+    def states(self) -> containers.RepeatedScalarFieldContainer[task_pb2.TaskState.ValueType]:
+        """For OLDEST: any of these states; empty: all that are no end."""
+
+    @builtins.property
+    def idle(self) -> duration_pb2.Duration:
+        """For HELD: only those whose row did not change for so long."""
+
+    def __init__(
+        self,
+        *,
+        view: task_pb2.AgingView.ValueType = ...,
+        states: abc.Iterable[task_pb2.TaskState.ValueType] | None = ...,
+        idle: duration_pb2.Duration | None = ...,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["idle", b"idle"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["idle", b"idle", "page_size", b"page_size", "page_token", b"page_token", "states", b"states", "view", b"view"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListAgingResponse(message.Message):
+    """A page of tasks."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASKS_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """For the next page; empty: no more."""
+    @builtins.property
+    def tasks(self) -> containers.RepeatedCompositeFieldContainer[task_pb2.AgingTask]:
+        """In the view's order."""
+
+    def __init__(
+        self,
+        *,
+        tasks: abc.Iterable[task_pb2.AgingTask] | None = ...,
+        next_page_token: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["next_page_token", b"next_page_token", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -169,6 +169,11 @@ class CheckpointServiceStub:
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListBillsRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListBillsResponse.FromString,
                 _registered_method=True)
+        self.ListAging = channel.unary_unary(
+                '/tenure.v1.CheckpointService/ListAging',
+                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListAgingRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListAgingResponse.FromString,
+                _registered_method=True)
         self.ListRefusedWrites = channel.unary_unary(
                 '/tenure.v1.CheckpointService/ListRefusedWrites',
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListRefusedWritesRequest.SerializeToString,
@@ -186,7 +191,7 @@ class CheckpointServiceServicer:
 
     def CreateTask(self, request, context):
         """Creates a task QUEUED. The same request_id and payload as sent give the same task again; another payload is
-        ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}.
+        ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source lives: SOURCE_BUSY {task_id}.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -386,6 +391,13 @@ class CheckpointServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAging(self, request, context):
+        """Lists the caller's tasks that have not ended, by age, or those that are held, in pages.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListRefusedWrites(self, request, context):
         """Lists writes that the fence refused, newest first.
         """
@@ -525,6 +537,11 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
                     servicer.ListBills,
                     request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListBillsRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListBillsResponse.SerializeToString,
+            ),
+            'ListAging': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAging,
+                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListAgingRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListAgingResponse.SerializeToString,
             ),
             'ListRefusedWrites': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRefusedWrites,
@@ -1239,6 +1256,33 @@ class CheckpointService:
             '/tenure.v1.CheckpointService/ListBills',
             tenure_dot_v1_dot_checkpoint__service__pb2.ListBillsRequest.SerializeToString,
             tenure_dot_v1_dot_checkpoint__service__pb2.ListBillsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAging(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.CheckpointService/ListAging',
+            tenure_dot_v1_dot_checkpoint__service__pb2.ListAgingRequest.SerializeToString,
+            tenure_dot_v1_dot_checkpoint__service__pb2.ListAgingResponse.FromString,
             options,
             channel_credentials,
             insecure,

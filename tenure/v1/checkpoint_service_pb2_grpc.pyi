@@ -40,7 +40,7 @@ class CheckpointServiceStub:
     def __new__(cls, channel: _aio.Channel) -> CheckpointServiceAsyncStub: ...
     CreateTask: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CreateTaskRequest, _checkpoint_service_pb2.CreateTaskResponse]
     """Creates a task QUEUED. The same request_id and payload as sent give the same task again; another payload is
-    ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}.
+    ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source lives: SOURCE_BUSY {task_id}.
     """
     ForkTask: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CheckpointServiceForkTaskRequest, _checkpoint_service_pb2.CheckpointServiceForkTaskResponse]
     """Creates a task QUEUED whose history begins with a copy of another's, as TaskService.ForkTask says."""
@@ -120,6 +120,8 @@ class CheckpointServiceStub:
     """Raises the generation by compare-and-set. The answer has the one that stands, whoever raised it."""
     ListBills: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListBillsRequest, _checkpoint_service_pb2.ListBillsResponse]
     """Lists what a task's model attempts were billed, by step and attempt. NOT_FOUND."""
+    ListAging: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListAgingRequest, _checkpoint_service_pb2.ListAgingResponse]
+    """Lists the caller's tasks that have not ended, by age, or those that are held, in pages."""
     ListRefusedWrites: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListRefusedWritesRequest, _checkpoint_service_pb2.ListRefusedWritesResponse]
     """Lists writes that the fence refused, newest first."""
 
@@ -135,7 +137,7 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateTask: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CreateTaskRequest, _checkpoint_service_pb2.CreateTaskResponse]  # type: ignore[assignment]
     """Creates a task QUEUED. The same request_id and payload as sent give the same task again; another payload is
-    ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}.
+    ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source lives: SOURCE_BUSY {task_id}.
     """
     ForkTask: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CheckpointServiceForkTaskRequest, _checkpoint_service_pb2.CheckpointServiceForkTaskResponse]  # type: ignore[assignment]
     """Creates a task QUEUED whose history begins with a copy of another's, as TaskService.ForkTask says."""
@@ -215,6 +217,8 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     """Raises the generation by compare-and-set. The answer has the one that stands, whoever raised it."""
     ListBills: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListBillsRequest, _checkpoint_service_pb2.ListBillsResponse]  # type: ignore[assignment]
     """Lists what a task's model attempts were billed, by step and attempt. NOT_FOUND."""
+    ListAging: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListAgingRequest, _checkpoint_service_pb2.ListAgingResponse]  # type: ignore[assignment]
+    """Lists the caller's tasks that have not ended, by age, or those that are held, in pages."""
     ListRefusedWrites: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListRefusedWritesRequest, _checkpoint_service_pb2.ListRefusedWritesResponse]  # type: ignore[assignment]
     """Lists writes that the fence refused, newest first."""
 
@@ -233,7 +237,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.CreateTaskResponse, _abc.Awaitable[_checkpoint_service_pb2.CreateTaskResponse]]:
         """Creates a task QUEUED. The same request_id and payload as sent give the same task again; another payload is
-        ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}.
+        ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source lives: SOURCE_BUSY {task_id}.
         """
 
     @_abc_1.abstractmethod
@@ -463,6 +467,14 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.ListBillsResponse, _abc.Awaitable[_checkpoint_service_pb2.ListBillsResponse]]:
         """Lists what a task's model attempts were billed, by step and attempt. NOT_FOUND."""
+
+    @_abc_1.abstractmethod
+    def ListAging(
+        self,
+        request: _checkpoint_service_pb2.ListAgingRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoint_service_pb2.ListAgingResponse, _abc.Awaitable[_checkpoint_service_pb2.ListAgingResponse]]:
+        """Lists the caller's tasks that have not ended, by age, or those that are held, in pages."""
 
     @_abc_1.abstractmethod
     def ListRefusedWrites(

@@ -23,6 +23,112 @@ else:
 DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
+class CoordinatorServiceTransferTaskRequest(message.Message):
+    """What to take from its owner."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    ACTOR_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    TO_WORKER_ID_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """The task."""
+    epoch: builtins.int
+    """The epoch it is held under."""
+    actor: builtins.str
+    """Who says so, 1 to 200 characters."""
+    reason: builtins.str
+    """Why; 1 to 1,000 characters."""
+    to_worker_id: builtins.str
+    """Which worker it is to go on with, if it takes it within 10 s; empty: any other than its owner."""
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        epoch: builtins.int = ...,
+        actor: builtins.str = ...,
+        reason: builtins.str = ...,
+        to_worker_id: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "epoch", b"epoch", "reason", b"reason", "task_id", b"task_id", "to_worker_id", b"to_worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CoordinatorServiceTransferTaskResponse(message.Message):
+    """It is queued, or was not held any more."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TAKEN_FIELD_NUMBER: builtins.int
+    taken: builtins.bool
+    """It was taken from its owner now."""
+    def __init__(
+        self,
+        *,
+        taken: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["taken", b"taken"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CoordinatorServiceDrainWorkerRequest(message.Message):
+    """Whom to drain."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: builtins.int
+    ACTOR_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    worker_id: builtins.str
+    """The worker."""
+    actor: builtins.str
+    """Who says so, 1 to 200 characters."""
+    reason: builtins.str
+    """Why; 1 to 1,000 characters."""
+    def __init__(
+        self,
+        *,
+        worker_id: builtins.str = ...,
+        actor: builtins.str = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "reason", b"reason", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CoordinatorServiceDrainWorkerResponse(message.Message):
+    """It will be told."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    WORKERS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def workers(self) -> containers.RepeatedCompositeFieldContainer[Worker]:
+        """Its sessions."""
+
+    def __init__(
+        self,
+        *,
+        workers: abc.Iterable[Worker] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class SessionRequest(message.Message):
     """From the worker."""
 
@@ -309,6 +415,7 @@ class SessionResponse(message.Message):
     REVOKE_FIELD_NUMBER: builtins.int
     CANCEL_FIELD_NUMBER: builtins.int
     GOAWAY_FIELD_NUMBER: builtins.int
+    DRAIN_FIELD_NUMBER: builtins.int
     @builtins.property
     def welcome(self) -> Welcome:
         """Answer to Hello."""
@@ -333,6 +440,10 @@ class SessionResponse(message.Message):
     def goaway(self) -> Goaway:
         """This replica drains: attach to another, keeping the session."""
 
+    @builtins.property
+    def drain(self) -> DrainNotice:
+        """An operator wants the worker to drain. May come again."""
+
     def __init__(
         self,
         *,
@@ -342,14 +453,35 @@ class SessionResponse(message.Message):
         revoke: Revoke | None = ...,
         cancel: CancelNotice | None = ...,
         goaway: Goaway | None = ...,
+        drain: DrainNotice | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["cancel", b"cancel", "goaway", b"goaway", "grant", b"grant", "message", b"message", "renewed", b"renewed", "revoke", b"revoke", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["cancel", b"cancel", "drain", b"drain", "goaway", b"goaway", "grant", b"grant", "message", b"message", "renewed", b"renewed", "revoke", b"revoke", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["cancel", b"cancel", "goaway", b"goaway", "grant", b"grant", "message", b"message", "renewed", b"renewed", "revoke", b"revoke", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cancel", b"cancel", "drain", b"drain", "goaway", b"goaway", "grant", b"grant", "message", b"message", "renewed", b"renewed", "revoke", b"revoke", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = typing.Literal["welcome", "renewed", "grant", "revoke", "cancel", "goaway"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = typing.Literal["welcome", "renewed", "grant", "revoke", "cancel", "goaway", "drain"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+@typing.final
+class DrainNotice(message.Message):
+    """Give back all tasks and take no more; the session goes on."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    MESSAGE_FIELD_NUMBER: builtins.int
+    message: builtins.str
+    """Why, and who wants it."""
+    def __init__(
+        self,
+        *,
+        message: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class Welcome(message.Message):
@@ -564,6 +696,8 @@ class Worker(message.Message):
     CLAIM_COUNT_FIELD_NUMBER: builtins.int
     QUEUES_FIELD_NUMBER: builtins.int
     START_TIME_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
+    LOOPS_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     """Who it is."""
     session_id: builtins.str
@@ -574,6 +708,8 @@ class Worker(message.Message):
     """The coordinator it is attached to."""
     claim_count: builtins.int
     """Claims it holds."""
+    draining: builtins.bool
+    """An operator told it to drain: it takes no more tasks."""
     @builtins.property
     def queues(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """Queues it serves."""
@@ -581,6 +717,10 @@ class Worker(message.Message):
     @builtins.property
     def start_time(self) -> timestamp_pb2.Timestamp:
         """When the session began."""
+
+    @builtins.property
+    def loops(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Loops it knows."""
 
     def __init__(
         self,
@@ -592,10 +732,12 @@ class Worker(message.Message):
         claim_count: builtins.int = ...,
         queues: abc.Iterable[builtins.str] | None = ...,
         start_time: timestamp_pb2.Timestamp | None = ...,
+        draining: builtins.bool = ...,
+        loops: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["claim_count", b"claim_count", "coordinator_id", b"coordinator_id", "live_address", b"live_address", "queues", b"queues", "session_id", b"session_id", "start_time", b"start_time", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["claim_count", b"claim_count", "coordinator_id", b"coordinator_id", "draining", b"draining", "live_address", b"live_address", "loops", b"loops", "queues", b"queues", "session_id", b"session_id", "start_time", b"start_time", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

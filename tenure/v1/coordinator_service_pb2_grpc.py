@@ -50,6 +50,16 @@ class CoordinatorServiceStub:
                 request_serializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListClaimsRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListClaimsResponse.FromString,
                 _registered_method=True)
+        self.TransferTask = channel.unary_unary(
+                '/tenure.v1.CoordinatorService/TransferTask',
+                request_serializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceTransferTaskRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceTransferTaskResponse.FromString,
+                _registered_method=True)
+        self.DrainWorker = channel.unary_unary(
+                '/tenure.v1.CoordinatorService/DrainWorker',
+                request_serializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceDrainWorkerRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceDrainWorkerResponse.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServiceServicer:
@@ -79,6 +89,22 @@ class CoordinatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TransferTask(self, request, context):
+        """Takes a task of the caller's tenant from its owner: queues it in the ledger under exactly that claim, and deletes the claim.
+        Repeatable: what is no longer held under that epoch is left alone. NOT_FOUND: no such worker to go on with.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainWorker(self, request, context):
+        """Tells a worker to give back all it holds and to take nothing more, until it is started anew. Whichever replica it is
+        attached to: a mark in etcd tells them all, for as long as the session lives. Repeatable. NOT_FOUND: no such worker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -96,6 +122,16 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.ListClaims,
                     request_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListClaimsRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListClaimsResponse.SerializeToString,
+            ),
+            'TransferTask': grpc.unary_unary_rpc_method_handler(
+                    servicer.TransferTask,
+                    request_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceTransferTaskRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceTransferTaskResponse.SerializeToString,
+            ),
+            'DrainWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainWorker,
+                    request_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceDrainWorkerRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceDrainWorkerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -180,6 +216,60 @@ class CoordinatorService:
             '/tenure.v1.CoordinatorService/ListClaims',
             tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListClaimsRequest.SerializeToString,
             tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListClaimsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TransferTask(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.CoordinatorService/TransferTask',
+            tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceTransferTaskRequest.SerializeToString,
+            tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceTransferTaskResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.CoordinatorService/DrainWorker',
+            tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceDrainWorkerRequest.SerializeToString,
+            tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceDrainWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

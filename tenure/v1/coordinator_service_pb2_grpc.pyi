@@ -42,6 +42,14 @@ class CoordinatorServiceStub:
     """Lists live sessions."""
     ListClaims: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceListClaimsRequest, _coordinator_service_pb2.CoordinatorServiceListClaimsResponse]
     """Lists live claims."""
+    TransferTask: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceTransferTaskRequest, _coordinator_service_pb2.CoordinatorServiceTransferTaskResponse]
+    """Takes a task of the caller's tenant from its owner: queues it in the ledger under exactly that claim, and deletes the claim.
+    Repeatable: what is no longer held under that epoch is left alone. NOT_FOUND: no such worker to go on with.
+    """
+    DrainWorker: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceDrainWorkerRequest, _coordinator_service_pb2.CoordinatorServiceDrainWorkerResponse]
+    """Tells a worker to give back all it holds and to take nothing more, until it is started anew. Whichever replica it is
+    attached to: a mark in etcd tells them all, for as long as the session lives. Repeatable. NOT_FOUND: no such worker.
+    """
 
 @_typing.type_check_only
 class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
@@ -57,6 +65,14 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     """Lists live sessions."""
     ListClaims: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceListClaimsRequest, _coordinator_service_pb2.CoordinatorServiceListClaimsResponse]  # type: ignore[assignment]
     """Lists live claims."""
+    TransferTask: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceTransferTaskRequest, _coordinator_service_pb2.CoordinatorServiceTransferTaskResponse]  # type: ignore[assignment]
+    """Takes a task of the caller's tenant from its owner: queues it in the ledger under exactly that claim, and deletes the claim.
+    Repeatable: what is no longer held under that epoch is left alone. NOT_FOUND: no such worker to go on with.
+    """
+    DrainWorker: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceDrainWorkerRequest, _coordinator_service_pb2.CoordinatorServiceDrainWorkerResponse]  # type: ignore[assignment]
+    """Tells a worker to give back all it holds and to take nothing more, until it is started anew. Whichever replica it is
+    attached to: a mark in etcd tells them all, for as long as the session lives. Repeatable. NOT_FOUND: no such worker.
+    """
 
 class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     """Leases for workers. Any number of replicas, no leader: a worker may talk to any of them."""
@@ -87,5 +103,25 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_service_pb2.CoordinatorServiceListClaimsResponse, _abc.Awaitable[_coordinator_service_pb2.CoordinatorServiceListClaimsResponse]]:
         """Lists live claims."""
+
+    @_abc_1.abstractmethod
+    def TransferTask(
+        self,
+        request: _coordinator_service_pb2.CoordinatorServiceTransferTaskRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_service_pb2.CoordinatorServiceTransferTaskResponse, _abc.Awaitable[_coordinator_service_pb2.CoordinatorServiceTransferTaskResponse]]:
+        """Takes a task of the caller's tenant from its owner: queues it in the ledger under exactly that claim, and deletes the claim.
+        Repeatable: what is no longer held under that epoch is left alone. NOT_FOUND: no such worker to go on with.
+        """
+
+    @_abc_1.abstractmethod
+    def DrainWorker(
+        self,
+        request: _coordinator_service_pb2.CoordinatorServiceDrainWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_service_pb2.CoordinatorServiceDrainWorkerResponse, _abc.Awaitable[_coordinator_service_pb2.CoordinatorServiceDrainWorkerResponse]]:
+        """Tells a worker to give back all it holds and to take nothing more, until it is started anew. Whichever replica it is
+        attached to: a mark in etcd tells them all, for as long as the session lives. Repeatable. NOT_FOUND: no such worker.
+        """
 
 def add_CoordinatorServiceServicer_to_server(servicer: CoordinatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -40,6 +40,7 @@ def _cancel(request: tasks.CancelTaskRequest, v: Violations) -> None:
 CHECKS: Final[dict[type, Check]] = {
     tasks.SubmitTaskRequest: _submit,
     tasks.GetTaskRequest: check_task_id,
+    tasks.ExplainTaskRequest: check_task_id,
     tasks.WaitTaskRequest: _wait,
     tasks.ListTasksRequest: check_list,
     tasks.ListTaskEntriesRequest: check_entries,

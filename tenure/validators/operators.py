@@ -1,17 +1,20 @@
-"""What operators ask for: AdminService, and the ledger's door behind it."""
+"""What operators ask for: AdminService, and the doors of the ledger and the coordinator behind it."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from tenure.v1 import admin_service_pb2 as admin
+from tenure.v1 import checkpoint_service_pb2 as checkpoint
+from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import ledger_pb2, task_pb2
-from tenure.validators.fields import check_task_id
-from tenure.validators.limits import MAX_GOAL_BYTES
+from tenure.validators.fields import check_duration, check_task_id
+from tenure.validators.limits import MAX_CHOICES, MAX_GOAL_BYTES
 from tenure.validators.violations import Check, Violations
 
 MOST_EXTRA_TOKENS: Final = 10**12
 MOST_EXTRA_STEPS: Final = 100_000
+MOST_IDLE_SECONDS: Final = 366 * 24 * 3600.0
 _ENDS: Final = frozenset({task_pb2.TASK_STATE_FAILED, task_pb2.TASK_STATE_TIMED_OUT, task_pb2.TASK_STATE_CANCELLED})
 
 
@@ -52,7 +55,55 @@ def _close_out(request: admin.CloseOutTaskRequest, v: Violations) -> None:
     _check_end(request, v)
 
 
+def _check_worker(field: str, worker_id: str, least: int, v: Violations) -> None:
+    v.length(field, worker_id, least, 128)
+
+
+def _transfer(request: admin.TransferTaskRequest, v: Violations) -> None:
+    check_task_id(request, v)
+    check_reason(request, v)
+    _check_worker("to_worker_id", request.to_worker_id, 0, v)
+    v.require(request.epoch >= 0, "epoch", "must not be negative")
+
+
+def _drain(request: admin.DrainWorkerRequest, v: Violations) -> None:
+    _check_worker("worker_id", request.worker_id, 1, v)
+    check_reason(request, v)
+
+
+def _transfer_by_coordinator(request: coordinator.CoordinatorServiceTransferTaskRequest, v: Violations) -> None:
+    check_task_id(request, v)
+    check_reason(request, v)
+    v.length("actor", request.actor, 1, 200)
+    v.require(request.epoch > 0, "epoch", "must be that of a claim")
+    _check_worker("to_worker_id", request.to_worker_id, 0, v)
+
+
+def _drain_by_coordinator(request: coordinator.CoordinatorServiceDrainWorkerRequest, v: Violations) -> None:
+    _check_worker("worker_id", request.worker_id, 1, v)
+    check_reason(request, v)
+    v.length("actor", request.actor, 1, 200)
+
+
+def _aging(request: Any, v: Violations) -> None:
+    v.between("page_size", request.page_size, 0, 500)
+    v.length("page_token", request.page_token, 0, 512)
+    check_duration("idle", request.idle, MOST_IDLE_SECONDS, v)
+    v.require(len(request.states) <= MAX_CHOICES, "states", f"at most {MAX_CHOICES}")
+
+
+def _aging_with_leases(request: admin.ListAgingTasksRequest, v: Violations) -> None:
+    _aging(request, v)
+    check_duration("lease_below", request.lease_below, MOST_IDLE_SECONDS, v)
+
+
 CHECKS: Final[dict[type, Check]] = {
+    checkpoint.ListAgingRequest: _aging,
+    admin.ListAgingTasksRequest: _aging_with_leases,
     admin.RequeueTaskRequest: _requeue,
     admin.CloseOutTaskRequest: _close_out,
+    admin.TransferTaskRequest: _transfer,
+    admin.DrainWorkerRequest: _drain,
+    coordinator.CoordinatorServiceTransferTaskRequest: _transfer_by_coordinator,
+    coordinator.CoordinatorServiceDrainWorkerRequest: _drain_by_coordinator,
 }

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from tenure.domain.errors import NotFound, StaleEpoch, Unavailable
+from tenure.domain.errors import InvalidRequest, NotFound, StaleEpoch, Unavailable, WrongState
 from tenure.v1 import admin_service_pb2 as api
+from tenure.v1 import task_service_pb2 as tasks
 from tests.fix_checkpoint import words
 from tests.fix_gateway import NOBODYS, TIMEOUT_SECONDS
 
@@ -53,3 +54,41 @@ async def test_without_coordinators_or_tools_operators_are_told_to_come_again(ch
             await asked
         assert refused.value.retry_after_seconds
         assert "127.0.0.1" not in refused.value.message
+
+
+async def test_a_task_is_explained_without_coordinators_and_tools_and_the_lines_say_so(checkpoint, gateway):
+    replica = await checkpoint()
+    queued = (await replica.create()).task_id
+    running = await replica.claim((await replica.create()).task_id)
+    stub = await gateway(replica.address)
+    told = await stub.ExplainTask(tasks.ExplainTaskRequest(task_id=queued))
+    assert "No coordinator answers, so nothing is known of workers" in told.lines
+    text = "\n".join((await stub.ExplainTask(tasks.ExplainTaskRequest(task_id=running.task.task_id))).lines)
+    assert "nothing is known of its lease" in text
+    assert "Nothing is known of refused writes" in text
+    with pytest.raises(NotFound):
+        await stub.ExplainTask(tasks.ExplainTaskRequest(task_id=NOBODYS))
+
+
+async def test_aging_tasks_are_listed_without_coordinators_and_what_is_not_known_is_said(checkpoint, gateway):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    stub = await gateway(replica.address)
+    listed = await stub.admin.ListAgingTasks(api.ListAgingTasksRequest())
+    assert ([one.task.task_id for one in listed.tasks], listed.leases_unknown) == ([owner.task.task_id], True)
+
+
+async def test_only_what_a_worker_holds_is_transferred_and_interventions_want_a_reason(checkpoint, gateway):
+    replica = await checkpoint()
+    task_id = (await replica.create()).task_id
+    admin = (await gateway(replica.address)).admin
+    with pytest.raises(WrongState, match="no worker holds it"):
+        await admin.TransferTask(api.TransferTaskRequest(task_id=task_id, reason="slow"))
+    for call, request in (
+        (admin.TransferTask, api.TransferTaskRequest(task_id=task_id)),
+        (admin.RequeueTask, api.RequeueTaskRequest(task_id=task_id)),
+        (admin.CloseOutTask, api.CloseOutTaskRequest(task_id=task_id, to_state="TASK_STATE_FAILED")),
+        (admin.DrainWorker, api.DrainWorkerRequest(worker_id="w")),
+    ):
+        with pytest.raises(InvalidRequest, match="reason"):
+            await call(request)

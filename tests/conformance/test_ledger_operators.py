@@ -7,6 +7,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
+from services.checkpoint.queries import QUERIES, prepare_connection
 from tenure.domain.errors import AlreadyExists, BudgetExhausted, InvalidRequest, StaleEpoch, WrongState
 from tenure.domain.fold import fold
 from tenure.domain.turn import CallModel, next_move
@@ -223,3 +224,62 @@ async def test_a_close_out_comes_too_late_after_the_end_and_knows_three_ends(che
             await close_out(replica, task.task_id, state)
     with pytest.raises(InvalidRequest):
         await close_out(replica, task.task_id, reason="")
+
+
+async def aging(replica, **asked):
+    """(page of ids, token)"""
+    page = await replica.stub.ListAging(pb.ListAgingRequest(**asked), timeout=TIMEOUT_SECONDS)
+    return [task.task_id for task in page.tasks], page.next_page_token
+
+
+async def test_tasks_that_have_not_ended_are_listed_by_age_and_state_in_pages(checkpoint):
+    replica = await checkpoint()
+    first, running, waiting, done = [(await replica.create()).task_id for _ in range(4)]
+    await replica.claim(running)
+    owner = await replica.claim(waiting)
+    await owner.commit(transition=pb.Transition(to_state=task_pb2.TASK_STATE_WAITING_USER, reason="WAITS"))
+    await replica.cancel(done)
+    assert await aging(replica) == ([first, running, waiting], "")
+    assert await aging(replica, states=[RUNNING, QUEUED]) == ([first, running], "")
+    seen, token = await aging(replica, page_size=2)
+    rest, end = await aging(replica, page_size=2, page_token=token)
+    assert (seen + rest, end) == ([first, running, waiting], "")
+    with pytest.raises(InvalidRequest):
+        await aging(replica, page_token="none of theirs")
+    with pytest.raises(InvalidRequest):
+        await aging(replica, states=[FAILED])
+
+
+async def test_held_tasks_of_which_nothing_is_heard_are_found(checkpoint):
+    replica = await checkpoint()
+    quiet, busy = sorted([(await replica.create()).task_id for _ in range(2)])
+    for task_id in (quiet, busy):
+        await replica.claim(task_id)
+    await replica.query("update ledger.tasks set updated_at = now() - interval '1 h' where task_id = %s", quiet)
+    ten_minutes = pb.ListAgingRequest().idle
+    ten_minutes.FromSeconds(600)
+    held = task_pb2.AGING_VIEW_HELD
+    assert await aging(replica, view=held) == ([quiet, busy], "")
+    assert await aging(replica, view=held, idle=ten_minutes) == ([quiet], "")
+
+
+@pytest.mark.parametrize(
+    ("statement", "index", "parameters"),
+    [
+        ("aging_oldest", "tasks_aging", {"states": ["QUEUED", "RUNNING"], "after": "-infinity"}),
+        ("aging_held", "tasks_held", {"idle_seconds": 60.0}),
+    ],
+)
+async def test_each_view_has_its_index(checkpoint, statement, index, parameters):
+    replica = await checkpoint()
+    await replica.create()
+    nobody = "00000000-0000-0000-0000-000000000000"
+    asked = {"tenant": "default", "after_task_id": nobody, "limit": 10, **parameters}
+    async with await psycopg.AsyncConnection.connect(replica.dsn, autocommit=True) as postgres:
+        await postgres.execute("set search_path to ledger")
+        await postgres.execute("set enable_seqscan to off")  # as in the service
+        prepare_connection(postgres)
+        plan = await (await postgres.execute(b"explain " + getattr(QUERIES, statement), asked)).fetchall()
+    told = "\n".join(line for (line,) in plan)
+    assert f"Index Scan using {index}" in told, told
+    assert "Seq Scan" not in told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tenure.domain.errors import WrongState
 from tenure.v1 import task_pb2
 from tests.end_to_end.command import tenure
-from tests.end_to_end.installation import Installation, answers, check_whole
+from tests.end_to_end.installation import PATIENCE_SECONDS, Installation, answers, check_whole
 
 CANCELLED, FAILED, SUCCEEDED = (
     task_pb2.TASK_STATE_CANCELLED,
@@ -92,3 +93,95 @@ async def test_the_command_says_why_it_does_nothing(installation: Installation) 
     assert "a SUCCEEDED task cannot be requeued" in refused.err
     without = await tenure("admin", "requeue", task_id, address=installation.stack.gateway_address)
     assert "--reason" in without.err
+
+
+async def test_a_running_task_is_taken_from_its_worker_and_goes_on_with_the_one_that_is_meant(
+    installation: Installation,
+) -> None:
+    file = uuid.uuid4().hex
+    task_id = await installation.submit("sim-e2e-keyed-paced", file)
+    await installation.until(task_id, "tool_outcome")
+    owner = (await installation.client.get(task_id)).owner
+    [other] = [one.worker_id for one in (await installation.client.workers()).workers if one.worker_id != owner]
+    done = await tenure(
+        "--json", "admin", "transfer", task_id, "--reason", "its host is slow", "--to", other,
+        address=installation.stack.gateway_address,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    ended = await installation.ended(task_id)
+    entries = await installation.entries(task_id)
+    check_whole(entries)
+    assert (ended.state, ended.attempt, ended.claim_count) == (SUCCEEDED, 1, 2)
+    opened = [entry.actor for entry in entries if entry.body.transition.to_state == task_pb2.TASK_STATE_RUNNING]
+    assert opened == [owner, other]
+    [lost] = [entry for entry in entries if entry.body.transition.reason == "OPERATOR_TRANSFER"]
+    assert (lost.actor, lost.body.transition.message) == ("tenant/default", "its host is slow")
+    assert installation.effects(file) == [f"keyed {number}" for number in range(1, 6)]
+    with pytest.raises(WrongState, match="no worker holds it"):
+        await installation.client.transfer(task_id, "again")
+
+
+async def test_a_drained_worker_gives_back_all_it_holds_and_takes_nothing_until_it_is_started_anew(
+    own_installation: Installation,
+) -> None:
+    install = own_installation
+    task_id = await install.submit("sim-e2e-slow-answer")
+    await install.speaking(task_id)
+    tired = (await install.client.get(task_id)).owner
+    done = await tenure("admin", "drain", tired, "--reason", "new kernel", address=install.stack.gateway_address)
+    assert (done.code, "takes no more tasks" in done.out) == (0, True), done.err
+    back = await install.until(task_id, "transition", lambda entry: entry.body.transition.reason == "WORKER_DRAINED")
+    assert (back.actor, back.body.transition.message) == (tired, "tenant/default drains the worker: new kernel")
+    after = back.sequence
+    await install.until(
+        task_id,
+        "transition",
+        lambda e: e.sequence > after and e.body.transition.to_state == task_pb2.TASK_STATE_RUNNING,
+    )
+    assert (await install.client.get(task_id)).owner != tired
+    later = [await install.submit("sim-hello") for _ in range(4)]
+    for each in later:
+        assert (await install.ended(each)).state == SUCCEEDED
+        assert tired not in [entry.actor for entry in await install.entries(each)]
+    await install.client.cancel(task_id)
+    await install.ended(task_id)
+    check_whole(await install.entries(task_id))
+    workers = {one.worker_id: one for one in (await install.client.workers()).workers}
+    assert (workers[tired].draining, workers[tired].claim_count) == (True, 0)
+    await install.stack.services[tired].restart()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while any(one.draining for one in (await install.client.workers()).workers):
+            await asyncio.sleep(0.1)
+
+
+async def test_a_task_that_no_worker_serves_is_explained_and_is_the_oldest_of_its_state(
+    installation: Installation,
+) -> None:
+    task_id = await installation.submit("sim-hello", queue="nobody-serves-this")
+    address = installation.stack.gateway_address
+    explained = await tenure("explain", task_id, address=address)
+    assert explained.code == 0, explained.err
+    assert "QUEUED for" in explained.out
+    assert "No worker serves queue nobody-serves-this and loop messages; 2 other workers are there" in explained.out
+    assert len(explained.out.splitlines()) <= 10
+    aging = await tenure("--json", "admin", "aging", "--state", "QUEUED", address=address)
+    assert task_id in [one["task"]["task_id"] for one in aging.values]
+    await installation.client.cancel(task_id)
+    ended = await installation.client.explain(task_id)
+    assert ended.task.state == CANCELLED
+    assert "Ended as CANCELLED" in ended.lines[0]
+
+
+async def test_a_running_task_is_explained_by_its_owner_its_lease_and_its_calls(installation: Installation) -> None:
+    task_id = await installation.submit("sim-e2e-idempotent", uuid.uuid4().hex)
+    await installation.until(task_id, "tool_intent")
+    task = await installation.client.get(task_id)
+    text = "\n".join((await installation.client.explain(task_id)).lines)
+    assert f"RUNNING on {task.owner}" in text
+    assert "its lease lives" in text
+    assert "1.0 execute_python" in text
+    held = await tenure("--json", "admin", "aging", "--idle", "0s", address=installation.stack.gateway_address)
+    [mine] = [one for one in held.values if one["task"]["task_id"] == task_id]
+    assert mine["lease_remaining"]
+    await installation.client.cancel(task_id)
+    await installation.ended(task_id)

@@ -35,6 +35,21 @@ def test_no_session_gets_two_suspects_and_the_others_are_not_held_up_by_them():
     assert assigned("sssa", one, other) == [("s0", "x"), ("s1", "y"), ("a3", "x")]
 
 
+def test_what_an_operator_transferred_goes_where_it_is_meant_to_and_not_back():
+    sessions = session("x", 9), session("y", 1), session("z", 3)
+    meant = pb.Offer(task_id="meant", only_worker_id="y")
+    taken = [pb.Offer(task_id=f"taken{number}", not_worker_id="x") for number in range(2)]
+    nobodys = pb.Offer(task_id="nobodys", only_worker_id="w")
+    free = pb.Offer(task_id="free")
+    told = assign([meant, *taken, nobodys, free], sessions, NOW)
+    assert [(each.offer.task_id, each.session.worker_id) for each in told] == [
+        ("meant", "y"),
+        ("taken0", "z"),
+        ("taken1", "z"),
+        ("free", "x"),
+    ]
+
+
 def test_a_session_that_has_a_suspect_or_is_about_to_have_one_gets_no_other():
     holds, about_to, free = session("x", 9), session("y", 8), session("z", 1)
     record = ClaimRecord(

@@ -249,6 +249,9 @@ with found as (
             and (cardinality(%(priorities)b::bigint[]) = 0 or c.priority = any(%(priorities)b::bigint[]))
             and (cardinality(%(loops)b::text[]) = 0 or c.loop = any(%(loops)b::text[]))
             and c.deaths < %(deaths_below)b
+            and (cardinality(%(worker_ids)b::text[]) = 0 or c.steered_until is null or c.steered_until < now()
+                 or exists (select from unnest(%(worker_ids)b::text[]) as w(id)
+                             where w.id = c.steered_to or (c.steered_to = '' and w.id <> c.steered_from)))
           order by c.priority, (c.claim_count = 0), c.created_at
           limit %(limit)b
           for no key update of c skip locked) t
@@ -258,7 +261,8 @@ with found as (
 update tasks t set offered_until = now() + make_interval(secs => %(reserve_seconds)b)
   from chosen where t.task_id = chosen.task_id
 returning t.task_id::text, t.tenant, t.queue, t.priority, t.loop, t.epoch, t.reason, t.tools, t.claim_count, t.created_at,
-          t.deaths;
+          t.deaths, case when t.steered_until >= now() and t.steered_to = '' then t.steered_from else '' end,
+          case when t.steered_until >= now() then t.steered_to else '' end;
 
 -- name: offer_from_any
 -- The same without a choice of queues.
@@ -269,6 +273,9 @@ with locked as (
      and (cardinality(%(priorities)b::bigint[]) = 0 or t.priority = any(%(priorities)b::bigint[]))
      and (cardinality(%(loops)b::text[]) = 0 or t.loop = any(%(loops)b::text[]))
      and t.deaths < %(deaths_below)b
+     and (cardinality(%(worker_ids)b::text[]) = 0 or t.steered_until is null or t.steered_until < now()
+          or exists (select from unnest(%(worker_ids)b::text[]) as w(id)
+                      where w.id = t.steered_to or (t.steered_to = '' and w.id <> t.steered_from)))
    order by t.priority, (t.claim_count = 0), t.created_at
    limit %(limit)b
    for no key update of t skip locked
@@ -276,7 +283,14 @@ with locked as (
 update tasks t set offered_until = now() + make_interval(secs => %(reserve_seconds)b)
   from locked where t.task_id = locked.task_id
 returning t.task_id::text, t.tenant, t.queue, t.priority, t.loop, t.epoch, t.reason, t.tools, t.claim_count, t.created_at,
-          t.deaths;
+          t.deaths, case when t.steered_until >= now() and t.steered_to = '' then t.steered_from else '' end,
+          case when t.steered_until >= now() then t.steered_to else '' end;
+
+-- name: steer
+-- Where a task that an operator takes from its owner is to go on. Beside the statement that moves it: rare even there.
+update tasks set steered_from = %(steered_from)b, steered_to = %(steered_to)b,
+       steered_until = now() + make_interval(secs => %(seconds)b)
+ where task_id = %(task_id)b::text::uuid;
 
 -- name: offer_endings
 -- Tasks that somebody other than their worker must end now, disjoint among coordinators like offers. Those that were
@@ -295,6 +309,30 @@ update tasks t set offered_until = now() + make_interval(secs => least(
          greatest(%(reserve_seconds)b, extract(epoch from now() - t.ending_at)::float8 / 2), %(most_seconds)b))
   from locked where t.task_id = locked.task_id
 returning t.task_id::text, t.tenant, t.ending_state, t.ending_reason, t.ending_message, t.ending_at;
+
+-- name: aging_oldest
+-- A page of tasks that have not ended, the oldest first. State by state, each in the order of its index.
+select found.* from unnest(%(states)b::text[]) as s(name)
+ cross join lateral (
+       select c.task_id::text, c.state, c.reason, c.queue, c.loop, c.owner, c.attempt, c.step, c.epoch,
+              c.ending_state <> '' as ending, c.created_at, c.updated_at, c.deadline_at, c.next_retry_at,
+              c.created_at::text as place
+         from tasks c
+        where c.tenant = %(tenant)b and c.state = s.name and c.ended_at is null
+          and (c.created_at, c.task_id) > (%(after)b::text::timestamptz, %(after_task_id)b::text::uuid)
+        order by c.created_at, c.task_id
+        limit %(limit)b) found
+ order by found.created_at, found.task_id
+ limit %(limit)b;
+
+-- name: aging_held
+-- A page of held tasks of which nothing was written for a while, through the index that has only held ones.
+select t.task_id::text, t.state, t.reason, t.queue, t.loop, t.owner, t.attempt, t.step, t.epoch, t.ending_state <> '',
+       t.created_at, t.updated_at, t.deadline_at, t.next_retry_at, t.created_at::text
+  from tasks t
+ where t.holds and t.tenant = %(tenant)b and t.task_id > %(after_task_id)b::text::uuid
+   and t.updated_at <= now() - make_interval(secs => %(idle_seconds)b)
+ order by t.task_id limit %(limit)b;
 
 -- name: register_grants
 -- One statement for all: a grant counts from here on or is left out. A repeat finds its own row. Nothing is registered
@@ -329,9 +367,9 @@ select coalesce(t.granted_claim = a.claim_id, false), coalesce(t.state, ''),
 
 -- name: list_running
 -- Running tasks by id, through the index that has only these.
-select task_id::text, claim_id, epoch, owner, updated_at, deaths from tasks
- where holds and task_id > %(after_task_id)b::text::uuid
- order by task_id limit %(page_size)b;
+select t.task_id::text, t.claim_id, t.epoch, t.owner, t.updated_at, t.deaths from tasks t
+ where t.holds and t.task_id > %(after_task_id)b::text::uuid
+ order by t.task_id limit %(page_size)b;
 
 -- name: due_retries
 -- Tasks whose wait is over, by database time. Another replica's sweep takes the others.

@@ -6,8 +6,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from services.coordinator.lease_store.drain_marks import DrainMark, read_drain
 from services.coordinator.lease_store.records import (
     CLAIMS,
+    DRAINS,
     GENERATION_KEY,
     PREFIX,
     SESSIONS,
@@ -45,7 +47,10 @@ class Doubt:
     another_life: bool = False
 
 
-async def watch_events(etcd: EtcdClient, start_revision: int) -> AsyncGenerator[Vanished | Doubt, None]:
+Event = Vanished | Doubt | DrainMark
+
+
+async def watch_events(etcd: EtcdClient, start_revision: int) -> AsyncGenerator[Event, None]:
     """From a revision on, until a Doubt with missing history ends it: then list, and watch again. Use in `aclosing`."""
     with asking_etcd():
         async with aclosing(etcd.watch(PREFIX, start_revision, previous=True)) as items:
@@ -62,17 +67,20 @@ async def watch_events(etcd: EtcdClient, start_revision: int) -> AsyncGenerator[
                         yield Doubt(another_life=reason is not ResyncReason.COMPACTED)
 
 
-def _events(item: Changes) -> list[Vanished | Doubt]:
+def _events(item: Changes) -> list[Event]:
     """One Vanished per revision: two revisions mean two causes."""
     events: dict[int, Vanished] = {}
-    doubts: list[Vanished | Doubt] = []
+    doubts: list[Event] = []
+    marks: list[Event] = []
     for change in item.changes:
         if change.key_value.key == GENERATION_KEY:
             doubts = [Doubt()]
         elif change.deleted:
             revision = change.key_value.mod_revision
             _sort_in(change, events.setdefault(revision, Vanished(revision)))
-    return [*events.values(), *doubts]
+        elif change.key_value.key.startswith(DRAINS) and (mark := read_drain(change.key_value)) is not None:
+            marks.append(mark)
+    return [*events.values(), *marks, *doubts]
 
 
 def _sort_in(change: Change, event: Vanished) -> None:

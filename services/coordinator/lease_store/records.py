@@ -18,6 +18,7 @@ PREFIX: Final = b"/tenure/"
 GENERATION_KEY: Final = b"/tenure/generation"
 SESSIONS: Final = b"/tenure/sessions/"
 CLAIMS: Final = b"/tenure/claims/"
+DRAINS: Final = b"/tenure/drains/"
 
 _log: Final = logging.getLogger(__name__)
 _Record = TypeVar("_Record", bound="DataclassInstance")
@@ -36,6 +37,7 @@ class SessionRecord:
     started_at: float
     live_address: str = ""
     queues: tuple[str, ...] = ()
+    loops: tuple[str, ...] = ()
     own: bool = False
 
 
@@ -95,6 +97,10 @@ def session_key(session_id: str) -> bytes:
 
 def claim_key(task_id: str) -> bytes:
     return CLAIMS + task_id.encode()
+
+
+def drain_key(session_id: str) -> bytes:
+    return DRAINS + session_id.encode()
 
 
 def write_record(record: DataclassInstance) -> bytes:

@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from services.coordinator.lease_store.claim_keys import ClaimKeys
-from services.coordinator.lease_store.events import Doubt, Vanished, watch_events
+from services.coordinator.lease_store.drain_marks import DrainMarks
+from services.coordinator.lease_store.events import Event, watch_events
 from services.coordinator.lease_store.generation_key import GenerationKey
 from services.coordinator.lease_store.lease_events import LeaseChange, watch_leases
 from services.coordinator.lease_store.named_leases import NamedLeases
@@ -27,6 +28,7 @@ class LeaseStore:
         self._etcd = etcd
         self.sessions = SessionKeys(etcd)
         self.claims = ClaimKeys(etcd)
+        self.drains = DrainMarks(etcd)
         self.generation = GenerationKey(etcd)
         self.leases = NamedLeases(etcd)
 
@@ -35,8 +37,8 @@ class LeaseStore:
         with asking_etcd():
             return await self._etcd.alarms(timeout_seconds=timeout_seconds)
 
-    def watch(self, start_revision: int) -> AsyncGenerator[Vanished | Doubt, None]:
-        """What vanishes from a revision on. See `watch_events`."""
+    def watch(self, start_revision: int) -> AsyncGenerator[Event, None]:
+        """What vanishes and is marked from a revision on. See `watch_events`."""
         return watch_events(self._etcd, start_revision)
 
     def watch_leases(self, tenant: str, prefix: str, start_revision: int) -> AsyncGenerator[list[LeaseChange], None]:

@@ -29,3 +29,5 @@ alter table tasks
 
 -- The oldest tasks that have not ended, of one state.
 create index tasks_aging on tasks (tenant, state, created_at, task_id) where ended_at is null;
+-- Those of a tenant that are held.
+create index tasks_held on tasks (tenant, task_id) where holds;

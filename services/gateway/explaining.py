@@ -1,0 +1,148 @@
+"""ExplainTask: gathers what the ledger, the coordinators and the tools know of one task, and says it in lines."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from services.gateway.peers import Peers, patiently
+from tenure.domain.budget import Budget
+from tenure.domain.errors import TenureError
+from tenure.domain.explain import CallFact, Facts, WorkerFact, explain
+from tenure.runtime.status import PeerFailed
+from tenure.v1 import checkpoint_service_pb2 as ledger
+from tenure.v1 import coordinator_service_pb2 as coordinator
+from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
+from tenure.v1 import task_service_pb2 as api
+from tenure.v1 import tool_service_pb2 as tools
+from tenure.wire.enums import CALL_STATES, STATES
+from tenure.wire.times import seconds
+
+if TYPE_CHECKING:
+    from google.protobuf.timestamp_pb2 import Timestamp
+
+T = TypeVar("T")
+
+NEWEST_ENTRIES: Final = 500
+"""What is open is told from so many of the newest entries: more than one step has."""
+_TIMEOUT_SECONDS: Final = 3.0
+
+
+async def explain_task(peers: Peers, task_id: str) -> api.ExplainTaskResponse:
+    """Raises NotFound, and Unavailable when the ledger does not answer; without the others it says less."""
+    asked = ledger.CheckpointServiceGetTaskRequest(task_id=task_id)
+    task = (await patiently(lambda: peers.checkpoint.GetTask(asked))).task
+    page = ledger.ListEntriesRequest(
+        task_id=task_id, after_sequence=max(0, task.sequence - NEWEST_ENTRIES), page_size=NEWEST_ENTRIES
+    )
+    entries = (await patiently(lambda: peers.checkpoint.ListEntries(page))).entries
+    claims, workers, calls, refusals = await asyncio.gather(
+        _unless_away(_claims(peers, task_id)),
+        _unless_away(_workers(peers)),
+        _unless_away(_calls(peers, task_id)),
+        _unless_away(_refusals(peers, task_id)),
+    )
+    facts = gather_facts(task, entries, claims, workers, calls, refusals, now=time.time())
+    return api.ExplainTaskResponse(lines=explain(facts), task=task)
+
+
+def gather_facts(
+    task: task_pb2.Task,
+    entries: Sequence[ledger_pb2.Entry],
+    claims: Sequence[coordinator.Claim] | None,
+    workers: Sequence[coordinator.Worker] | None,
+    calls: Sequence[tool_pb2.CallTrail] | None,
+    refusals: int | None,
+    *,
+    now: float,
+) -> Facts:
+    """None for what nobody answered. `entries`: the newest ones."""
+    moved = [entry for entry in entries if entry.body.HasField("transition")]
+    left = None if claims is None else [seconds(claim.remaining) for claim in claims if claim.epoch == task.epoch]
+    waits = task.HasField("wait")
+    return Facts(
+        state=STATES.to_domain(task.state),
+        reason=task.reason,
+        message=task.message,
+        attempt=task.attempt,
+        step=task.step,
+        queue=task.spec.queue,
+        loop=task.spec.agent.loop,
+        owner=task.owner,
+        epoch=task.epoch,
+        budget=Budget(task.budget.max_tokens, task.budget.used_tokens, task.budget.reserved_tokens),
+        since_move=now - _unix(moved[-1].record_time if moved else task.update_time),
+        since_entry=now - _unix(entries[-1].record_time if entries else task.update_time),
+        until_deadline=_unix(task.deadline_time) - now,
+        until_retry=_unix(task.next_retry_time) - now if task.HasField("next_retry_time") else None,
+        is_to_end=task.cancel_requested,
+        waits_for=_waits_for(task.wait) if waits else "",
+        until_answer=_unix(task.wait.deadline_time) - now if waits else None,
+        lease_seconds=None if left is None else max(left, default=0.0),
+        workers=None if workers is None else tuple(map(_worker, workers)),
+        calls=_open_calls(entries, calls or ()),
+        tools_answered=calls is not None,
+        refusals=refusals,
+    )
+
+
+def _open_calls(entries: Sequence[ledger_pb2.Entry], calls: Sequence[tool_pb2.CallTrail]) -> tuple[CallFact, ...]:
+    """Intents without an outcome, and how they stand at the tools."""
+    standing = {call.record.call_id: CALL_STATES.to_domain(call.record.state).value for call in calls}
+    intents = {}
+    for entry in entries:
+        if entry.body.HasField("tool_intent"):
+            intents[entry.body.tool_intent.call_id] = entry.body.tool_intent.tool
+        elif entry.body.HasField("tool_outcome"):
+            intents.pop(entry.body.tool_outcome.call_id, None)
+    return tuple(CallFact(call_id, tool, standing.get(call_id, "")) for call_id, tool in intents.items())
+
+
+def _worker(worker: coordinator.Worker) -> WorkerFact:
+    return WorkerFact(
+        worker.worker_id, tuple(worker.queues) or ("default",), tuple(worker.loops) or ("messages",), worker.draining
+    )
+
+
+def _waits_for(wait: task_pb2.Wait) -> str:
+    if wait.kind == task_pb2.WAIT_KIND_EVENT:
+        return f"the event {wait.correlation_id}"
+    if wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL:
+        return f"leave to call {wait.tool} ({wait.call_id})"
+    return f"an answer to: {wait.question}"
+
+
+def _unix(moment: Timestamp) -> float:
+    return moment.seconds + moment.nanos / 1e9
+
+
+async def _claims(peers: Peers, task_id: str) -> Sequence[coordinator.Claim]:
+    asked = coordinator.CoordinatorServiceListClaimsRequest(task_id=task_id)
+    return (await peers.coordinator.ListClaims(asked, timeout=_TIMEOUT_SECONDS)).claims
+
+
+async def _workers(peers: Peers) -> Sequence[coordinator.Worker]:
+    asked = coordinator.CoordinatorServiceListWorkersRequest()
+    return (await peers.coordinator.ListWorkers(asked, timeout=_TIMEOUT_SECONDS)).workers
+
+
+async def _calls(peers: Peers, task_id: str) -> Sequence[tool_pb2.CallTrail]:
+    asked = tools.ListCallsRequest(task_id=task_id, page_size=1000)
+    return (await peers.tools.ListCalls(asked, timeout=_TIMEOUT_SECONDS)).calls
+
+
+async def _refusals(peers: Peers, task_id: str) -> int:
+    writes = ledger.ListRefusedWritesRequest(task_id=task_id)
+    refused = (await peers.checkpoint.ListRefusedWrites(writes, timeout=_TIMEOUT_SECONDS)).refused_writes
+    calls = tools.ListRefusedCallsRequest(task_id=task_id)
+    return len(refused) + len((await peers.tools.ListRefusedCalls(calls, timeout=_TIMEOUT_SECONDS)).refused_calls)
+
+
+async def _unless_away(asked: Awaitable[T]) -> T | None:
+    """None when it does not answer: what is told is the task, not the installation."""
+    try:
+        return await asked
+    except (TenureError, PeerFailed, TimeoutError):
+        return None

@@ -1,0 +1,216 @@
+"""Why a task is where it is, and what would move it: from facts to lines for people. No I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tenure.domain.budget import Budget
+from tenure.domain.epochs import describe_epoch
+from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState
+
+MOST_LINES: Final = 10
+_CALLS_TOLD: Final = 3
+
+REASONS: Final = {
+    Reason.SUBMITTED: "it was submitted",
+    Reason.LEASE_EXPIRED: "its worker did not renew its lease in time",
+    Reason.WORKER_LOST: "the connection to its worker broke",
+    Reason.WORKER_STUCK: "its worker made no progress",
+    Reason.WORKER_DRAINED: "its worker drained and gave it back",
+    Reason.WORKER_HALTED: "its worker gave it back, because a part it needs was out of reach",
+    Reason.WORKER_CRASHED: "its worker met a bug",
+    Reason.CLAIM_LOST: "its claim was gone",
+    Reason.CRASH_LOOP: "too many workers died with it",
+    Reason.RETRY_DUE: "its wait for a retry was over",
+    Reason.CANCEL_REQUESTED: "somebody asked for its end",
+    Reason.DEADLINE_PASSED: "its timeout had passed",
+    Reason.TOKEN_LIMIT: "its tokens were used up",
+    Reason.STEP_LIMIT: "its steps were used up",
+    Reason.TOOL_IN_DOUBT: "nobody knows whether a call that must not happen twice has happened",
+    Reason.MODEL_RATE_LIMITED: "the model's provider asked to slow down",
+    Reason.MODEL_UNAVAILABLE: "the model did not answer",
+    Reason.MODEL_REJECTED: "the model's provider refused the request",
+    Reason.OPERATOR_REQUEUE: "an operator requeued it",
+    Reason.OPERATOR_TRANSFER: "an operator took it from its worker",
+    Reason.OPERATOR_CLOSE_OUT: "an operator closed it out",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFact:
+    """A live worker, and what it takes."""
+
+    worker_id: str
+    queues: tuple[str, ...]
+    loops: tuple[str, ...]
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CallFact:
+    """A call without an outcome. `standing`: what the tools say of it; "": nothing, or they were not asked."""
+
+    call_id: str
+    tool: str
+    standing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All times in seconds before (or, for what is to come, after) now. None where nobody answered.
+
+    `lease_seconds` 0: it has no claim. `waits_for`: the question or event, in words.
+    """
+
+    state: TaskState
+    reason: str
+    message: str
+    attempt: int
+    step: int
+    queue: str
+    loop: str
+    owner: str
+    epoch: int
+    budget: Budget
+    since_move: float
+    since_entry: float
+    until_deadline: float
+    until_retry: float | None = None
+    is_to_end: bool = False
+    waits_for: str = ""
+    until_answer: float | None = None
+    lease_seconds: float | None = 0.0
+    workers: tuple[WorkerFact, ...] | None = ()
+    calls: tuple[CallFact, ...] = ()
+    tools_answered: bool = True
+    refusals: int | None = 0
+
+
+def explain(facts: Facts) -> list[str]:
+    """At most MOST_LINES lines: where it stands and why, what it stands on, what would move it."""
+    lines = [_where(facts)]
+    if facts.state not in TERMINAL:
+        lines += _standing(facts)
+    lines += _calls(facts)
+    lines.append(_budget(facts))
+    lines += _refusals(facts)
+    lines.append(_what_moves_it(facts))
+    return lines[:MOST_LINES]
+
+
+def _where(facts: Facts) -> str:
+    why = REASONS.get(facts.reason, facts.reason)
+    told = f"{facts.state} for {span(facts.since_move)}, attempt {facts.attempt}, after step {facts.step}"
+    if facts.state is TaskState.RUNNING:
+        return f"RUNNING on {facts.owner} for {span(facts.since_move)}, epoch {describe_epoch(facts.epoch)}"
+    if facts.state in TERMINAL:
+        told = f"Ended as {facts.state} {span(facts.since_move)} ago, attempt {facts.attempt}, after step {facts.step}"
+    if facts.state is TaskState.SUCCEEDED:
+        return told
+    return f"{told}{f': {why}' if why else ''}{f' ({facts.message})' if facts.message else ''}"
+
+
+def _standing(facts: Facts) -> Iterator[str]:
+    if facts.is_to_end:
+        yield "Its end was asked for and will be carried out: by its worker, or by a coordinator in its place"
+    match facts.state:
+        case TaskState.RUNNING:
+            yield f"The newest entry is {span(facts.since_entry)} old (step {facts.step}); {_lease(facts)}"
+        case TaskState.QUEUED:
+            yield _workers(facts)
+        case TaskState.RETRY_SCHEDULED if facts.until_retry is not None:
+            yield f"It is queued again in {span(facts.until_retry)}"
+        case state if state in WAITING and facts.waits_for:
+            until = "" if facts.until_answer is None else f"; in {span(facts.until_answer)} nobody waits any longer"
+            yield f"It waits for {facts.waits_for}{until}"
+    if facts.until_deadline > 0:
+        yield f"Its timeout passes in {span(facts.until_deadline)}"
+    else:
+        yield "Its timeout has passed"
+
+
+def _lease(facts: Facts) -> str:
+    if facts.lease_seconds is None:
+        return "no coordinator answers, so nothing is known of its lease"
+    if not facts.lease_seconds:
+        return "its claim is gone: it is about to be queued again"
+    return f"its lease lives {span(facts.lease_seconds)} without a renewal"
+
+
+def _workers(facts: Facts) -> str:
+    if facts.workers is None:
+        return "No coordinator answers, so nothing is known of workers"
+    serving = [one for one in facts.workers if facts.queue in one.queues and facts.loop in one.loops]
+    if not serving:
+        others = len(facts.workers)
+        there = (
+            f"{others} other worker{'s are' if others > 1 else ' is'} there" if others else "no worker is there at all"
+        )
+        return f"No worker serves queue {facts.queue} and loop {facts.loop}; {there}"
+    ready = [one for one in serving if not one.draining]
+    if not ready:
+        return f"All workers that serve queue {facts.queue} and loop {facts.loop} are draining"
+    return f"Workers that serve queue {facts.queue} and loop {facts.loop}: {_names([one.worker_id for one in ready])}"
+
+
+def _calls(facts: Facts) -> Iterator[str]:
+    if not facts.calls:
+        return
+    told = [
+        f"{call.call_id} {call.tool} ({call.standing or 'not begun at the tools'})"
+        if facts.tools_answered
+        else f"{call.call_id} {call.tool}"
+        for call in facts.calls
+    ]
+    unknown = "" if facts.tools_answered else "; the tools do not answer, so nothing more is known"
+    yield f"Calls without an outcome: {_names(told)}{unknown}"
+
+
+def _budget(facts: Facts) -> str:
+    budget = facts.budget
+    aside = f", {budget.reserved_tokens:,} set aside" if budget.reserved_tokens else ""
+    return f"Of its root's {budget.max_tokens:,} tokens {budget.used_tokens:,} are used{aside}"
+
+
+def _refusals(facts: Facts) -> Iterator[str]:
+    if facts.refusals:
+        yield f"Refused to stale workers so far: {facts.refusals} (tenure refusals)"
+    elif facts.refusals is None:
+        yield "Nothing is known of refused writes: the ledger or the tools do not answer"
+
+
+def _what_moves_it(facts: Facts) -> str:
+    if facts.state in TERMINAL:
+        again = "tenure admin requeue begins its next attempt"
+        return (
+            "Nothing moves it any more" if facts.state is TaskState.SUCCEEDED else f"Only an operator moves it: {again}"
+        )
+    if facts.is_to_end:
+        return "What moves it: its end, within about a second while all parts answer"
+    moves = {
+        TaskState.QUEUED: "a worker with a free slot",
+        TaskState.RUNNING: "its worker; tenure admin transfer takes it to another, tenure cancel ends it",
+        TaskState.RETRY_SCHEDULED: "time; tenure admin requeue queues it at once",
+        TaskState.WAITING_USER: "a person: tenure resume, or tenure cancel",
+        TaskState.WAITING_EXTERNAL: "the event: tenure signal, or tenure cancel",
+    }
+    return f"What moves it: {moves[facts.state]}"
+
+
+def _names(names: Sequence[str]) -> str:
+    more = len(names) - _CALLS_TOLD
+    return ", ".join(names[:_CALLS_TOLD]) + (f" and {more} more" if more > 0 else "")
+
+
+def span(seconds: float) -> str:
+    """`3 s`, `4 min`, `2 h 5 min`, `3 d`: as people say it."""
+    whole = max(0, round(seconds))
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 7200:
+        return f"{whole // 60} min"
+    if whole < 172_800:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86_400} d"

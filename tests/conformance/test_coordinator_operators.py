@@ -1,0 +1,148 @@
+"""Laws of operators at the coordinator: a task is taken from its owner, a worker is told to drain, by any replica."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+import pytest
+
+from tenure.domain.errors import NotFound, StaleEpoch
+from tenure.runtime.rpc_channel import open_channel
+from tenure.v1 import coordinator_service_pb2 as pb
+from tenure.v1 import task_pb2
+from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
+from tests.fix_coordinator import Fleet, epoch_of
+
+QUEUED, RUNNING = task_pb2.TASK_STATE_QUEUED, task_pb2.TASK_STATE_RUNNING
+
+
+async def transfer(replica, task_id, epoch, to_worker_id="", tenant="default"):
+    request = pb.CoordinatorServiceTransferTaskRequest(
+        task_id=task_id, epoch=epoch, actor="olga", reason="its host is slow", to_worker_id=to_worker_id
+    )
+    async with open_channel(replica.address, tenant=tenant) as channel:
+        return (await CoordinatorServiceStub(channel).TransferTask(request, timeout=10.0)).taken
+
+
+async def drain(replica, worker_id):
+    request = pb.CoordinatorServiceDrainWorkerRequest(worker_id=worker_id, actor="olga", reason="new kernel")
+    async with open_channel(replica.address) as channel:
+        return (await CoordinatorServiceStub(channel).DrainWorker(request, timeout=10.0)).workers
+
+
+async def held(fleet, replica, **worker):
+    """A worker with a task open."""
+    owner = await fleet.worker(replica, **worker)
+    task_id = await fleet.submit()
+    grant = await owner.next_grant()
+    await owner.open(grant)
+    return owner, task_id, grant
+
+
+async def test_a_task_is_taken_from_its_owner_by_any_replica_and_goes_on_with_another(fleet: Fleet):
+    replica, other = await fleet.coordinator(), await fleet.coordinator()
+    owner, task_id, grant = await held(fleet, replica, slots=4)
+    assert await transfer(other, task_id, epoch_of(grant.token))
+    assert (await owner.hears("revoke")).claim_id == grant.claim_id
+    task = await fleet.task(task_id)
+    assert (task.state, task.reason, task.message) == (QUEUED, "OPERATOR_TRANSFER", "its host is slow")
+    assert (await fleet.entries(task_id))[-1].actor == "olga"
+    with pytest.raises(StaleEpoch):
+        await owner.commit(grant, 1, transition={"to_state": QUEUED, "reason": "WORKER_DRAINED"})
+    successor = await fleet.worker(replica)
+    again = await successor.next_grant()
+    assert again.task_id == task_id
+    assert owner.grants_waiting == 0  # though it has more free slots
+    assert epoch_of(again.token) > epoch_of(grant.token)
+
+
+async def test_a_task_waits_for_the_worker_it_is_meant_for(fleet: Fleet):
+    replica, other = await fleet.coordinator(), await fleet.coordinator()
+    _owner, task_id, grant = await held(fleet, replica)
+    meant, bystander = await fleet.worker(other, worker_id="meant"), await fleet.worker(replica, slots=9)
+    assert await transfer(replica, task_id, epoch_of(grant.token), "meant")
+    assert (await meant.next_grant()).task_id == task_id
+    assert bystander.grants_waiting == 0
+
+
+async def test_a_repeated_transfer_does_not_take_the_task_from_its_next_owner(fleet: Fleet):
+    replica = await fleet.coordinator()
+    _owner, task_id, grant = await held(fleet, replica)
+    assert await transfer(replica, task_id, epoch_of(grant.token))
+    successor = await fleet.worker(replica)
+    await successor.open(await successor.next_grant())
+    assert not await transfer(replica, task_id, epoch_of(grant.token))
+    assert (await fleet.task(task_id)).owner == successor.hello.worker_id
+
+
+async def test_nobody_takes_another_tenants_task_or_sends_one_to_a_worker_that_is_not_there(fleet: Fleet):
+    replica = await fleet.coordinator()
+    owner, task_id, grant = await held(fleet, replica)
+    assert not await transfer(replica, task_id, epoch_of(grant.token), tenant="somebody-else")
+    with pytest.raises(NotFound):
+        await transfer(replica, task_id, epoch_of(grant.token), "nobody")
+    assert (await fleet.task(task_id)).owner == owner.hello.worker_id
+
+
+async def test_a_transfer_is_no_death(fleet: Fleet):
+    replica = await fleet.coordinator()
+    task_id, workers = await fleet.submit(), [await fleet.worker(replica) for _ in range(3)]
+    for _ in range(6):  # more than make a poison
+        grants = [asyncio.create_task(worker.next_grant()) for worker in workers]
+        done, waiting = await asyncio.wait(grants, return_when=asyncio.FIRST_COMPLETED)
+        for each in waiting:
+            each.cancel()
+        grant = done.pop().result()
+        owner = next(
+            worker for worker, each in zip(workers, grants, strict=True) if each.done() and not each.cancelled()
+        )
+        await owner.open(grant)
+        assert await transfer(replica, task_id, epoch_of(grant.token))
+        await owner.release(grant, "FENCED")
+    assert (await fleet.task(task_id)).state in {QUEUED, RUNNING}
+
+
+async def test_a_worker_is_told_to_drain_wherever_it_is_attached_and_granted_nothing_more(fleet: Fleet):
+    replica, other = await fleet.coordinator(), await fleet.coordinator()
+    owner, task_id, grant = await held(fleet, replica, slots=4, worker_id="tired")
+    [told] = await drain(other, "tired")
+    assert (told.worker_id, told.draining) == ("tired", True)
+    assert (await owner.hears("drain")).message == "olga drains the worker: new kernel"
+    waiting = await fleet.submit()
+    await owner.commit(grant, 1, transition={"to_state": QUEUED, "reason": "WORKER_DRAINED"})
+    await owner.release(grant, "WORKER_DRAINED")
+    successor = await fleet.worker(replica, slots=2)
+    assert {grant.task_id for grant in await successor.next_grants(2)} == {task_id, waiting}
+    assert owner.grants_waiting == 0
+    assert {worker.worker_id: worker.draining for worker in await fleet.workers(other)}["tired"]
+
+
+async def test_the_mark_goes_with_the_session_and_follows_it_to_another_replica(fleet: Fleet):
+    replica, other = await fleet.coordinator(), await fleet.coordinator()
+    owner = await fleet.worker(replica, worker_id="tired")
+    await drain(replica, "tired")
+    await owner.hears("drain")
+    moved = fleet.keep(await owner.reattach(other.address))
+    await moved.hears("drain")
+    await moved.break_off()
+    async with asyncio.timeout(20):
+        while await fleet.workers(replica):
+            await asyncio.sleep(0.05)
+    anew = await fleet.worker(replica, worker_id="tired")  # a new session: it was started anew
+    task_id = await fleet.submit()
+    assert (await anew.next_grant()).task_id == task_id
+
+
+async def test_a_worker_whose_mark_the_watch_missed_is_told_by_the_reconciliation(fleet: Fleet):
+    deaf = await fleet.coordinator(failpoints="coordinator.deaf_watch")
+    other = await fleet.coordinator()
+    owner = await fleet.worker(deaf, worker_id="tired")
+    await drain(other, "tired")
+    await owner.hears("drain", 10.0)
+
+
+async def test_a_worker_that_is_not_there_cannot_be_drained(fleet: Fleet):
+    replica = await fleet.coordinator()
+    with pytest.raises(NotFound):
+        await drain(replica, f"worker-{uuid.uuid4()}")

@@ -1,0 +1,151 @@
+"""Explanations: for each state, from facts to lines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from services.gateway.explaining import gather_facts
+from tenure.domain.budget import Budget
+from tenure.domain.epochs import compose_epoch
+from tenure.domain.explain import MOST_LINES, CallFact, Facts, WorkerFact, explain, span
+from tenure.domain.states import TERMINAL, TaskState
+from tenure.v1 import coordinator_service_pb2, ledger_pb2, task_pb2, tool_pb2
+from tenure.wire.times import duration
+
+FACTS = Facts(
+    state=TaskState.RUNNING,
+    reason="OPENED",
+    message="",
+    attempt=1,
+    step=4,
+    queue="batch",
+    loop="messages",
+    owner="worker-1",
+    epoch=compose_epoch(1, 42),
+    budget=Budget(2_000_000, 12_300, 500),
+    since_move=200.0,
+    since_entry=30.0,
+    until_deadline=7300.0,
+    lease_seconds=4.0,
+)
+SERVES = WorkerFact("worker-1", ("batch", "default"), ("messages",))
+
+
+def told(state: str = "RUNNING", **facts) -> str:
+    """The lines of these facts, after what holds of every explanation."""
+    lines = explain(replace(FACTS, state=TaskState(state), **facts))
+    assert 3 <= len(lines) <= MOST_LINES
+    assert all(lines)
+    return "\n".join(lines)
+
+
+def test_a_running_task_is_told_with_its_owner_its_lease_its_progress_and_its_calls():
+    text = told(calls=(CallFact("4.0", "execute_python", "STARTED"), CallFact("4.1", "search")), refusals=2)
+    assert text.splitlines() == [
+        "RUNNING on worker-1 for 3 min, epoch 1.42",
+        "The newest entry is 30 s old (step 4); its lease lives 4 s without a renewal",
+        "Its timeout passes in 2 h 1 min",
+        "Calls without an outcome: 4.0 execute_python (STARTED), 4.1 search (not begun at the tools)",
+        "Of its root's 2,000,000 tokens 12,300 are used, 500 set aside",
+        "Refused to stale workers so far: 2 (tenure refusals)",
+        "What moves it: its worker; tenure admin transfer takes it to another, tenure cancel ends it",
+    ]
+
+
+def test_a_running_task_without_a_claim_is_about_to_be_queued():
+    assert "its claim is gone: it is about to be queued again" in told(lease_seconds=0.0)
+
+
+@pytest.mark.parametrize(
+    ("workers", "says"),
+    [
+        ((SERVES,), "Workers that serve queue batch and loop messages: worker-1"),
+        ((), "No worker serves queue batch and loop messages; no worker is there at all"),
+        ((replace(SERVES, queues=("default",)),), "No worker serves queue batch and loop messages; 1 other worker"),
+        ((replace(SERVES, loops=("control",)),), "No worker serves queue batch"),
+        ((replace(SERVES, draining=True),), "All workers that serve queue batch and loop messages are draining"),
+        (None, "No coordinator answers, so nothing is known of workers"),
+    ],
+)
+def test_a_queued_task_is_told_with_who_could_take_it(workers, says):
+    text = told("QUEUED", reason="WORKER_LOST", message="worker-1 is gone", workers=workers)
+    assert "QUEUED for 3 min, attempt 1, after step 4: the connection to its worker broke (worker-1 is gone)" in text
+    assert says in text
+    assert "What moves it: a worker with a free slot" in text
+
+
+def test_a_task_that_waits_for_its_retry_is_told_when_it_comes():
+    text = told("RETRY_SCHEDULED", reason="MODEL_RATE_LIMITED", until_retry=40.0)
+    assert "the model's provider asked to slow down" in text
+    assert "It is queued again in 40 s" in text
+    assert "tenure admin requeue queues it at once" in text
+
+
+@pytest.mark.parametrize(("state", "verb"), [("WAITING_USER", "tenure resume"), ("WAITING_EXTERNAL", "tenure signal")])
+def test_a_waiting_task_is_told_for_what_and_until_when(state, verb):
+    text = told(state, reason="ASKED", waits_for="an answer to: may I?", until_answer=3600.0)
+    assert "It waits for an answer to: may I?; in 60 min nobody waits any longer" in text
+    assert verb in text
+
+
+@pytest.mark.parametrize("state", sorted(TERMINAL))
+def test_an_ended_task_is_told_with_its_end_and_whether_it_can_go_on(state):
+    text = told(state, reason="MODEL_REJECTED", message="no such model")
+    assert f"Ended as {state} 3 min ago, attempt 1, after step 4" in text
+    assert "timeout" not in text
+    if state is TaskState.SUCCEEDED:
+        assert "Nothing moves it any more" in text
+    else:
+        assert "the model's provider refused the request (no such model)" in text
+        assert "tenure admin requeue begins its next attempt" in text
+
+
+@pytest.mark.parametrize("state", ["QUEUED", "RUNNING", "WAITING_USER", "WAITING_EXTERNAL", "RETRY_SCHEDULED"])
+def test_a_task_that_is_to_end_is_told_so(state):
+    text = told(state, is_to_end=True)
+    assert "Its end was asked for" in text
+    assert "What moves it: its end" in text
+
+
+def test_what_nobody_answers_is_said():
+    text = told(lease_seconds=None, workers=None, tools_answered=False, calls=(CallFact("4.0", "t"),), refusals=None)
+    assert "no coordinator answers, so nothing is known of its lease" in text
+    assert "4.0 t; the tools do not answer, so nothing more is known" in text
+    assert "Nothing is known of refused writes" in text
+
+
+def test_a_deadline_that_passed_and_a_reason_without_words_are_told_as_they_are():
+    assert "Its timeout has passed" in told("QUEUED", reason="SOMETHING_NEW", until_deadline=-5.0)
+    assert "SOMETHING_NEW" in told("QUEUED", reason="SOMETHING_NEW")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(-1, "0 s"), (3.2, "3 s"), (200, "3 min"), (7500, "2 h 5 min"), (200_000, "2 d")]
+)
+def test_spans_are_said_as_people_say_them(seconds, text):
+    assert span(seconds) == text
+
+
+def test_the_facts_are_those_of_the_services():
+    task = task_pb2.Task(state=task_pb2.TASK_STATE_RUNNING, owner="w", epoch=7, step=2)
+    task.deadline_time.FromSeconds(1100)
+    intents = [ledger_pb2.ToolIntent(call_id=f"2.{index}", tool="t") for index in range(2)]
+    bodies = [
+        ledger_pb2.EntryBody(transition=ledger_pb2.StateTransition(to_state=task_pb2.TASK_STATE_RUNNING)),
+        *(ledger_pb2.EntryBody(tool_intent=intent) for intent in intents),
+        ledger_pb2.EntryBody(tool_outcome=ledger_pb2.ToolOutcome(call_id="2.0")),
+    ]
+    entries = [ledger_pb2.Entry(sequence=number, body=body) for number, body in enumerate(bodies, 1)]
+    for number, entry in enumerate(entries):
+        entry.record_time.FromSeconds(990 + number)
+    claims = [
+        coordinator_service_pb2.Claim(epoch=7, remaining=duration(4)),
+        coordinator_service_pb2.Claim(epoch=6, remaining=duration(9)),
+    ]
+    started = tool_pb2.CallRecord(call_id="2.1", state=tool_pb2.CALL_STATE_STARTED)
+    facts = gather_facts(task, entries, claims, [], [tool_pb2.CallTrail(record=started)], 0, now=1000.0)
+    assert (facts.since_move, facts.since_entry, facts.until_deadline) == (10.0, 7.0, 100.0)
+    assert (facts.lease_seconds, facts.workers) == (4.0, ())
+    assert facts.calls == (CallFact("2.1", "t", "STARTED"),)
