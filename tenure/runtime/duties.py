@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger(__name__)
 _over: Final[ContextVar[asyncio.Event | None]] = ContextVar("duties_over", default=None)
+TELL_AGAIN_SECONDS: Final = 2.0
 RESTART: Final = RetryPolicy(initial_seconds=0.2, factor=2.0, cap_seconds=15.0)
 
 
@@ -45,10 +46,13 @@ class Duties:
 
     async def __aexit__(self, *_: object) -> None:
         self._over.set()
-        tasks = list(self._tasks)
-        for task in reversed(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        left = set(self._tasks)
+        while left:
+            for task in left:
+                task.cancel()
+            # Before Python 3.12 wait_for, by which the pool of Postgres waits, swallows a cancellation that comes in
+            # the moment when its wait is over: who goes on is told again.
+            left = (await asyncio.wait(left, timeout=TELL_AGAIN_SECONDS))[1]
 
     async def _look_after(self, name: str, duty: Callable[[], Awaitable[None]]) -> None:
         clock = asyncio.get_running_loop().time

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -138,3 +139,22 @@ async def test_a_duty_whose_group_failed_once_goes_on():
     async with asyncio.timeout(5), Duties(QUICK) as duties:
         duties.start("breaking", duty)
         await failed_twice.wait()
+
+
+async def test_a_duty_whose_wait_swallowed_its_end_is_told_again() -> None:
+    """As wait_for does before Python 3.12 when what it waits for comes in the moment of the cancellation."""
+    swallowed = asyncio.Event()
+    begun = asyncio.Event()
+
+    async def deaf_once() -> None:
+        begun.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        swallowed.set()
+        await asyncio.Event().wait()
+
+    async with asyncio.timeout(10), Duties(QUICK) as duties:
+        ending = duties.start("deaf", deaf_once)
+        await begun.wait()
+    assert swallowed.is_set()
+    assert ending.cancelled()

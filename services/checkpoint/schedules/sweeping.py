@@ -36,7 +36,9 @@ class ScheduleSweeper:
 
     async def run(self) -> None:
         while True:
-            if await self._sweep() < SCHEDULES_A_SWEEP:
+            full = await self._sweep() == SCHEDULES_A_SWEEP
+            heed_cancellation()  # a wait for a connection may have swallowed it
+            if not full:
                 # Replicas that started together must not sweep together for ever.
                 await asyncio.sleep(self._interval_seconds * random.uniform(0.5, 1.0))
 
