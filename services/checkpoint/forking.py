@@ -126,6 +126,8 @@ async def _cut(connection: Connection, tenant: str, request: pb.CheckpointServic
     answer = _newest(pieces, "assistant_message")
     attempt = _newest(pieces, "model_attempt")
     bodies = await _bodies(connection, request.task_id, {1, answer, attempt} - {0})
+    if 1 not in bodies:
+        raise NotFound(f"there is no task {request.task_id}")
     if ends_with_answer(pieces) and not request.message:
         _check_goes_on(bodies[answer].assistant_message.stop_reason, point)
     model_step = next((piece.step for piece in pieces if piece.sequence == attempt), 0)
@@ -189,7 +191,8 @@ async def _write_ledger(
     await insert_first_entries(connection, tenant, task_id, request.request_id, spec_to_domain(spec), forked)
     sequences = [piece.sequence for piece in cut.pieces]
     done = await connection.execute(FORKS.copy_entries, {**parameters, "after": _HEAD, "sequences": sequences})
-    assert done.rowcount == copied, "entries are never deleted one by one"
+    if done.rowcount != copied:  # it was there a moment ago: pruned meanwhile
+        raise NotFound(f"there is no task {request.task_id}")
     tail = {
         "tenant": tenant,
         "after": _HEAD + copied,

@@ -60,10 +60,16 @@ def get(context: Context, task: str) -> None:
 )
 @click.option("--label", "labels", type=LABEL, multiple=True, help="key=value; all that are given must match.")
 @click.option("--queue", default="", help="Only this queue.")
+@click.option("--forks-of", metavar="TASK", default="", help="Only tasks that were forked from this one.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True)
 @pass_context
 def list_tasks(
-    context: Context, states: tuple[str, ...], labels: tuple[tuple[str, str], ...], queue: str, limit: int
+    context: Context,
+    states: tuple[str, ...],
+    labels: tuple[tuple[str, str], ...],
+    queue: str,
+    forks_of: str,
+    limit: int,
 ) -> None:
     """List tasks, newest first."""
     wanted = task_pb2.TaskFilter(
@@ -71,6 +77,8 @@ def list_tasks(
     )
 
     async def work(client: Client) -> None:
+        if forks_of:
+            wanted.forked_from_task_id = await find_task(client, forks_of)
         listed = client.list_tasks(wanted, limit=limit)
         if context.as_json:
             async for task in listed:

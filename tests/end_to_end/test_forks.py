@@ -96,6 +96,8 @@ async def test_the_command_sends_forks_and_shows_where_a_task_comes_from(install
     assert (await run("wait", fork_id)).out.strip() == "hello again"
     assert task_id in (await run("get", fork_id)).out.replace("\n", "")
     assert fork_id in (await run("get", task_id)).out.replace("\n", "")
+    assert [task["task_id"] for task in (await run("--json", "list", "--forks-of", task_id)).values] == [fork_id]
+    assert "goes on from" in (await run("watch", fork_id)).out
     told = (await run("entries", fork_id)).out
     assert f"goes on from {task_id[:8]}" in told
     waiting = await installation.submit("sim-hello", queue="nobody-serves-this")
