@@ -54,9 +54,7 @@ def waits(context: Context, external: bool, limit: int) -> None:
 @click.option("--reply", default=None, metavar="TEXT", help="An answer in your own words.")
 @click.option("--edit", default=None, metavar="JSON", help="Allow the tool's call with these arguments.")
 @click.option("--comment", default="", help="What the agent is to read besides; it is recorded.")
-@click.option(
-    "--extra-tokens", type=click.IntRange(min=0), default=0, help="Raise its cap of tokens by so many."
-)
+@click.option("--extra-tokens", type=click.IntRange(min=0), default=0, help="Raise its cap of tokens by so many.")
 @click.option("--request-id", default="", help="The same id and the same answer are one answer, however often sent.")
 @pass_context
 def resume(
