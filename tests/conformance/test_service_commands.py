@@ -85,7 +85,8 @@ async def test_migrate_brings_the_database_up_to_date_and_ends(name, fresh_datab
     variables = {f"TENURE_{name.upper()}_{key}": value for key, value in given.items()}
     code, _, told = await run(name, **variables)
     assert (code, "let one process migrate first" in told) == (2, True)
-    for migrations in (1, 0):
+    files = list((REPOSITORY / "services" / name / "sql" / "migrations").glob("*.sql"))
+    for migrations in (len(files), 0):
         code, _, told = await run(name, "migrate", **variables)
         assert (code, told.count('"message": "migrated"')) == (0, migrations)
 
