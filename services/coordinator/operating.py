@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from services.coordinator.sessions import Sessions
 
 _log: Final = logging.getLogger(__name__)
+WORKER_NOT_FOUND: Final = "WORKER_NOT_FOUND"
 
 
 class Operating:
@@ -54,7 +55,7 @@ class Operating:
         record = DrainRecord(actor=request.actor, reason=request.reason)
         marked = [held for held in await self._live(request.worker_id) if await self._store.drains.put(held, record)]
         if not marked:
-            raise NotFound(f"the worker {request.worker_id} has gone")
+            raise NotFound(f"the worker {request.worker_id} has gone", reason=WORKER_NOT_FOUND)
         _log.info("a worker is to drain", extra={"worker": request.worker_id, "why": record.message})
         return [worker_to_wire(held, 0, draining=True) for held in marked]
 
@@ -73,5 +74,5 @@ class Operating:
         sessions = await self._store.sessions.list_all()
         found = [held for held in sessions if held.record.worker_id == worker_id and not held.record.own]
         if not found:
-            raise NotFound(f"there is no worker {worker_id}")
+            raise NotFound(f"there is no worker {worker_id}", reason=WORKER_NOT_FOUND)
         return found

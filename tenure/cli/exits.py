@@ -45,8 +45,10 @@ _ADVICE: Final = {
     errors.OutOfRange: "leave --after out to begin with the first entry",
 }
 
-_WITHOUT_ADVICE: Final = frozenset({"LEASE_NOT_HELD", "LEASE_LOST", "SCHEDULE_NOT_FOUND", "TOO_MANY_SCHEDULES"})
-"""What is said of leases and schedules needs no advice about tasks."""
+_WITHOUT_ADVICE: Final = frozenset(
+    {"LEASE_NOT_HELD", "LEASE_LOST", "SCHEDULE_NOT_FOUND", "TOO_MANY_SCHEDULES", "WORKER_NOT_FOUND"}
+)
+"""What is said of leases, schedules and workers needs no advice about tasks."""
 
 
 def exit_of_task(task: task_pb2.Task) -> Exit:

@@ -142,7 +142,7 @@ def _lease(facts: Facts) -> str:
 def _workers(facts: Facts) -> str:
     if facts.workers is None:
         return "No coordinator answers, so nothing is known of workers"
-    serving = [one for one in facts.workers if facts.queue in one.queues and facts.loop in one.loops]
+    serving = _serving(facts.workers, facts)
     if not serving:
         others = len(facts.workers)
         there = (
@@ -190,13 +190,23 @@ def _what_moves_it(facts: Facts) -> str:
     if facts.is_to_end:
         return "What moves it: its end, within about a second while all parts answer"
     moves = {
-        TaskState.QUEUED: "a worker with a free slot",
+        TaskState.QUEUED: _taker(facts),
         TaskState.RUNNING: "its worker; tenure admin transfer takes it to another, tenure cancel ends it",
         TaskState.RETRY_SCHEDULED: "time; tenure admin requeue queues it at once",
         TaskState.WAITING_USER: "a person: tenure resume, or tenure cancel",
         TaskState.WAITING_EXTERNAL: "the event: tenure signal, or tenure cancel",
     }
     return f"What moves it: {moves[facts.state]}"
+
+
+def _taker(facts: Facts) -> str:
+    if facts.workers is None or any(not one.draining for one in _serving(facts.workers, facts)):
+        return "a worker with a free slot"
+    return f"a worker of queue {facts.queue} and loop {facts.loop} that is started"
+
+
+def _serving(workers: Sequence[WorkerFact], facts: Facts) -> list[WorkerFact]:
+    return [one for one in workers if facts.queue in one.queues and facts.loop in one.loops]
 
 
 def _names(names: Sequence[str]) -> str:

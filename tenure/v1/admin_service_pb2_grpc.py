@@ -149,14 +149,15 @@ class AdminServiceServicer:
     def TransferTask(self, request, context):
         """Takes a running task from its worker: it is queued, which is no death, and goes on elsewhere from its last commit. The
         worker is told, and is fenced whether it hears it or not. FAILED_PRECONDITION / WRONG_STATE {state}: it does not run.
-        NOT_FOUND also: no such worker to go on with.
+        NOT_FOUND / WORKER_NOT_FOUND: no such worker to go on with.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainWorker(self, request, context):
-        """Tells a worker to give back all it holds and to take nothing more, until it is started anew. NOT_FOUND: no such worker.
+        """Tells a worker to give back all it holds and to take nothing more, until it is started anew.
+        NOT_FOUND / WORKER_NOT_FOUND: no such worker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

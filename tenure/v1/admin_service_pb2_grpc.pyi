@@ -58,10 +58,12 @@ class AdminServiceStub:
     TransferTask: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.TransferTaskRequest, _admin_service_pb2.TransferTaskResponse]
     """Takes a running task from its worker: it is queued, which is no death, and goes on elsewhere from its last commit. The
     worker is told, and is fenced whether it hears it or not. FAILED_PRECONDITION / WRONG_STATE {state}: it does not run.
-    NOT_FOUND also: no such worker to go on with.
+    NOT_FOUND / WORKER_NOT_FOUND: no such worker to go on with.
     """
     DrainWorker: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.DrainWorkerRequest, _admin_service_pb2.DrainWorkerResponse]
-    """Tells a worker to give back all it holds and to take nothing more, until it is started anew. NOT_FOUND: no such worker."""
+    """Tells a worker to give back all it holds and to take nothing more, until it is started anew.
+    NOT_FOUND / WORKER_NOT_FOUND: no such worker.
+    """
     ListAgingTasks: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListAgingTasksRequest, _admin_service_pb2.ListAgingTasksResponse]
     """Lists the caller's tasks that have not ended: the oldest first, or those that are held, with their leases. Paged."""
 
@@ -95,10 +97,12 @@ class AdminServiceAsyncStub(AdminServiceStub):
     TransferTask: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.TransferTaskRequest, _admin_service_pb2.TransferTaskResponse]  # type: ignore[assignment]
     """Takes a running task from its worker: it is queued, which is no death, and goes on elsewhere from its last commit. The
     worker is told, and is fenced whether it hears it or not. FAILED_PRECONDITION / WRONG_STATE {state}: it does not run.
-    NOT_FOUND also: no such worker to go on with.
+    NOT_FOUND / WORKER_NOT_FOUND: no such worker to go on with.
     """
     DrainWorker: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.DrainWorkerRequest, _admin_service_pb2.DrainWorkerResponse]  # type: ignore[assignment]
-    """Tells a worker to give back all it holds and to take nothing more, until it is started anew. NOT_FOUND: no such worker."""
+    """Tells a worker to give back all it holds and to take nothing more, until it is started anew.
+    NOT_FOUND / WORKER_NOT_FOUND: no such worker.
+    """
     ListAgingTasks: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListAgingTasksRequest, _admin_service_pb2.ListAgingTasksResponse]  # type: ignore[assignment]
     """Lists the caller's tasks that have not ended: the oldest first, or those that are held, with their leases. Paged."""
 
@@ -177,7 +181,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_service_pb2.TransferTaskResponse, _abc.Awaitable[_admin_service_pb2.TransferTaskResponse]]:
         """Takes a running task from its worker: it is queued, which is no death, and goes on elsewhere from its last commit. The
         worker is told, and is fenced whether it hears it or not. FAILED_PRECONDITION / WRONG_STATE {state}: it does not run.
-        NOT_FOUND also: no such worker to go on with.
+        NOT_FOUND / WORKER_NOT_FOUND: no such worker to go on with.
         """
 
     @_abc_1.abstractmethod
@@ -186,7 +190,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.DrainWorkerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.DrainWorkerResponse, _abc.Awaitable[_admin_service_pb2.DrainWorkerResponse]]:
-        """Tells a worker to give back all it holds and to take nothing more, until it is started anew. NOT_FOUND: no such worker."""
+        """Tells a worker to give back all it holds and to take nothing more, until it is started anew.
+        NOT_FOUND / WORKER_NOT_FOUND: no such worker.
+        """
 
     @_abc_1.abstractmethod
     def ListAgingTasks(

@@ -91,7 +91,8 @@ class CoordinatorServiceServicer:
 
     def TransferTask(self, request, context):
         """Takes a task of the caller's tenant from its owner: queues it in the ledger under exactly that claim, and deletes the claim.
-        Repeatable: what is no longer held under that epoch is left alone. NOT_FOUND: no such worker to go on with.
+        Repeatable: what is no longer held under that epoch is left alone.
+        NOT_FOUND / WORKER_NOT_FOUND: no such worker to go on with.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -99,7 +100,8 @@ class CoordinatorServiceServicer:
 
     def DrainWorker(self, request, context):
         """Tells a worker to give back all it holds and to take nothing more, until it is started anew. Whichever replica it is
-        attached to: a mark in etcd tells them all, for as long as the session lives. Repeatable. NOT_FOUND: no such worker.
+        attached to: a mark in etcd tells them all, for as long as the session lives. Repeatable.
+        NOT_FOUND / WORKER_NOT_FOUND: no such worker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

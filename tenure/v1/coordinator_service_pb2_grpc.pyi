@@ -44,11 +44,13 @@ class CoordinatorServiceStub:
     """Lists live claims."""
     TransferTask: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceTransferTaskRequest, _coordinator_service_pb2.CoordinatorServiceTransferTaskResponse]
     """Takes a task of the caller's tenant from its owner: queues it in the ledger under exactly that claim, and deletes the claim.
-    Repeatable: what is no longer held under that epoch is left alone. NOT_FOUND: no such worker to go on with.
+    Repeatable: what is no longer held under that epoch is left alone.
+    NOT_FOUND / WORKER_NOT_FOUND: no such worker to go on with.
     """
     DrainWorker: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceDrainWorkerRequest, _coordinator_service_pb2.CoordinatorServiceDrainWorkerResponse]
     """Tells a worker to give back all it holds and to take nothing more, until it is started anew. Whichever replica it is
-    attached to: a mark in etcd tells them all, for as long as the session lives. Repeatable. NOT_FOUND: no such worker.
+    attached to: a mark in etcd tells them all, for as long as the session lives. Repeatable.
+    NOT_FOUND / WORKER_NOT_FOUND: no such worker.
     """
 
 @_typing.type_check_only
@@ -67,11 +69,13 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     """Lists live claims."""
     TransferTask: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceTransferTaskRequest, _coordinator_service_pb2.CoordinatorServiceTransferTaskResponse]  # type: ignore[assignment]
     """Takes a task of the caller's tenant from its owner: queues it in the ledger under exactly that claim, and deletes the claim.
-    Repeatable: what is no longer held under that epoch is left alone. NOT_FOUND: no such worker to go on with.
+    Repeatable: what is no longer held under that epoch is left alone.
+    NOT_FOUND / WORKER_NOT_FOUND: no such worker to go on with.
     """
     DrainWorker: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceDrainWorkerRequest, _coordinator_service_pb2.CoordinatorServiceDrainWorkerResponse]  # type: ignore[assignment]
     """Tells a worker to give back all it holds and to take nothing more, until it is started anew. Whichever replica it is
-    attached to: a mark in etcd tells them all, for as long as the session lives. Repeatable. NOT_FOUND: no such worker.
+    attached to: a mark in etcd tells them all, for as long as the session lives. Repeatable.
+    NOT_FOUND / WORKER_NOT_FOUND: no such worker.
     """
 
 class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -111,7 +115,8 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_service_pb2.CoordinatorServiceTransferTaskResponse, _abc.Awaitable[_coordinator_service_pb2.CoordinatorServiceTransferTaskResponse]]:
         """Takes a task of the caller's tenant from its owner: queues it in the ledger under exactly that claim, and deletes the claim.
-        Repeatable: what is no longer held under that epoch is left alone. NOT_FOUND: no such worker to go on with.
+        Repeatable: what is no longer held under that epoch is left alone.
+        NOT_FOUND / WORKER_NOT_FOUND: no such worker to go on with.
         """
 
     @_abc_1.abstractmethod
@@ -121,7 +126,8 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_service_pb2.CoordinatorServiceDrainWorkerResponse, _abc.Awaitable[_coordinator_service_pb2.CoordinatorServiceDrainWorkerResponse]]:
         """Tells a worker to give back all it holds and to take nothing more, until it is started anew. Whichever replica it is
-        attached to: a mark in etcd tells them all, for as long as the session lives. Repeatable. NOT_FOUND: no such worker.
+        attached to: a mark in etcd tells them all, for as long as the session lives. Repeatable.
+        NOT_FOUND / WORKER_NOT_FOUND: no such worker.
         """
 
 def add_CoordinatorServiceServicer_to_server(servicer: CoordinatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

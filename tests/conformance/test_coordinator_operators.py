@@ -144,5 +144,6 @@ async def test_a_worker_whose_mark_the_watch_missed_is_told_by_the_reconciliatio
 
 async def test_a_worker_that_is_not_there_cannot_be_drained(fleet: Fleet):
     replica = await fleet.coordinator()
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFound) as refused:
         await drain(replica, f"worker-{uuid.uuid4()}")
+    assert refused.value.reason == "WORKER_NOT_FOUND"
