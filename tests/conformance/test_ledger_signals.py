@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from services.checkpoint import signals
+from services.checkpoint import signals, sweeps
 from tenure.domain.errors import AlreadyExists, LimitReached
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
@@ -123,16 +123,21 @@ async def test_an_event_for_another_tenant_is_not_ours(checkpoint):
 
 
 async def test_kept_events_are_bounded_and_forgotten(checkpoint, monkeypatch):
-    replica = await checkpoint()
     monkeypatch.setattr(signals, "MOST_KEPT", 3)
+    monkeypatch.setattr(sweeps, "FORGET_INTERVAL_SECONDS", 0.1)
+    replica = await checkpoint()
     for _ in range(3):
         await send(replica, "full")
     with pytest.raises(LimitReached) as refused:
         await send(replica, "full")
     assert refused.value.reason == "SIGNALS_FULL"
     await replica.query("update ledger.signals set received_at = now() - interval '8 days'")
-    await replica.query("delete from ledger.signals where received_at < now() - interval '7 days'")
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while await replica.query("select request_id from ledger.signals"):
+            await asyncio.sleep(0.05)
     assert not (await send(replica, "full")).HasField("task")
+    await asyncio.sleep(0.3)  # it looks several times meanwhile: what is new stays
+    assert len(await replica.query("select request_id from ledger.signals")) == 1
 
 
 async def test_a_wait_for_an_event_is_cancelled_at_once_and_leaves_later_events_alone(checkpoint):
