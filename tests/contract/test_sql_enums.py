@@ -8,6 +8,7 @@ import pytest
 from services.checkpoint.kinds import KINDS
 from services.checkpoint.queries import MIGRATIONS, QUERIES
 from services.checkpoint.rows import TaskRow
+from tenure.domain.schedules import OverlapPolicy, RunOutcome
 from tenure.domain.states import MOVES, TERMINAL, TaskState
 from tenure.domain.task import LeaseLostPolicy, Priority
 from tenure.v1 import ledger_pb2
@@ -50,6 +51,11 @@ async def test_the_policies_and_priorities_are_the_domains(ledger):
         ledger, "select pg_get_constraintdef(oid) from pg_constraint where conname = 'tasks_priority_check'"
     )
     assert [int(number) for number in re.findall(r"\d+", text)] == [min(Priority), max(Priority)]
+
+
+async def test_the_overlap_policies_and_outcomes_of_schedules_are_the_domains(ledger):
+    assert await allowed_by(ledger, "schedules_overlap") == set(OverlapPolicy)
+    assert await allowed_by(ledger, "schedule_runs_outcome") == set(RunOutcome)
 
 
 async def test_endings_that_may_be_asked_for_are_ends_that_are_no_success(ledger):
