@@ -10,7 +10,7 @@ from rich.text import Text
 
 from tenure.cli.context import Context, pass_context
 from tenure.cli.parameters import LABEL
-from tenure.cli.words import clock, one_line, short_id, state_style, summary, why
+from tenure.cli.words import clock, one_line, short_id, state_style, summary
 from tenure.client import Client
 from tenure.domain.states import TaskState
 from tenure.v1 import task_pb2
@@ -73,6 +73,6 @@ def _told(change: task_pb2.TaskChange) -> str:
     elif state is TaskState.SUCCEEDED:
         said = summary(task)
     else:
-        same = task.sequence == change.sequence
-        said = why(change.state, change.reason, task.message if same else "").removeprefix(state.value).lstrip(" :")
+        words = task.message if task.sequence == change.sequence else ""  # else they are of a later change
+        said = f"{change.reason}{f': {words}' if words else ''}"
     return f"{said} · {task.spec.goal}"
