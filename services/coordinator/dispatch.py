@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from services.coordinator.sessions import Sessions
 
 _log: Final = logging.getLogger(__name__)
+MOST_WORKERS_NAMED: Final = 1000
+"""Of more, some are not asked for: what an operator meant for those waits a little longer."""
 _POLL_SECONDS: Final = 0.5
 
 
@@ -89,7 +91,7 @@ class Dispatch:
             return False
         hints = self._hints
         without_suspects = all(session.has_suspect for session in sessions)
-        worker_ids = {session.worker_id for session in sessions}
+        worker_ids = {session.worker_id for session in sessions[:MOST_WORKERS_NAMED]}
         offers = await self._ledger.list_claimable(profile, limit, worker_ids, without_suspects=without_suspects)
         if len(offers) < limit and hints == self._hints:
             self._dry.add(profile)

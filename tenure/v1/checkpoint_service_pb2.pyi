@@ -936,7 +936,7 @@ class ListClaimableRequest(message.Message):
 
     @builtins.property
     def worker_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The workers it asks for, so that what an operator transferred is offered where it may go on; empty: whoever."""
+        """The workers it asks for, at most 10,000: what an operator transferred is offered where it may go on. Empty: whoever."""
 
     def __init__(
         self,

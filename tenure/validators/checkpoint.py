@@ -18,7 +18,7 @@ from tenure.validators.fields import (
     check_token,
     check_watch,
 )
-from tenure.validators.limits import MAX_COMMIT_BYTES, MAX_ENTRIES
+from tenure.validators.limits import MAX_COMMIT_BYTES, MAX_ENTRIES, MAX_HOLDINGS
 from tenure.validators.operators import check_operator_request
 from tenure.validators.specs import check_spec
 from tenure.validators.violations import Check, Violations
@@ -88,6 +88,7 @@ def _running(request: checkpoint.ListRunningRequest, v: Violations) -> None:
 def _claimable(request: checkpoint.ListClaimableRequest, v: Violations) -> None:
     v.between("limit", request.limit, 1, 128)
     check_duration("reserve_duration", request.reserve_duration, 60, v)
+    v.require(len(request.worker_ids) <= MAX_HOLDINGS, "worker_ids", f"at most {MAX_HOLDINGS}")
 
 
 def _endings(request: checkpoint.ListEndingsRequest, v: Violations) -> None:
