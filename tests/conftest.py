@@ -6,7 +6,6 @@ pytest_plugins = [
     "tests.fix_coordinator",
     "tests.fix_etcd",
     "tests.fix_etcd_cluster",
-    "tests.fix_etcd_cluster",
     "tests.fix_gateway",
     "tests.fix_leases",
     "tests.fix_postgres",

@@ -21,6 +21,8 @@ from tenure.wire.enums import STATES
 from tenure.wire.task import spec_to_domain, spec_to_wire
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from tenure.domain.task import Source, TaskSpec
     from tenure.runtime.postgres import Connection, Pool
     from tenure.v1 import checkpoint_service_pb2 as pb
@@ -42,6 +44,11 @@ async def create_task(pool: Pool, tenant: str, request: pb.CreateTaskRequest) ->
     async def work(connection: Connection) -> Created:
         return await create_in(connection, tenant, request)
 
+    return await in_creation(pool, work)
+
+
+async def in_creation(pool: Pool, work: Callable[[Connection], Awaitable[Created]]) -> Created:
+    """What makes a task in a transaction of its own."""
     await failpoint("checkpoint.before_create")
     created = await in_ledger_transaction(pool, work)
     await failpoint("checkpoint.after_create")

@@ -13,10 +13,10 @@ import hashlib
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from services.checkpoint.announcement import Announcement
-from services.checkpoint.create import Created, find_again, insert_first_entries, insert_task
+from services.checkpoint.create import Created, find_again, in_creation, insert_first_entries, insert_task
 from services.checkpoint.draft import LEDGER
 from services.checkpoint.kinds import KINDS
-from services.checkpoint.queries import FORKS, QUERIES, fetch_all, fetch_one, in_ledger_transaction
+from services.checkpoint.queries import FORKS, QUERIES, fetch_all, fetch_one
 from services.checkpoint.snapshots import read_task
 from tenure.domain.errors import NotFound, TenureError, WrongState
 from tenure.domain.forks import (
@@ -30,7 +30,6 @@ from tenure.domain.forks import (
 )
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import Source
-from tenure.runtime.failpoint import failpoint
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.enums import STATES
 from tenure.wire.task import spec_to_domain
@@ -78,10 +77,7 @@ async def fork_task(pool: Pool, tenant: str, request: pb.CheckpointServiceForkTa
         task = await read_task(connection, tenant, task_id)
         return Created(task, Announcement({task_id}, claimable=True, changed_tenants={tenant}))
 
-    await failpoint("checkpoint.before_create")
-    forked = await in_ledger_transaction(pool, work)
-    await failpoint("checkpoint.after_create")
-    return forked
+    return await in_creation(pool, work)
 
 
 def overridden(spec: task_pb2.TaskSpec, overrides: task_pb2.ForkOverrides) -> task_pb2.TaskSpec:

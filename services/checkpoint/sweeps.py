@@ -82,7 +82,7 @@ async def _sweep(pool: Pool, statement: bytes, change: Callable[[Connection, Dra
         due = [task_id for (task_id,) in await fetch_all(connection, statement, {"limit": ROWS_A_SWEEP})]
         if not due:
             return []
-        await failpoint("checkpoint.before_sweep")
+        await before_sweep()
         tasks, budgets = await lock_tasks(connection, due)
         drafts = [Draft(row, budgets[row.root_task_id]) for row in tasks.values()]
         for draft in drafts:
@@ -92,8 +92,18 @@ async def _sweep(pool: Pool, statement: bytes, change: Callable[[Connection, Dra
 
     drafts = await in_ledger_transaction(pool, work)
     if drafts:
-        await failpoint("checkpoint.after_sweep")
+        await after_sweep()
     return drafts
+
+
+async def before_sweep() -> None:
+    """A sweep, of whatever, has found work and written nothing."""
+    await failpoint("checkpoint.before_sweep")
+
+
+async def after_sweep() -> None:
+    """Its work is durable, and nobody was told."""
+    await failpoint("checkpoint.after_sweep")
 
 
 class Sweeper:

@@ -85,8 +85,7 @@ class Losses:
         In this order what the operator said is in the ledger with the loss itself. A key that is left behind keeps
         nobody out: the task was moved out of the claim.
         """
-        requeued = await self._ledger.requeue([_to_wire(lost)])
-        await failpoint("coordinator.after_requeue")
+        requeued = await self._ask([_to_wire(lost)])
         if requeued:
             metrics.count("tenure_requeued_total", reason=lost.reason)
             facts = {"task": lost.task_id, "claim": lost.claim_id, "reason": lost.reason, "actor": lost.actor}
@@ -103,14 +102,12 @@ class Losses:
             await self._requeue(waiting[start : start + MAX_CLAIMS])
 
     async def _requeue(self, lost: Sequence[LostClaim]) -> None:
-        await failpoint("coordinator.before_requeue")
         asked = [_to_wire(each) for each in lost]
         try:
-            requeued = set(await retrying(lambda: self._ledger.requeue(asked), _AGAIN))
+            requeued = set(await retrying(lambda: self._ask(asked), _AGAIN))
         except (TenureError, PeerFailed) as error:
             _log.warning("tasks could not be requeued", extra={"tasks": len(lost), "error": error})
             return
-        await failpoint("coordinator.after_requeue")
         for each in lost:
             if each.task_id in requeued:
                 metrics.count("tenure_requeued_total", reason=each.reason)
@@ -118,6 +115,12 @@ class Losses:
                 _log.info("requeued a task whose claim was lost", extra=facts)
         if requeued and self._tell is not None:
             self._tell()
+
+    async def _ask(self, lost: Sequence[checkpoint_service_pb2.RequeueLostRequest.Lost]) -> Sequence[str]:
+        await failpoint("coordinator.before_requeue")
+        requeued = await self._ledger.requeue(lost)
+        await failpoint("coordinator.after_requeue")
+        return requeued
 
     async def _delete(self, claims: Sequence[HeldClaim]) -> list[bool]:
         await failpoint("coordinator.before_delete")

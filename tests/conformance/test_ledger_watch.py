@@ -149,6 +149,7 @@ async def test_watchers_of_two_replicas_that_commit_in_turns_have_no_gap_and_no_
         await asyncio.gather(
             replica.say(task.task_id, f"{number}"), other.say(task.task_id, f"{number}"), owner.commit(words())
         )
+    await owner.commit(words())  # it has read all that was said
     await owner.end()
     whole = await replica.entries(task.task_id)
     for seen in await asyncio.gather(*watchers):

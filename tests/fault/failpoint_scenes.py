@@ -56,12 +56,15 @@ ENDINGS: Final = Scene(
 GENERATION: Final = Scene(_tasks("keyed", "keyed"), (PlannedFault(0.5, "lose_generation", "etcd"),))
 STALE: Final = Scene(_tasks("slow-tools", "slow-tools"), (PlannedFault(1.0, "stale_write", "checkpoint"),))
 LEASES: Final = Scene((), (PlannedFault(0.0, "use_lease", "coordinator", 5.0),))
+SIGNALS: Final = Scene((), (PlannedFault(0.0, "send_signals", "checkpoint", 5.0),))
 SLOW_START: Final = Scene(_tasks("keyed", "unsafe"), also="tools.before_effect=1#sleep(1500)")
 
 SCENES: Final = {
     "worker.after_fence": CANCELS,
     "checkpoint.before_foreign": CANCELS,
     "checkpoint.after_foreign": CANCELS,
+    "checkpoint.before_signal": SIGNALS,
+    "checkpoint.after_signal": SIGNALS,
     "checkpoint.before_requeue": LOSSES,
     "checkpoint.after_requeue": LOSSES,
     "checkpoint.before_sweep": DEADLINES,

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 from services.checkpoint.queries import fetch_all, in_ledger_transaction, ledger_connection
 from services.checkpoint.schedules.deciding import Decided, decide
 from services.checkpoint.schedules.rows import SCHEDULES
+from services.checkpoint.sweeps import after_sweep, before_sweep
 from tenure.domain.errors import TenureError, TryLater
 from tenure.runtime import metrics
 from tenure.runtime.duties import heed_cancellation
-from tenure.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,9 +59,9 @@ class ScheduleSweeper:
             return await decide(connection, schedule_id)
 
         try:
-            await failpoint("checkpoint.before_sweep")
+            await before_sweep()
             decided = await in_ledger_transaction(self._pool, work)
-            await failpoint("checkpoint.after_sweep")
+            await after_sweep()
             self._announce(decided.announcement)
             for outcome, count in decided.counts.items():
                 metrics.count("tenure_schedule_runs_total", count, outcome=outcome)

@@ -182,6 +182,15 @@ async def use_lease(install: Installation, fault: PlannedFault) -> None:
         await asyncio.sleep(PAUSE_SECONDS)
 
 
+async def send_signals(install: Installation, fault: PlannedFault) -> None:
+    """A backend that sends events nobody waits for yet, as often as it takes."""
+    ends_at = asyncio.get_running_loop().time() + fault.seconds
+    while asyncio.get_running_loop().time() < ends_at:
+        with suppress(TryLater):
+            await install.users[0].signal(uuid4().hex, "{}")
+        await asyncio.sleep(PAUSE_SECONDS)
+
+
 async def model(install: Installation, fault: PlannedFault) -> None:
     """The next model calls fail as `detail` says."""
     order = json.loads(fault.detail)
@@ -210,4 +219,5 @@ INJECTORS: Final[dict[str, Inject]] = {
     "lose_generation": lose_generation,
     "stale_write": stale_write,
     "use_lease": use_lease,
+    "send_signals": send_signals,
 }
