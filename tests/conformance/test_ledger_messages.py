@@ -1,5 +1,7 @@
 """Words for an agent: kept once, read before a success, refused where nobody would read them."""
 
+import asyncio
+
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
@@ -24,6 +26,9 @@ async def test_a_message_to_a_waiting_task_is_in_its_history_when_it_goes_on(che
     await owner.commit(transition=retry)
     told = await replica.say(owner.task.task_id, "look here")
     assert told.sequence > owner.known_sequence
+    async with asyncio.timeout(20):
+        while (await replica.get(owner.task.task_id)).state != QUEUED:
+            await asyncio.sleep(0.01)
     next_owner = await replica.claim(owner.task.task_id)
     assert "look here" in {one.body.user_message.text for one in next_owner.entries}
 
