@@ -122,7 +122,7 @@ async def test_many_that_raise_at_once_settle_on_one(client: EtcdClient, checkpo
         assert await all_settled(racing) == {2}
         for each in racing:  # all of them learn at once that etcd went back in that life
             each.doubt(lost_life=2)
-        # One may see the ledger raised and etcd not yet moved, which it cannot tell from a restore: it raises once more.
+        # One may see the ledger raised and etcd not yet moved; it cannot tell that from a restore, and raises again.
         async with asyncio.timeout(PATIENCE_SECONDS):
             while len(settled := await all_settled(racing)) > 1:
                 await asyncio.sleep(0.1)
