@@ -36,17 +36,22 @@ T = TypeVar("T")
 CALL_TIMEOUT_SECONDS: Final = 15.0
 ONE_WAIT_SECONDS: Final = 60.0
 PATIENCE: Final = RetryPolicy(max_attempts=5, initial_seconds=0.2, factor=2.0, cap_seconds=5.0)
+"""With a gateway that has never answered: perhaps there is none."""
+RETURN_PATIENCE: Final = RetryPolicy(max_attempts=12, initial_seconds=0.2, factor=2.0, cap_seconds=2.0)
+"""With one that has: it is being started again, and its channel looks for it every 2 s."""
 LIST_PAGE: Final = 500
 
 
 class Client(LeaseCalls, ScheduleCalls, WaitCalls):
     """A connection to the gateway: `host:port`, or its replicas as `ip:port,ip:port`.
 
-    Errors are those of tenure.domain.errors; TryLater is retried a few times first.
+    Errors are those of tenure.domain.errors; TryLater is retried a few times first, and for some ten seconds once the
+    gateway has answered.
     """
 
     def __init__(self, address: str, *, tenant: str = "default", patience: RetryPolicy = PATIENCE) -> None:
         self._address, self._tenant, self._patience = address, tenant, patience
+        self._answered = False
         self.tasks: TaskServiceAsyncStub
         self.admin: AdminServiceAsyncStub
         self.leases: LeaseServiceAsyncStub
@@ -256,4 +261,7 @@ class Client(LeaseCalls, ScheduleCalls, WaitCalls):
     async def _patiently(
         self, method: Callable[..., Awaitable[T]], request: Message, timeout_seconds: float = CALL_TIMEOUT_SECONDS
     ) -> T:
-        return await retrying(lambda: method(request, timeout=timeout_seconds), self._patience, on=(TryLater,))
+        patience = RETURN_PATIENCE if self._answered else self._patience
+        answer = await retrying(lambda: method(request, timeout=timeout_seconds), patience, on=(TryLater,))
+        self._answered = True
+        return answer

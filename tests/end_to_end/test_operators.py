@@ -103,11 +103,7 @@ async def test_a_running_task_is_taken_from_its_worker_and_goes_on_with_the_one_
     await installation.until(task_id, "tool_outcome")
     owner = (await installation.client.get(task_id)).owner
     [other] = [one.worker_id for one in (await installation.client.workers()).workers if one.worker_id != owner]
-    done = await tenure(
-        "--json", "admin", "transfer", task_id, "--reason", "its host is slow", "--to", other,
-        address=installation.stack.gateway_address,
-    )  # fmt: skip
-    assert done.code == 0, done.err
+    await installation.client.transfer(task_id, "its host is slow", to_worker_id=other)
     ended = await installation.ended(task_id)
     entries = await installation.entries(task_id)
     check_whole(entries)
@@ -185,3 +181,15 @@ async def test_a_running_task_is_explained_by_its_owner_its_lease_and_its_calls(
     assert mine["lease_remaining"]
     await installation.client.cancel(task_id)
     await installation.ended(task_id)
+
+
+async def test_the_command_takes_a_task_from_its_worker(installation: Installation) -> None:
+    task_id = await installation.submit("sim-e2e-slow-answer")
+    await installation.speaking(task_id)
+    arguments = ("--json", "admin", "transfer", task_id, "--reason", "its host is slow")
+    done = await tenure(*arguments, address=installation.stack.gateway_address)
+    assert done.code == 0, done.err
+    moved = await installation.until(task_id, "transition", lambda e: e.body.transition.reason == "OPERATOR_TRANSFER")
+    assert moved.body.transition.message == "its host is slow"
+    await installation.client.cancel(task_id)
+    assert (await installation.ended(task_id)).state == CANCELLED

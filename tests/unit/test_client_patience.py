@@ -1,0 +1,55 @@
+"""How long the client asks again: briefly where nobody ever answered, longer where somebody did."""
+
+from __future__ import annotations
+
+import pytest
+
+from tenure.client import Client
+from tenure.client.client import PATIENCE, RETURN_PATIENCE
+from tenure.domain.errors import Unavailable
+from tenure.runtime import retrying
+from tenure.v1 import task_pb2
+from tenure.v1 import task_service_pb2 as api
+
+
+class Gateway:
+    """Answers unless it is away, and counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.away, self.asked = False, 0
+
+    async def get_task(self, request: api.GetTaskRequest, timeout: float) -> api.GetTaskResponse:
+        assert timeout > 0
+        self.asked += 1
+        if self.away:
+            raise Unavailable("connection refused")
+        return api.GetTaskResponse(task=task_pb2.Task(task_id=request.task_id))
+
+
+@pytest.fixture
+async def gateway(monkeypatch: pytest.MonkeyPatch) -> Gateway:
+    async def at_once(_seconds: float) -> None: ...
+
+    monkeypatch.setattr(retrying, "asyncio", type("Quick", (), {"sleep": staticmethod(at_once)}))
+    return Gateway()
+
+
+async def asked_in_vain(client: Client, gateway: Gateway) -> int:
+    gateway.away, gateway.asked = True, 0
+    with pytest.raises(Unavailable):
+        await client.get("a-task")
+    return gateway.asked
+
+
+async def test_a_gateway_that_has_answered_is_looked_for_longer(gateway: Gateway, monkeypatch: pytest.MonkeyPatch):
+    async with Client("127.0.0.1:1") as client:
+        monkeypatch.setattr(client.tasks, "GetTask", gateway.get_task)
+        assert await asked_in_vain(client, gateway) == PATIENCE.max_attempts
+        gateway.away = False
+        assert (await client.get("a-task")).task_id == "a-task"
+        assert await asked_in_vain(client, gateway) == RETURN_PATIENCE.max_attempts
+
+
+def test_it_outlasts_the_pauses_between_a_channels_attempts():
+    waits = [RETURN_PATIENCE.ceiling_seconds(failures) for failures in range(1, RETURN_PATIENCE.max_attempts)]
+    assert sum(waits) / 2 > 3 * 2.4  # on average; a channel tries every 2 s with a jitter of 20 %
