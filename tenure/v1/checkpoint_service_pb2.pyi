@@ -308,6 +308,7 @@ class Transition(message.Message):
     RETRY_DELAY_FIELD_NUMBER: builtins.int
     WAIT_FIELD_NUMBER: builtins.int
     WAIT_TIMEOUT_FIELD_NUMBER: builtins.int
+    ERROR_CLASS_FIELD_NUMBER: builtins.int
     to_state: task_pb2.TaskState.ValueType
     """Where to."""
     reason: builtins.str
@@ -316,6 +317,8 @@ class Transition(message.Message):
     """Why, for people."""
     result: builtins.str
     """The final or partial result; only on endings."""
+    error_class: builtins.str
+    """Of a move that a failed model call led to: its error_class; at most 64 characters."""
     @builtins.property
     def retry_delay(self) -> duration_pb2.Duration:
         """For RETRY_SCHEDULED: how long to wait, from now by database time."""
@@ -340,10 +343,11 @@ class Transition(message.Message):
         retry_delay: duration_pb2.Duration | None = ...,
         wait: task_pb2.Wait | None = ...,
         wait_timeout: duration_pb2.Duration | None = ...,
+        error_class: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["retry_delay", b"retry_delay", "wait", b"wait", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["message", b"message", "reason", b"reason", "result", b"result", "retry_delay", b"retry_delay", "to_state", b"to_state", "wait", b"wait", "wait_timeout", b"wait_timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["error_class", b"error_class", "message", b"message", "reason", b"reason", "result", b"result", "retry_delay", b"retry_delay", "to_state", b"to_state", "wait", b"wait", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -994,6 +998,8 @@ class Offer(message.Message):
     SUSPECT_FIELD_NUMBER: builtins.int
     NOT_WORKER_ID_FIELD_NUMBER: builtins.int
     ONLY_WORKER_ID_FIELD_NUMBER: builtins.int
+    START_TIMEOUT_FIELD_NUMBER: builtins.int
+    PROGRESS_TIMEOUT_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     tenant: builtins.str
@@ -1018,6 +1024,14 @@ class Offer(message.Message):
     def tools(self) -> task_pb2.ToolAllowlist:
         """The tools it may call; absent: all."""
 
+    @builtins.property
+    def start_timeout(self) -> duration_pb2.Duration:
+        """The task's own timeouts.start; absent: none."""
+
+    @builtins.property
+    def progress_timeout(self) -> duration_pb2.Duration:
+        """The task's own timeouts.progress; absent: the coordinators' setting."""
+
     def __init__(
         self,
         *,
@@ -1032,10 +1046,12 @@ class Offer(message.Message):
         suspect: builtins.bool = ...,
         not_worker_id: builtins.str = ...,
         only_worker_id: builtins.str = ...,
+        start_timeout: duration_pb2.Duration | None = ...,
+        progress_timeout: duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["tools", b"tools"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["progress_timeout", b"progress_timeout", "start_timeout", b"start_timeout", "tools", b"tools"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["loop", b"loop", "not_worker_id", b"not_worker_id", "only_worker_id", b"only_worker_id", "previous_epoch", b"previous_epoch", "priority", b"priority", "queue", b"queue", "reason", b"reason", "suspect", b"suspect", "task_id", b"task_id", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["loop", b"loop", "not_worker_id", b"not_worker_id", "only_worker_id", b"only_worker_id", "previous_epoch", b"previous_epoch", "priority", b"priority", "progress_timeout", b"progress_timeout", "queue", b"queue", "reason", b"reason", "start_timeout", b"start_timeout", "suspect", b"suspect", "task_id", b"task_id", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1176,7 +1192,7 @@ class RequeueLostRequest(message.Message):
         claim_id: builtins.str
         """The claim that was seen and is gone."""
         reason: builtins.str
-        """LEASE_EXPIRED, WORKER_LOST, WORKER_STUCK, ..."""
+        """LEASE_EXPIRED, WORKER_LOST, WORKER_STUCK, ... The task's policy says what WORKER_STUCK and START_TIMEOUT lead to."""
         message: builtins.str
         """For people."""
         output_tokens: builtins.int
@@ -1227,7 +1243,9 @@ class RequeueLostResponse(message.Message):
     TASK_IDS_FIELD_NUMBER: builtins.int
     @builtins.property
     def task_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Tasks that were RUNNING under exactly that claim."""
+        """Tasks that were RUNNING under exactly that claim; of START_TIMEOUT also those that it was granted for and never opened, if their
+        policy moved them.
+        """
 
     def __init__(
         self,

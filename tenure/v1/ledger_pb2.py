@@ -28,53 +28,53 @@ from tenure.v1 import task_pb2 as tenure_dot_v1_dot_task__pb2
 from tenure.v1 import tool_pb2 as tenure_dot_v1_dot_tool__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tenure/v1/ledger.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x14tenure/v1/task.proto\x1a\x14tenure/v1/tool.proto\"F\n\rTaskSubmitted\x12!\n\x04spec\x18\x01 \x01(\x0b\x32\x13.tenure.v1.TaskSpec\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\xe8\x01\n\x0fStateTransition\x12(\n\nfrom_state\x18\x01 \x01(\x0e\x32\x14.tenure.v1.TaskState\x12&\n\x08to_state\x18\x02 \x01(\x0e\x32\x14.tenure.v1.TaskState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x0e\n\x06result\x18\x05 \x01(\t\x12\x33\n\x0fnext_retry_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1d\n\x04wait\x18\x07 \x01(\x0b\x32\x0f.tenure.v1.Wait\"O\n\x0cToolsDefined\x12(\n\x05tools\x18\x01 \x03(\x0b\x32\x19.tenure.v1.ToolDefinition\x12\x15\n\runknown_names\x18\x02 \x03(\t\"\x7f\n\x0cModelAttempt\x12\x16\n\x0e\x61ttempt_number\x18\x01 \x01(\x05\x12\r\n\x05model\x18\x02 \x01(\t\x12\x14\n\x0cinput_tokens\x18\x03 \x01(\x03\x12\x19\n\x11max_output_tokens\x18\x04 \x01(\x05\x12\x17\n\x0freserved_tokens\x18\x05 \x01(\x03\"\xe7\x01\n\x0cModelFailure\x12\x16\n\x0e\x61ttempt_number\x18\x01 \x01(\x05\x12\x13\n\x0b\x65rror_class\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x13\n\x0bstatus_code\x18\x04 \x01(\x05\x12\x11\n\tretryable\x18\x05 \x01(\x08\x12.\n\x0bretry_after\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12$\n\x05usage\x18\x07 \x01(\x0b\x32\x15.tenure.v1.TokenUsage\x12\x1b\n\x13provider_request_id\x18\x08 \x01(\t\"K\n\x0b\x41ttemptLost\x12\x16\n\x0e\x61ttempt_number\x18\x01 \x01(\x05\x12$\n\x05usage\x18\x02 \x01(\x0b\x32\x15.tenure.v1.TokenUsage\"\xd3\x01\n\x10\x41ssistantMessage\x12\x16\n\x0e\x61ttempt_number\x18\x01 \x01(\x05\x12\x14\n\x0c\x63ontent_json\x18\x02 \x01(\t\x12\x13\n\x0bstop_reason\x18\x03 \x01(\t\x12$\n\x05usage\x18\x04 \x01(\x0b\x32\x15.tenure.v1.TokenUsage\x12\r\n\x05model\x18\x05 \x01(\t\x12\x1b\n\x13provider_request_id\x18\x06 \x01(\t\x12*\n\x07latency\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\"X\n\nToolIntent\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x13\n\x0btool_use_id\x18\x02 \x01(\t\x12\x0c\n\x04tool\x18\x03 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x04 \x01(\t\"C\n\x0bToolOutcome\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12#\n\x07outcome\x18\x02 \x01(\x0b\x32\x12.tenure.v1.Outcome\"/\n\x0bUserMessage\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\x1f\n\rCancelRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x93\x02\n\x0fOperatorRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x35\n\x07requeue\x18\x02 \x01(\x0b\x32\".tenure.v1.OperatorRequest.RequeueH\x00\x12\x38\n\tclose_out\x18\x03 \x01(\x0b\x32#.tenure.v1.OperatorRequest.CloseOutH\x00\x1a\x34\n\x07Requeue\x12\x14\n\x0c\x65xtra_tokens\x18\x01 \x01(\x03\x12\x13\n\x0b\x65xtra_steps\x18\x02 \x01(\x05\x1a\x42\n\x08\x43loseOut\x12&\n\x08to_state\x18\x01 \x01(\x0e\x32\x14.tenure.v1.TaskState\x12\x0e\n\x06result\x18\x02 \x01(\tB\x05\n\x03\x61\x63t\"\xfb\x01\n\x0eWaitResolution\x12\x0f\n\x07wait_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12&\n\twait_kind\x18\x03 \x01(\x0e\x32\x13.tenure.v1.WaitKind\x12.\n\x0b\x61nswer_kind\x18\x04 \x01(\x0e\x32\x19.tenure.v1.WaitAnswerKind\x12\x0e\n\x06\x61nswer\x18\x05 \x01(\t\x12\x0f\n\x07\x63omment\x18\x06 \x01(\t\x12\x1d\n\x15\x65\x64ited_arguments_json\x18\x07 \x01(\t\x12\x1b\n\x13\x65xtra_budget_tokens\x18\x08 \x01(\x03\x12\x12\n\nrequest_id\x18\t \x01(\t\"L\n\x06\x46orked\x12*\n\x0b\x66orked_from\x18\x01 \x01(\x0b\x32\x15.tenure.v1.ForkedFrom\x12\x16\n\x0e\x63opied_entries\x18\x02 \x01(\x03\"\xe2\x01\n\x04\x42ill\x12\x0c\n\x04step\x18\x01 \x01(\x05\x12\x16\n\x0e\x61ttempt_number\x18\x02 \x01(\x05\x12$\n\x05usage\x18\x03 \x01(\x0b\x32\x15.tenure.v1.TokenUsage\x12\x0c\n\x04lost\x18\x04 \x01(\x08\x12\r\n\x05model\x18\x05 \x01(\t\x12\x1b\n\x13provider_request_id\x18\x06 \x01(\t\x12\r\n\x05\x65poch\x18\x07 \x01(\x03\x12\x14\n\x0croot_task_id\x18\x08 \x01(\t\x12/\n\x0bsettle_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xc9\x05\n\tEntryBody\x12-\n\tsubmitted\x18\x01 \x01(\x0b\x32\x18.tenure.v1.TaskSubmittedH\x00\x12\x30\n\ntransition\x18\x02 \x01(\x0b\x32\x1a.tenure.v1.StateTransitionH\x00\x12\x30\n\rtools_defined\x18\x03 \x01(\x0b\x32\x17.tenure.v1.ToolsDefinedH\x00\x12\x30\n\rmodel_attempt\x18\x04 \x01(\x0b\x32\x17.tenure.v1.ModelAttemptH\x00\x12\x30\n\rmodel_failure\x18\x05 \x01(\x0b\x32\x17.tenure.v1.ModelFailureH\x00\x12.\n\x0c\x61ttempt_lost\x18\x06 \x01(\x0b\x32\x16.tenure.v1.AttemptLostH\x00\x12\x38\n\x11\x61ssistant_message\x18\x07 \x01(\x0b\x32\x1b.tenure.v1.AssistantMessageH\x00\x12,\n\x0btool_intent\x18\x08 \x01(\x0b\x32\x15.tenure.v1.ToolIntentH\x00\x12.\n\x0ctool_outcome\x18\t \x01(\x0b\x32\x16.tenure.v1.ToolOutcomeH\x00\x12.\n\x0cuser_message\x18\n \x01(\x0b\x32\x16.tenure.v1.UserMessageH\x00\x12\x32\n\x0e\x63\x61ncel_request\x18\x0b \x01(\x0b\x32\x18.tenure.v1.CancelRequestH\x00\x12\x34\n\x0fwait_resolution\x18\x0c \x01(\x0b\x32\x19.tenure.v1.WaitResolutionH\x00\x12\x36\n\x10operator_request\x18\r \x01(\x0b\x32\x1a.tenure.v1.OperatorRequestH\x00\x12#\n\x06\x66orked\x18\x0e \x01(\x0b\x32\x11.tenure.v1.ForkedH\x00\x42\x06\n\x04\x62ody\"<\n\x08NewEntry\x12\x0c\n\x04step\x18\x01 \x01(\x05\x12\"\n\x04\x62ody\x18\x02 \x01(\x0b\x32\x14.tenure.v1.EntryBody\"\xbd\x01\n\x05\x45ntry\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x10\n\x08\x63laim_id\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x05\x12\x0c\n\x04step\x18\x05 \x01(\x05\x12\r\n\x05\x61\x63tor\x18\x06 \x01(\t\x12/\n\x0brecord_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\"\n\x04\x62ody\x18\x08 \x01(\x0b\x32\x14.tenure.v1.EntryBody*\xab\x01\n\x0eWaitAnswerKind\x12 \n\x1cWAIT_ANSWER_KIND_UNSPECIFIED\x10\x00\x12\x1d\n\x19WAIT_ANSWER_KIND_DECISION\x10\x01\x12\x1a\n\x16WAIT_ANSWER_KIND_REPLY\x10\x02\x12\x1c\n\x18WAIT_ANSWER_KIND_PAYLOAD\x10\x03\x12\x1e\n\x1aWAIT_ANSWER_KIND_NO_ANSWER\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tenure/v1/ledger.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x14tenure/v1/task.proto\x1a\x14tenure/v1/tool.proto\"F\n\rTaskSubmitted\x12!\n\x04spec\x18\x01 \x01(\x0b\x32\x13.tenure.v1.TaskSpec\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\xfd\x01\n\x0fStateTransition\x12(\n\nfrom_state\x18\x01 \x01(\x0e\x32\x14.tenure.v1.TaskState\x12&\n\x08to_state\x18\x02 \x01(\x0e\x32\x14.tenure.v1.TaskState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x0e\n\x06result\x18\x05 \x01(\t\x12\x33\n\x0fnext_retry_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1d\n\x04wait\x18\x07 \x01(\x0b\x32\x0f.tenure.v1.Wait\x12\x13\n\x0b\x65rror_class\x18\x08 \x01(\t\"O\n\x0cToolsDefined\x12(\n\x05tools\x18\x01 \x03(\x0b\x32\x19.tenure.v1.ToolDefinition\x12\x15\n\runknown_names\x18\x02 \x03(\t\"\x7f\n\x0cModelAttempt\x12\x16\n\x0e\x61ttempt_number\x18\x01 \x01(\x05\x12\r\n\x05model\x18\x02 \x01(\t\x12\x14\n\x0cinput_tokens\x18\x03 \x01(\x03\x12\x19\n\x11max_output_tokens\x18\x04 \x01(\x05\x12\x17\n\x0freserved_tokens\x18\x05 \x01(\x03\"\xe7\x01\n\x0cModelFailure\x12\x16\n\x0e\x61ttempt_number\x18\x01 \x01(\x05\x12\x13\n\x0b\x65rror_class\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x13\n\x0bstatus_code\x18\x04 \x01(\x05\x12\x11\n\tretryable\x18\x05 \x01(\x08\x12.\n\x0bretry_after\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12$\n\x05usage\x18\x07 \x01(\x0b\x32\x15.tenure.v1.TokenUsage\x12\x1b\n\x13provider_request_id\x18\x08 \x01(\t\"K\n\x0b\x41ttemptLost\x12\x16\n\x0e\x61ttempt_number\x18\x01 \x01(\x05\x12$\n\x05usage\x18\x02 \x01(\x0b\x32\x15.tenure.v1.TokenUsage\"\xd3\x01\n\x10\x41ssistantMessage\x12\x16\n\x0e\x61ttempt_number\x18\x01 \x01(\x05\x12\x14\n\x0c\x63ontent_json\x18\x02 \x01(\t\x12\x13\n\x0bstop_reason\x18\x03 \x01(\t\x12$\n\x05usage\x18\x04 \x01(\x0b\x32\x15.tenure.v1.TokenUsage\x12\r\n\x05model\x18\x05 \x01(\t\x12\x1b\n\x13provider_request_id\x18\x06 \x01(\t\x12*\n\x07latency\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\"X\n\nToolIntent\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x13\n\x0btool_use_id\x18\x02 \x01(\t\x12\x0c\n\x04tool\x18\x03 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x04 \x01(\t\"C\n\x0bToolOutcome\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12#\n\x07outcome\x18\x02 \x01(\x0b\x32\x12.tenure.v1.Outcome\"/\n\x0bUserMessage\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\x1f\n\rCancelRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x93\x02\n\x0fOperatorRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x35\n\x07requeue\x18\x02 \x01(\x0b\x32\".tenure.v1.OperatorRequest.RequeueH\x00\x12\x38\n\tclose_out\x18\x03 \x01(\x0b\x32#.tenure.v1.OperatorRequest.CloseOutH\x00\x1a\x34\n\x07Requeue\x12\x14\n\x0c\x65xtra_tokens\x18\x01 \x01(\x03\x12\x13\n\x0b\x65xtra_steps\x18\x02 \x01(\x05\x1a\x42\n\x08\x43loseOut\x12&\n\x08to_state\x18\x01 \x01(\x0e\x32\x14.tenure.v1.TaskState\x12\x0e\n\x06result\x18\x02 \x01(\tB\x05\n\x03\x61\x63t\"\xfb\x01\n\x0eWaitResolution\x12\x0f\n\x07wait_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12&\n\twait_kind\x18\x03 \x01(\x0e\x32\x13.tenure.v1.WaitKind\x12.\n\x0b\x61nswer_kind\x18\x04 \x01(\x0e\x32\x19.tenure.v1.WaitAnswerKind\x12\x0e\n\x06\x61nswer\x18\x05 \x01(\t\x12\x0f\n\x07\x63omment\x18\x06 \x01(\t\x12\x1d\n\x15\x65\x64ited_arguments_json\x18\x07 \x01(\t\x12\x1b\n\x13\x65xtra_budget_tokens\x18\x08 \x01(\x03\x12\x12\n\nrequest_id\x18\t \x01(\t\"L\n\x06\x46orked\x12*\n\x0b\x66orked_from\x18\x01 \x01(\x0b\x32\x15.tenure.v1.ForkedFrom\x12\x16\n\x0e\x63opied_entries\x18\x02 \x01(\x03\"\xe2\x01\n\x04\x42ill\x12\x0c\n\x04step\x18\x01 \x01(\x05\x12\x16\n\x0e\x61ttempt_number\x18\x02 \x01(\x05\x12$\n\x05usage\x18\x03 \x01(\x0b\x32\x15.tenure.v1.TokenUsage\x12\x0c\n\x04lost\x18\x04 \x01(\x08\x12\r\n\x05model\x18\x05 \x01(\t\x12\x1b\n\x13provider_request_id\x18\x06 \x01(\t\x12\r\n\x05\x65poch\x18\x07 \x01(\x03\x12\x14\n\x0croot_task_id\x18\x08 \x01(\t\x12/\n\x0bsettle_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xc9\x05\n\tEntryBody\x12-\n\tsubmitted\x18\x01 \x01(\x0b\x32\x18.tenure.v1.TaskSubmittedH\x00\x12\x30\n\ntransition\x18\x02 \x01(\x0b\x32\x1a.tenure.v1.StateTransitionH\x00\x12\x30\n\rtools_defined\x18\x03 \x01(\x0b\x32\x17.tenure.v1.ToolsDefinedH\x00\x12\x30\n\rmodel_attempt\x18\x04 \x01(\x0b\x32\x17.tenure.v1.ModelAttemptH\x00\x12\x30\n\rmodel_failure\x18\x05 \x01(\x0b\x32\x17.tenure.v1.ModelFailureH\x00\x12.\n\x0c\x61ttempt_lost\x18\x06 \x01(\x0b\x32\x16.tenure.v1.AttemptLostH\x00\x12\x38\n\x11\x61ssistant_message\x18\x07 \x01(\x0b\x32\x1b.tenure.v1.AssistantMessageH\x00\x12,\n\x0btool_intent\x18\x08 \x01(\x0b\x32\x15.tenure.v1.ToolIntentH\x00\x12.\n\x0ctool_outcome\x18\t \x01(\x0b\x32\x16.tenure.v1.ToolOutcomeH\x00\x12.\n\x0cuser_message\x18\n \x01(\x0b\x32\x16.tenure.v1.UserMessageH\x00\x12\x32\n\x0e\x63\x61ncel_request\x18\x0b \x01(\x0b\x32\x18.tenure.v1.CancelRequestH\x00\x12\x34\n\x0fwait_resolution\x18\x0c \x01(\x0b\x32\x19.tenure.v1.WaitResolutionH\x00\x12\x36\n\x10operator_request\x18\r \x01(\x0b\x32\x1a.tenure.v1.OperatorRequestH\x00\x12#\n\x06\x66orked\x18\x0e \x01(\x0b\x32\x11.tenure.v1.ForkedH\x00\x42\x06\n\x04\x62ody\"<\n\x08NewEntry\x12\x0c\n\x04step\x18\x01 \x01(\x05\x12\"\n\x04\x62ody\x18\x02 \x01(\x0b\x32\x14.tenure.v1.EntryBody\"\xbd\x01\n\x05\x45ntry\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x10\n\x08\x63laim_id\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x05\x12\x0c\n\x04step\x18\x05 \x01(\x05\x12\r\n\x05\x61\x63tor\x18\x06 \x01(\t\x12/\n\x0brecord_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\"\n\x04\x62ody\x18\x08 \x01(\x0b\x32\x14.tenure.v1.EntryBody*\xab\x01\n\x0eWaitAnswerKind\x12 \n\x1cWAIT_ANSWER_KIND_UNSPECIFIED\x10\x00\x12\x1d\n\x19WAIT_ANSWER_KIND_DECISION\x10\x01\x12\x1a\n\x16WAIT_ANSWER_KIND_REPLY\x10\x02\x12\x1c\n\x18WAIT_ANSWER_KIND_PAYLOAD\x10\x03\x12\x1e\n\x1aWAIT_ANSWER_KIND_NO_ANSWER\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tenure.v1.ledger_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WAITANSWERKIND']._serialized_start=3239
-  _globals['_WAITANSWERKIND']._serialized_end=3410
+  _globals['_WAITANSWERKIND']._serialized_start=3260
+  _globals['_WAITANSWERKIND']._serialized_end=3431
   _globals['_TASKSUBMITTED']._serialized_start=146
   _globals['_TASKSUBMITTED']._serialized_end=216
   _globals['_STATETRANSITION']._serialized_start=219
-  _globals['_STATETRANSITION']._serialized_end=451
-  _globals['_TOOLSDEFINED']._serialized_start=453
-  _globals['_TOOLSDEFINED']._serialized_end=532
-  _globals['_MODELATTEMPT']._serialized_start=534
-  _globals['_MODELATTEMPT']._serialized_end=661
-  _globals['_MODELFAILURE']._serialized_start=664
-  _globals['_MODELFAILURE']._serialized_end=895
-  _globals['_ATTEMPTLOST']._serialized_start=897
-  _globals['_ATTEMPTLOST']._serialized_end=972
-  _globals['_ASSISTANTMESSAGE']._serialized_start=975
-  _globals['_ASSISTANTMESSAGE']._serialized_end=1186
-  _globals['_TOOLINTENT']._serialized_start=1188
-  _globals['_TOOLINTENT']._serialized_end=1276
-  _globals['_TOOLOUTCOME']._serialized_start=1278
-  _globals['_TOOLOUTCOME']._serialized_end=1345
-  _globals['_USERMESSAGE']._serialized_start=1347
-  _globals['_USERMESSAGE']._serialized_end=1394
-  _globals['_CANCELREQUEST']._serialized_start=1396
-  _globals['_CANCELREQUEST']._serialized_end=1427
-  _globals['_OPERATORREQUEST']._serialized_start=1430
-  _globals['_OPERATORREQUEST']._serialized_end=1705
-  _globals['_OPERATORREQUEST_REQUEUE']._serialized_start=1578
-  _globals['_OPERATORREQUEST_REQUEUE']._serialized_end=1630
-  _globals['_OPERATORREQUEST_CLOSEOUT']._serialized_start=1632
-  _globals['_OPERATORREQUEST_CLOSEOUT']._serialized_end=1698
-  _globals['_WAITRESOLUTION']._serialized_start=1708
-  _globals['_WAITRESOLUTION']._serialized_end=1959
-  _globals['_FORKED']._serialized_start=1961
-  _globals['_FORKED']._serialized_end=2037
-  _globals['_BILL']._serialized_start=2040
-  _globals['_BILL']._serialized_end=2266
-  _globals['_ENTRYBODY']._serialized_start=2269
-  _globals['_ENTRYBODY']._serialized_end=2982
-  _globals['_NEWENTRY']._serialized_start=2984
-  _globals['_NEWENTRY']._serialized_end=3044
-  _globals['_ENTRY']._serialized_start=3047
-  _globals['_ENTRY']._serialized_end=3236
+  _globals['_STATETRANSITION']._serialized_end=472
+  _globals['_TOOLSDEFINED']._serialized_start=474
+  _globals['_TOOLSDEFINED']._serialized_end=553
+  _globals['_MODELATTEMPT']._serialized_start=555
+  _globals['_MODELATTEMPT']._serialized_end=682
+  _globals['_MODELFAILURE']._serialized_start=685
+  _globals['_MODELFAILURE']._serialized_end=916
+  _globals['_ATTEMPTLOST']._serialized_start=918
+  _globals['_ATTEMPTLOST']._serialized_end=993
+  _globals['_ASSISTANTMESSAGE']._serialized_start=996
+  _globals['_ASSISTANTMESSAGE']._serialized_end=1207
+  _globals['_TOOLINTENT']._serialized_start=1209
+  _globals['_TOOLINTENT']._serialized_end=1297
+  _globals['_TOOLOUTCOME']._serialized_start=1299
+  _globals['_TOOLOUTCOME']._serialized_end=1366
+  _globals['_USERMESSAGE']._serialized_start=1368
+  _globals['_USERMESSAGE']._serialized_end=1415
+  _globals['_CANCELREQUEST']._serialized_start=1417
+  _globals['_CANCELREQUEST']._serialized_end=1448
+  _globals['_OPERATORREQUEST']._serialized_start=1451
+  _globals['_OPERATORREQUEST']._serialized_end=1726
+  _globals['_OPERATORREQUEST_REQUEUE']._serialized_start=1599
+  _globals['_OPERATORREQUEST_REQUEUE']._serialized_end=1651
+  _globals['_OPERATORREQUEST_CLOSEOUT']._serialized_start=1653
+  _globals['_OPERATORREQUEST_CLOSEOUT']._serialized_end=1719
+  _globals['_WAITRESOLUTION']._serialized_start=1729
+  _globals['_WAITRESOLUTION']._serialized_end=1980
+  _globals['_FORKED']._serialized_start=1982
+  _globals['_FORKED']._serialized_end=2058
+  _globals['_BILL']._serialized_start=2061
+  _globals['_BILL']._serialized_end=2287
+  _globals['_ENTRYBODY']._serialized_start=2290
+  _globals['_ENTRYBODY']._serialized_end=3003
+  _globals['_NEWENTRY']._serialized_start=3005
+  _globals['_NEWENTRY']._serialized_end=3065
+  _globals['_ENTRY']._serialized_start=3068
+  _globals['_ENTRY']._serialized_end=3257
 # @@protoc_insertion_point(module_scope)

@@ -93,6 +93,7 @@ class StateTransition(message.Message):
     RESULT_FIELD_NUMBER: builtins.int
     NEXT_RETRY_TIME_FIELD_NUMBER: builtins.int
     WAIT_FIELD_NUMBER: builtins.int
+    ERROR_CLASS_FIELD_NUMBER: builtins.int
     from_state: task_pb2.TaskState.ValueType
     """Where it stood; UNSPECIFIED for the first."""
     to_state: task_pb2.TaskState.ValueType
@@ -103,6 +104,8 @@ class StateTransition(message.Message):
     """Why, for people."""
     result: builtins.str
     """The final or partial result; set on endings."""
+    error_class: builtins.str
+    """Of a move that a failed model call led to: that call's error_class."""
     @builtins.property
     def next_retry_time(self) -> timestamp_pb2.Timestamp:
         """Set on RETRY_SCHEDULED."""
@@ -121,10 +124,11 @@ class StateTransition(message.Message):
         result: builtins.str = ...,
         next_retry_time: timestamp_pb2.Timestamp | None = ...,
         wait: task_pb2.Wait | None = ...,
+        error_class: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["next_retry_time", b"next_retry_time", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["from_state", b"from_state", "message", b"message", "next_retry_time", b"next_retry_time", "reason", b"reason", "result", b"result", "to_state", b"to_state", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["error_class", b"error_class", "from_state", b"from_state", "message", b"message", "next_retry_time", b"next_retry_time", "reason", b"reason", "result", b"result", "to_state", b"to_state", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

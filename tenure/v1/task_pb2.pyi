@@ -180,6 +180,45 @@ IN_DOUBT_POLICY_WAIT_FOR_PERSON: InDoubtPolicy.ValueType  # 1
 IN_DOUBT_POLICY_TELL_MODEL: InDoubtPolicy.ValueType  # 2
 """The model reads that the outcome is unknown, and goes on."""
 
+class _TimeoutAction:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TimeoutActionEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_TimeoutAction.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    TIMEOUT_ACTION_UNSPECIFIED: _TimeoutAction.ValueType  # 0
+    """The phase's default."""
+    TIMEOUT_ACTION_GO_ON: _TimeoutAction.ValueType  # 1
+    """The task goes on: another worker takes it (start, progress), the model is asked again (model_call), or the agent reads that
+    there was no outcome (tool_call) or no answer (wait).
+    """
+    TIMEOUT_ACTION_FAIL: _TimeoutAction.ValueType  # 2
+    """The task ends as FAILED."""
+    TIMEOUT_ACTION_RETRY: _TimeoutAction.ValueType  # 3
+    """The task is RETRY_SCHEDULED by its retry policy, and FAILED once an attempt of it was scheduled again max_attempts times
+    because some phase took too long.
+    """
+    TIMEOUT_ACTION_TIME_OUT: _TimeoutAction.ValueType  # 4
+    """The task ends as TIMED_OUT."""
+
+class TimeoutAction(_TimeoutAction, metaclass=_TimeoutActionEnumTypeWrapper):
+    """What becomes of a task when one of its phases takes too long."""
+
+TIMEOUT_ACTION_UNSPECIFIED: TimeoutAction.ValueType  # 0
+"""The phase's default."""
+TIMEOUT_ACTION_GO_ON: TimeoutAction.ValueType  # 1
+"""The task goes on: another worker takes it (start, progress), the model is asked again (model_call), or the agent reads that
+there was no outcome (tool_call) or no answer (wait).
+"""
+TIMEOUT_ACTION_FAIL: TimeoutAction.ValueType  # 2
+"""The task ends as FAILED."""
+TIMEOUT_ACTION_RETRY: TimeoutAction.ValueType  # 3
+"""The task is RETRY_SCHEDULED by its retry policy, and FAILED once an attempt of it was scheduled again max_attempts times
+because some phase took too long.
+"""
+TIMEOUT_ACTION_TIME_OUT: TimeoutAction.ValueType  # 4
+"""The task ends as TIMED_OUT."""
+
 class _WaitKind:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -417,7 +456,7 @@ class Limits(message.Message):
     """Model turns."""
     @builtins.property
     def timeout(self) -> duration_pb2.Duration:
-        """Time from submit to end; at most 24 hours."""
+        """Time from submit, or from start_time, to end; at most 24 hours."""
 
     def __init__(
         self,
@@ -471,6 +510,111 @@ class RetryPolicy(message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_attempts) -> _WhichOneofReturnType__max_attempts | None: ...
 
 @typing.final
+class PhaseTimeout(message.Message):
+    """How long a phase of a task may take, and what happens then."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    AFTER_FIELD_NUMBER: builtins.int
+    ACTION_FIELD_NUMBER: builtins.int
+    action: TimeoutAction.ValueType
+    """What happens then. UNSPECIFIED: the phase's default."""
+    @builtins.property
+    def after(self) -> duration_pb2.Duration:
+        """How long; 1 s to 24 hours where nothing else is said. Absent or 0: the phase's default."""
+
+    def __init__(
+        self,
+        *,
+        after: duration_pb2.Duration | None = ...,
+        action: TimeoutAction.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["after", b"after"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["action", b"action", "after", b"after"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class Timeouts(message.Message):
+    """How long the phases of a task may take. Whatever ends by one of these has the phase's own reason."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    QUEUED_FIELD_NUMBER: builtins.int
+    START_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    MODEL_CALL_FIELD_NUMBER: builtins.int
+    TOOL_CALL_FIELD_NUMBER: builtins.int
+    WAIT_FIELD_NUMBER: builtins.int
+    PROGRESS_FIELD_NUMBER: builtins.int
+    TASK_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def queued(self) -> PhaseTimeout:
+        """Each stay in the queue, from its beginning or from start_time. QUEUED_TOO_LONG. Absent: as long as the whole task. Default
+        action TIME_OUT; not GO_ON.
+        """
+
+    @builtins.property
+    def start(self) -> PhaseTimeout:
+        """From a worker's claim until it has opened the task. START_TIMEOUT. Absent: the worker only has to name the claim, within the
+        coordinators' setting (CLAIM_LOST). Default action GO_ON.
+        """
+
+    @builtins.property
+    def step(self) -> PhaseTimeout:
+        """One step under one claim: its model call with all tries, and its tools. STEP_TIMEOUT. Absent: as long as the whole task.
+        Default action TIME_OUT; not GO_ON.
+        """
+
+    @builtins.property
+    def model_call(self) -> PhaseTimeout:
+        """One try of a model call; at most 10 minutes. MODEL_TIMEOUT. Absent: the worker's setting. Default action GO_ON."""
+
+    @builtins.property
+    def tool_call(self) -> PhaseTimeout:
+        """One tool call, once it has begun; where the tool's own timeout is shorter, that counts. TOOL_TIMEOUT. The call is stopped, and
+        its outcome is TIMED_OUT: it is recorded whatever the action, and never run again. Default action GO_ON.
+        """
+
+    @builtins.property
+    def wait(self) -> PhaseTimeout:
+        """One wait for a person or an event; at most 30 days. It shortens what the agent asks for, and is how long a wait lasts
+        for which it says nothing. WAIT_EXPIRED. Absent: 24 hours, 2 for an event. Default action: what the wait's at_deadline
+        says. RETRY asks the same once more.
+        """
+
+    @builtins.property
+    def progress(self) -> PhaseTimeout:
+        """Without any progress of a live worker, announced pauses and running tools not counted. WORKER_STUCK. Absent: the
+        coordinators' setting. Default action GO_ON.
+        """
+
+    @builtins.property
+    def task(self) -> PhaseTimeout:
+        """The whole task, of which limits.timeout says how long: `after` is absent. DEADLINE_PASSED. Default action TIME_OUT; not GO_ON,
+        nor RETRY: there is no time left.
+        """
+
+    def __init__(
+        self,
+        *,
+        queued: PhaseTimeout | None = ...,
+        start: PhaseTimeout | None = ...,
+        step: PhaseTimeout | None = ...,
+        model_call: PhaseTimeout | None = ...,
+        tool_call: PhaseTimeout | None = ...,
+        wait: PhaseTimeout | None = ...,
+        progress: PhaseTimeout | None = ...,
+        task: PhaseTimeout | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["model_call", b"model_call", "progress", b"progress", "queued", b"queued", "start", b"start", "step", b"step", "task", b"task", "tool_call", b"tool_call", "wait", b"wait"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["model_call", b"model_call", "progress", b"progress", "queued", b"queued", "start", b"start", "step", b"step", "task", b"task", "tool_call", b"tool_call", "wait", b"wait"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class TaskPolicy(message.Message):
     """What to do when things go wrong."""
 
@@ -479,13 +623,18 @@ class TaskPolicy(message.Message):
     ON_LEASE_LOST_FIELD_NUMBER: builtins.int
     ON_IN_DOUBT_FIELD_NUMBER: builtins.int
     RETRY_FIELD_NUMBER: builtins.int
+    TIMEOUTS_FIELD_NUMBER: builtins.int
     on_lease_lost: LeaseLostPolicy.ValueType
     """On a lost lease."""
     on_in_doubt: InDoubtPolicy.ValueType
     """On an UNSAFE tool call of unknown outcome."""
     @builtins.property
     def retry(self) -> RetryPolicy:
-        """On model calls that keep failing."""
+        """On model calls that keep failing, and on phases that take too long."""
+
+    @builtins.property
+    def timeouts(self) -> Timeouts:
+        """On phases that take too long."""
 
     def __init__(
         self,
@@ -493,10 +642,11 @@ class TaskPolicy(message.Message):
         on_lease_lost: LeaseLostPolicy.ValueType = ...,
         on_in_doubt: InDoubtPolicy.ValueType = ...,
         retry: RetryPolicy | None = ...,
+        timeouts: Timeouts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["retry", b"retry"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["retry", b"retry", "timeouts", b"timeouts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["on_in_doubt", b"on_in_doubt", "on_lease_lost", b"on_lease_lost", "retry", b"retry"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["on_in_doubt", b"on_in_doubt", "on_lease_lost", b"on_lease_lost", "retry", b"retry", "timeouts", b"timeouts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -568,6 +718,7 @@ class TaskSpec(message.Message):
     QUEUE_FIELD_NUMBER: builtins.int
     LABELS_FIELD_NUMBER: builtins.int
     SOURCE_FIELD_NUMBER: builtins.int
+    START_TIME_FIELD_NUMBER: builtins.int
     goal: builtins.str
     """The goal, as the first user message of the conversation; 1 byte to 256 KiB."""
     priority: Priority.ValueType
@@ -594,6 +745,12 @@ class TaskSpec(message.Message):
     def source(self) -> Source:
         """Who asked for it."""
 
+    @builtins.property
+    def start_time(self) -> timestamp_pb2.Timestamp:
+        """Not to be started before: until then it is QUEUED, and offered to nobody, by database time. At most 366 days ahead; what has
+        passed is as if absent. Of a fork and of a schedule's run: absent.
+        """
+
     def __init__(
         self,
         *,
@@ -605,10 +762,11 @@ class TaskSpec(message.Message):
         queue: builtins.str = ...,
         labels: abc.Mapping[builtins.str, builtins.str] | None = ...,
         source: Source | None = ...,
+        start_time: timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "limits", b"limits", "policy", b"policy", "source", b"source"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "limits", b"limits", "policy", b"policy", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "goal", b"goal", "labels", b"labels", "limits", b"limits", "policy", b"policy", "priority", b"priority", "queue", b"queue", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "goal", b"goal", "labels", b"labels", "limits", b"limits", "policy", b"policy", "priority", b"priority", "queue", b"queue", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

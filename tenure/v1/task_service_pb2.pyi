@@ -106,6 +106,7 @@ class SubmitTaskRequest(message.Message):
     QUEUE_FIELD_NUMBER: builtins.int
     LABELS_FIELD_NUMBER: builtins.int
     SOURCE_FIELD_NUMBER: builtins.int
+    START_TIME_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The caller's id of this submit, 1 to 128 characters; kept as long as the task. Empty: the server makes one, and a
     repeat is a new task.
@@ -136,6 +137,10 @@ class SubmitTaskRequest(message.Message):
     def source(self) -> task_pb2.Source:
         """Who asked for it."""
 
+    @builtins.property
+    def start_time(self) -> timestamp_pb2.Timestamp:
+        """Not to be started before, see TaskSpec."""
+
     def __init__(
         self,
         *,
@@ -148,10 +153,11 @@ class SubmitTaskRequest(message.Message):
         queue: builtins.str = ...,
         labels: abc.Mapping[builtins.str, builtins.str] | None = ...,
         source: task_pb2.Source | None = ...,
+        start_time: timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "limits", b"limits", "policy", b"policy", "source", b"source"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "limits", b"limits", "policy", b"policy", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "goal", b"goal", "labels", b"labels", "limits", b"limits", "policy", b"policy", "priority", b"priority", "queue", b"queue", "request_id", b"request_id", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "goal", b"goal", "labels", b"labels", "limits", b"limits", "policy", b"policy", "priority", b"priority", "queue", b"queue", "request_id", b"request_id", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,6 +5,7 @@ The tool service: runs tools behind a fence and keeps a record of every call."""
 
 from collections import abc as abc
 from google.protobuf import descriptor as descriptor
+from google.protobuf import duration_pb2 as duration_pb2
 from google.protobuf import message as message
 from google.protobuf.internal import containers as containers
 from tenure.v1 import token_pb2 as token_pb2
@@ -81,6 +82,7 @@ class ExecuteRequest(message.Message):
     TOOL_FIELD_NUMBER: builtins.int
     ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
+    TIMEOUT_FIELD_NUMBER: builtins.int
     call_id: builtins.str
     """"<step>.<index>" of the committed intent; 3 to 32 characters."""
     tool: builtins.str
@@ -95,6 +97,12 @@ class ExecuteRequest(message.Message):
     def token(self) -> token_pb2.FencingToken:
         """The token of the claim."""
 
+    @builtins.property
+    def timeout(self) -> duration_pb2.Duration:
+        """How long the call may run, if that is shorter than the tool's own timeout. Absent or 0: the tool's own. At most 24 hours.
+        A call that is joined keeps what it began with.
+        """
+
     def __init__(
         self,
         *,
@@ -103,10 +111,11 @@ class ExecuteRequest(message.Message):
         tool: builtins.str = ...,
         arguments_json: builtins.str = ...,
         traceparent: builtins.str = ...,
+        timeout: duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["token", b"token"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["timeout", b"timeout", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "token", b"token", "tool", b"tool", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "timeout", b"timeout", "token", b"token", "tool", b"tool", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
