@@ -125,7 +125,7 @@ def _row(task_id: str, tenant: str, request_id: str, digest: bytes, spec: TaskSp
         "request_hash": digest,
         "queue": spec.queue,
         "priority": int(spec.priority),
-        "loop": spec.agent.loop,
+        "loop": spec.dispatch_loop,
         "tools": None if spec.agent.tools is None else list(spec.agent.tools),
         "labels": json.dumps(dict(spec.labels)),
         "max_steps": spec.limits.max_steps,

@@ -18,6 +18,7 @@ from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.wire.enums import CALL_STATES, STATES
+from tenure.wire.task import spec_to_domain
 from tenure.wire.times import seconds
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def gather_facts(
         attempt=task.attempt,
         step=task.step,
         queue=task.spec.queue,
-        loop=task.spec.agent.loop,
+        loop=spec_to_domain(task.spec).dispatch_loop,
         owner=task.owner,
         epoch=task.epoch,
         budget=Budget(task.budget.max_tokens, task.budget.used_tokens, task.budget.reserved_tokens),

@@ -169,4 +169,5 @@ def _spec(request: api.SubmitTaskRequest) -> task_pb2.TaskSpec:
         queue=request.queue,
         labels=dict(request.labels),
         source=request.source,
+        control=request.control if request.HasField("control") else None,
     )

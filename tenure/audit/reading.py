@@ -105,6 +105,12 @@ def drives_itself(task: TaskHistory) -> bool:
     return goal is None or goal[1].spec.agent.loop == DEFAULT_LOOP
 
 
+def drives_functions(task: TaskHistory) -> bool:
+    """Whether our own loop runs a function of control work."""
+    goal = next(of_kind(task.entries, Submitted), None)
+    return goal is not None and goal[1].spec.control is not None
+
+
 def place(entry: LedgerEntry) -> str:
     """Where to look."""
     return f"entry {entry.sequence} ({name(entry.body)})"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from tenure.cli.words import arguments_text, count_text, seconds_text, state_style, usage_text
-from tenure.v1 import ledger_pb2, tool_pb2
+from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.wire.enums import OUTCOME_STATUSES, state_name
 from tenure.wire.times import seconds
 
@@ -31,7 +31,7 @@ def style_of(entry: ledger_pb2.Entry) -> str:
     match body.WhichOneof("body"):
         case "transition":
             return state_style(state_name(body.transition.to_state))
-        case "model_failure" | "attempt_lost" | "cancel_request" | "operator_request":
+        case "model_failure" | "attempt_lost" | "control_failure" | "cancel_request" | "operator_request":
             return "yellow"
         case "tool_outcome":
             return "default" if outcome_name(body.tool_outcome.outcome) == "SUCCEEDED" else "yellow"
@@ -113,13 +113,33 @@ def _resolution(fact: ledger_pb2.WaitResolution) -> str:
     return f"{told}{edited}{extra}{f' ({fact.comment})' if fact.comment else ''}"
 
 
+def _control_step(fact: ledger_pb2.ControlStep) -> str:
+    lasted = seconds_text(seconds(fact.duration))
+    if fact.HasField("failure"):
+        return f"{fact.name}, {lasted}, failed: {_control_failure(fact.failure)}"
+    return f"{fact.name}, {lasted}: {fact.result_json}"
+
+
+def _control_failure(fact: ledger_pb2.ControlFailure) -> str:
+    again = ", may be tried again" if fact.retryable else ""
+    return f"{fact.error_class}{again}: {fact.message}"
+
+
+def goal_text(spec: task_pb2.TaskSpec) -> str:
+    """What a task is for: its goal, or the function and what it is given."""
+    if not spec.HasField("control"):
+        return spec.goal
+    call = f"{spec.control.function}({spec.control.input_json})"
+    return f"{call}: {spec.goal}" if spec.goal else call
+
+
 def _forked(fact: ledger_pb2.Forked) -> str:
     origin = f"{fact.forked_from.task_id} after entry {fact.forked_from.sequence}"
     return f"goes on from {origin}: {count_text(fact.copied_entries, 'entry', 'entries')} copied"
 
 
 _OF_KIND: Final[dict[str, Callable[[Any], str]]] = {
-    "submitted": lambda fact: fact.spec.goal,
+    "submitted": lambda fact: goal_text(fact.spec),
     "transition": _transition,
     "tools_defined": _tools,
     "model_attempt": _attempt,
@@ -133,4 +153,6 @@ _OF_KIND: Final[dict[str, Callable[[Any], str]]] = {
     "cancel_request": lambda fact: fact.reason or "(no reason given)",
     "operator_request": _operator,
     "wait_resolution": _resolution,
+    "control_step": _control_step,
+    "control_failure": _control_failure,
 }

@@ -9,6 +9,7 @@ import click
 from rich.text import Text
 
 from tenure.cli.context import Context, pass_context
+from tenure.cli.facts import goal_text
 from tenure.cli.parameters import LABEL
 from tenure.cli.words import clock, one_line, short_id, state_style, summary
 from tenure.client import Client
@@ -75,4 +76,4 @@ def _told(change: task_pb2.TaskChange) -> str:
     else:
         words = task.message if task.sequence == change.sequence else ""  # else they are of a later change
         said = f"{change.reason}{f': {words}' if words else ''}"
-    return f"{said} · {task.spec.goal}"
+    return f"{said} · {goal_text(task.spec)}"

@@ -78,6 +78,8 @@ class Narrator:
                 yield from self._attempt(entry)
             case "tool_intent" | "tool_outcome":
                 yield from self._call(entry.body)
+            case "control_step" | "control_failure":
+                yield self._of_function(entry)
             case "tools_defined" if entry.body.tools_defined.unknown_names:
                 yield self._line("  ! ", unknown_tools(entry.body.tools_defined), "yellow")
             case _:
@@ -173,6 +175,14 @@ class Narrator:
         self._held = answer_text(fact.content_json)
         if fact.stop_reason not in _LAST_WORDS:
             yield from self._flush()
+
+    def _of_function(self, entry: ledger_pb2.Entry) -> Text:
+        """A step that it made, or why it broke off."""
+        body = entry.body
+        if body.HasField("control_failure"):
+            return self._line("  ✗ ", f"the function failed: {describe(entry)}", "red")
+        mark, style = _FAILED_MARK if body.control_step.HasField("failure") else _MARKS["SUCCEEDED"]
+        return self._line(f"  {mark} ", f"step {entry.step}: {describe(entry)}", "default", mark_style=style)
 
     def _call(self, body: ledger_pb2.EntryBody) -> Lines:
         """On a terminal calls under way are drawn below, so a call is told once, with its outcome."""

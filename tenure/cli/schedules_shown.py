@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tenure.cli.context import Context
+from tenure.cli.facts import goal_text
 from tenure.cli.tables import make_table
 from tenure.cli.words import ago, count_text, one_line, seconds_text, state_style
 from tenure.domain.schedules import OverlapPolicy, RunOutcome
@@ -52,7 +53,7 @@ def show_all(context: Context, found: Iterable[pb.Schedule]) -> None:
     table.columns[6].no_wrap, table.columns[6].overflow = True, "ellipsis"
     for one in found:
         counts = f"{one.started_runs:,}", f"{one.skipped_runs + one.failed_runs:,}"
-        table.add_row(one.name, one.cron, _next(one), _overlap(one), *counts, one_line(one.spec.goal, 120))
+        table.add_row(one.name, one.cron, _next(one), _overlap(one), *counts, one_line(goal_text(one.spec), 120))
     context.console.print(table)
 
 
@@ -73,7 +74,7 @@ def show_schedule(context: Context, found: pb.GetScheduleResponse) -> None:
         ("overlap", _overlap(schedule)),
         ("catch up", f"what is at most {seconds_text(seconds(schedule.catch_up_window))} late"),
         ("runs", f"{count_text(schedule.started_runs, 'task')}, {schedule.skipped_runs:,} skipped{failed}{waiting}"),
-        ("goal", one_line(schedule.spec.goal, 4 * context.console.width)),
+        ("goal", one_line(goal_text(schedule.spec), 4 * context.console.width)),
         ("model", schedule.spec.agent.model),
     ]
     grid = Table.grid(padding=(0, 2))

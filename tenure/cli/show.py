@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tenure.cli.context import Context, pass_context
-from tenure.cli.facts import describe, kind_name, style_of
+from tenure.cli.facts import describe, goal_text, kind_name, style_of
 from tenure.cli.parameters import LABEL, find_task, task_argument
 from tenure.cli.tables import make_table
 from tenure.cli.waits import wait_rows
@@ -112,7 +112,7 @@ def _show_task(context: Context, task: task_pb2.Task, forks: list[str]) -> None:
     rows: list[tuple[str, str | Text]] = [
         ("task", task.task_id),
         ("state", Text(why(task.state, task.reason, task.message), state_style(state))),
-        ("goal", one_line(task.spec.goal, 4 * context.console.width)),
+        ("goal", one_line(goal_text(task.spec), 4 * context.console.width)),
         ("agent", " · ".join(part for part in (task.spec.agent.model or "the worker's model", _tools(task)) if part)),
         ("held by", f"{task.owner} · epoch {describe_epoch(task.epoch)}" if task.owner else ""),
         ("last epoch", describe_epoch(task.epoch) if task.epoch and not task.owner else ""),
@@ -175,7 +175,7 @@ def _show_tasks(context: Context, tasks: list[task_pb2.Task]) -> None:
             f"{tokens_total(task.usage):,}",
             ago(task.create_time),
             lasted(task),
-            one_line(task.spec.goal, 120),
+            one_line(goal_text(task.spec), 120),
         )
     context.console.print(table)
 

@@ -171,6 +171,26 @@ class Forked:
     copied_entries: int
 
 
+@dataclass(frozen=True, slots=True)
+class ControlFailure:
+    """A control function, or a step of it, raised. `retryable`: another attempt may succeed."""
+
+    error_class: str
+    message: str
+    retryable: bool
+    retry_after_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ControlStep:
+    """A step of a control function ended: with a result, or with a failure that the function lived with."""
+
+    name: str
+    result_json: str = ""
+    failure: ControlFailure | None = None
+    duration_seconds: float = 0.0
+
+
 Body = (
     Submitted
     | Transition
@@ -186,6 +206,8 @@ Body = (
     | WaitResolution
     | OperatorRequest
     | Forked
+    | ControlStep
+    | ControlFailure
 )
 
 

@@ -16,11 +16,14 @@ from tenure.domain.entries import (
     AttemptLost,
     Body,
     CancelRequest,
+    ControlFailure,
+    ControlStep,
     Entry,
     Forked,
     ModelAttempt,
     ModelFailure,
     OperatorRequest,
+    Requeue,
     Submitted,
     ToolIntent,
     ToolOutcome,
@@ -54,6 +57,9 @@ class ResumePoint:
     intents: dict[str, ToolIntent] = field(default_factory=dict)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     allowed_calls: set[str] = field(default_factory=set)
+    edited_calls: set[str] = field(default_factory=set)
+    control_steps: dict[int, ControlStep] = field(default_factory=dict)
+    extra_steps: int = 0
     attempts_in_step: int = 0
     failures: list[ModelFailure] = field(default_factory=list)
     open_attempt: ModelAttempt | None = None
@@ -108,6 +114,7 @@ class ResumePoint:
             case AttemptLost():
                 self.open_attempt = None
             case ToolIntent():
+                self.step = max(self.step, step)
                 self.intents[body.call_id] = body
             case ToolOutcome():
                 self.outcomes[body.call_id] = body.outcome
@@ -115,7 +122,11 @@ class ResumePoint:
                 self._texts.append(body.text)
             case CancelRequest():
                 self.cancel_reason = body.reason
-            case OperatorRequest() | Forked():
+            case ControlStep():
+                self._control_step(step, body)
+            case OperatorRequest(act=Requeue(extra_steps=extra)):
+                self.extra_steps += extra
+            case OperatorRequest() | Forked() | ControlFailure():
                 pass  # what came of it is a transition, or entries like any other
             case WaitResolution():
                 self._resolve(body)
@@ -123,10 +134,18 @@ class ResumePoint:
     def _transition(self, body: Transition) -> None:
         if self.state in TERMINAL or body.from_state is None:
             self._begin_attempt()
+        if body.from_state is None:
+            self.extra_steps = self.step  # of a fork: the steps it copied are not among those it may make
         self.state = body.to_state
         if body.to_state is TaskState.RETRY_SCHEDULED:
             self.retries += 1
             self.failures.clear()
+
+    def _control_step(self, step: int, body: ControlStep) -> None:
+        """The function got further: what failed before is no more."""
+        self.step = max(self.step, step)
+        self.control_steps[step] = body
+        self.retries = 0
 
     def _begin_attempt(self) -> None:
         """Requeued after an end, or forked: the history goes on, without what judged the attempt before."""
@@ -149,6 +168,7 @@ class ResumePoint:
         self.allowed_calls.add(body.call_id)
         intent = self.intents[body.call_id]
         if body.edited_arguments_json:
+            self.edited_calls.add(body.call_id)
             self.intents[body.call_id] = replace(intent, arguments_json=body.edited_arguments_json)
             told = f"A person changed the arguments of {intent.tool} before it was run: {body.edited_arguments_json}"
             self._texts.append(f"{told}\n{body.comment}".strip())

@@ -22,6 +22,7 @@ COPIED: Final = frozenset(
         "tool_outcome",
         "user_message",
         "wait_resolution",
+        "control_step",
     }
 )
 """Kinds of facts by their names on the wire."""
@@ -103,11 +104,13 @@ def is_last_word(stop_reason: str) -> bool:
 def _announce_calls(ledger: Sequence[Piece]) -> list[bool]:
     """Of each entry whether intents of the answer before are still to come: they may be in another commit."""
     announced: list[bool] = []
-    to_come = False
+    step_to_come: int | None = None
     for piece in reversed(ledger):
-        announced.append(to_come)
-        if piece.kind in _MODEL_CALL or piece.kind == "tool_intent":
-            to_come = piece.kind == "tool_intent"
+        announced.append(step_to_come is not None and piece.step >= step_to_come)
+        if piece.kind == "tool_intent":
+            step_to_come = piece.step
+        elif piece.kind in _MODEL_CALL:
+            step_to_come = None
     return announced[::-1]
 
 

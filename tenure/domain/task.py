@@ -9,6 +9,7 @@ from typing import Final
 from tenure.domain.retry import RetryPolicy
 
 DEFAULT_LOOP: Final = "messages"
+CONTROL_LOOP: Final = "control"
 DEFAULT_QUEUE: Final = "default"
 DEFAULT_MAX_TOKENS: Final = 2_000_000
 DEFAULT_MAX_STEPS: Final = 200
@@ -64,6 +65,14 @@ class AgentSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ControlWork:
+    """A function to run instead of an agent. `input_json` "": null."""
+
+    function: str
+    input_json: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """What the task may use up."""
 
@@ -103,3 +112,20 @@ class TaskSpec:
     queue: str = DEFAULT_QUEUE
     labels: tuple[tuple[str, str], ...] = ()
     source: Source = field(default_factory=Source)
+    control: ControlWork | None = None
+
+    @property
+    def dispatch_loop(self) -> str:
+        """What a worker has to offer to be given the task: a loop, or the function."""
+        return self.agent.loop if self.control is None else offered_loop(self.control.function)
+
+
+def offered_loop(function: str) -> str:
+    """How workers offer a function of control work: by its name, so that only who has it is given its tasks."""
+    return f"{CONTROL_LOOP}.{function}"
+
+
+def offered_function(loop: str) -> str:
+    """The function that a loop stands for; empty: it is one of agents."""
+    kind, _, function = loop.partition(".")
+    return function if kind == CONTROL_LOOP else ""

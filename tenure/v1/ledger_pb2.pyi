@@ -593,6 +593,82 @@ class Forked(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class ControlFailure(message.Message):
+    """Something of control work failed."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    ERROR_CLASS_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
+    RETRYABLE_FIELD_NUMBER: builtins.int
+    RETRY_AFTER_FIELD_NUMBER: builtins.int
+    error_class: builtins.str
+    """The exception's class, for example ConnectionError; at most 200 characters."""
+    message: builtins.str
+    """Its words; at most 4,000 characters."""
+    retryable: builtins.bool
+    """Whether another attempt may succeed: the task is scheduled again by its retry policy."""
+    @builtins.property
+    def retry_after(self) -> duration_pb2.Duration:
+        """What it asked us to wait; absent: nothing."""
+
+    def __init__(
+        self,
+        *,
+        error_class: builtins.str = ...,
+        message: builtins.str = ...,
+        retryable: builtins.bool = ...,
+        retry_after: duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["retry_after", b"retry_after"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["error_class", b"error_class", "message", b"message", "retry_after", b"retry_after", "retryable", b"retryable"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ControlStep(message.Message):
+    """A step of a control function came to an end. Committed before the function goes on; after a takeover the function reads it
+    here, and the step is not run again. A failed step is recorded only once the function goes on in spite of it.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    RESULT_JSON_FIELD_NUMBER: builtins.int
+    FAILURE_FIELD_NUMBER: builtins.int
+    DURATION_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """The step's name. The entry's step number and this name say which step it is: a function that asks for another name there
+    has changed, and the task ends as FAILED, FUNCTION_DIVERGED.
+    """
+    result_json: builtins.str
+    """One JSON value; at most 256 KiB."""
+    @builtins.property
+    def failure(self) -> ControlFailure:
+        """What it raised, and the function lived with."""
+
+    @builtins.property
+    def duration(self) -> duration_pb2.Duration:
+        """How long it took."""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        result_json: builtins.str = ...,
+        failure: ControlFailure | None = ...,
+        duration: duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["duration", b"duration", "end", b"end", "failure", b"failure", "result_json", b"result_json"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["duration", b"duration", "end", b"end", "failure", b"failure", "name", b"name", "result_json", b"result_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_end: _TypeAlias = typing.Literal["result_json", "failure"]  # noqa: Y015
+    _WhichOneofArgType_end: _TypeAlias = typing.Literal["end", b"end"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_end) -> _WhichOneofReturnType_end | None: ...
+
+@typing.final
 class Bill(message.Message):
     """What one settled model attempt was billed: a row of the bill, which the ledger keeps beside the entries."""
 
@@ -668,6 +744,8 @@ class EntryBody(message.Message):
     WAIT_RESOLUTION_FIELD_NUMBER: builtins.int
     OPERATOR_REQUEST_FIELD_NUMBER: builtins.int
     FORKED_FIELD_NUMBER: builtins.int
+    CONTROL_STEP_FIELD_NUMBER: builtins.int
+    CONTROL_FAILURE_FIELD_NUMBER: builtins.int
     @builtins.property
     def submitted(self) -> TaskSubmitted:
         """The goal was accepted."""
@@ -724,6 +802,14 @@ class EntryBody(message.Message):
     def forked(self) -> Forked:
         """The task goes on from another's history."""
 
+    @builtins.property
+    def control_step(self) -> ControlStep:
+        """A step of a control function ended."""
+
+    @builtins.property
+    def control_failure(self) -> ControlFailure:
+        """A control function raised; the transition that follows is what came of it."""
+
     def __init__(
         self,
         *,
@@ -741,12 +827,14 @@ class EntryBody(message.Message):
         wait_resolution: WaitResolution | None = ...,
         operator_request: OperatorRequest | None = ...,
         forked: Forked | None = ...,
+        control_step: ControlStep | None = ...,
+        control_failure: ControlFailure | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "cancel_request", b"cancel_request", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "cancel_request", b"cancel_request", "control_failure", b"control_failure", "control_step", b"control_step", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "cancel_request", b"cancel_request", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "cancel_request", b"cancel_request", "control_failure", b"control_failure", "control_step", b"control_step", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = typing.Literal["submitted", "transition", "tools_defined", "model_attempt", "model_failure", "attempt_lost", "assistant_message", "tool_intent", "tool_outcome", "user_message", "cancel_request", "wait_resolution", "operator_request", "forked"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = typing.Literal["submitted", "transition", "tools_defined", "model_attempt", "model_failure", "attempt_lost", "assistant_message", "tool_intent", "tool_outcome", "user_message", "cancel_request", "wait_resolution", "operator_request", "forked", "control_step", "control_failure"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

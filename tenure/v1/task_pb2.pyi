@@ -408,7 +408,7 @@ class AgentSpec(message.Message):
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
     APPROVE_TOOLS_FIELD_NUMBER: builtins.int
     loop: builtins.str
-    """Which loop drives it; empty: "messages". Workers offer the loops they know."""
+    """Which loop drives it; empty: "messages", or "control" where TaskSpec.control is set. Workers offer the loops they know."""
     model: builtins.str
     """The provider's model id; empty: the worker's default."""
     system: builtins.str
@@ -442,6 +442,34 @@ class AgentSpec(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class ControlWork(message.Message):
+    """Control work: instead of an agent a function of the backend's own, that runs in a worker under the same lease, fence and
+    close-out, without a model. What it has done by steps and tool calls is recorded and never done again; see docs/control.md.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    FUNCTION_FIELD_NUMBER: builtins.int
+    INPUT_JSON_FIELD_NUMBER: builtins.int
+    function: builtins.str
+    """The function's name, as workers offer it: 1 to 55 of letters, digits, dots, - and _, the first a letter or digit. A task
+    whose function no worker offers stays QUEUED; ExplainTask says so. Workers offer it as the loop "control.<function>".
+    """
+    input_json: builtins.str
+    """What the function is given, one JSON value of at most 256 KiB; empty: null."""
+    def __init__(
+        self,
+        *,
+        function: builtins.str = ...,
+        input_json: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["function", b"function", "input_json", b"input_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class Limits(message.Message):
     """What the task may use up. Absent or 0: the server's default."""
 
@@ -453,7 +481,7 @@ class Limits(message.Message):
     max_tokens: builtins.int
     """Tokens of all model calls together: input, output, cache writes and cache reads."""
     max_steps: builtins.int
-    """Model turns."""
+    """Model turns; of control work its steps and tool calls."""
     @builtins.property
     def timeout(self) -> duration_pb2.Duration:
         """Time from submit, or from start_time, to end; at most 24 hours."""
@@ -719,8 +747,11 @@ class TaskSpec(message.Message):
     LABELS_FIELD_NUMBER: builtins.int
     SOURCE_FIELD_NUMBER: builtins.int
     START_TIME_FIELD_NUMBER: builtins.int
+    CONTROL_FIELD_NUMBER: builtins.int
     goal: builtins.str
-    """The goal, as the first user message of the conversation; 1 byte to 256 KiB."""
+    """The goal, as the first user message of the conversation; 1 byte to 256 KiB. Of control work: what it is for, for people; may
+    be empty.
+    """
     priority: Priority.ValueType
     """Which tasks go first."""
     queue: builtins.str
@@ -751,6 +782,12 @@ class TaskSpec(message.Message):
         passed is as if absent. Of a fork and of a schedule's run: absent.
         """
 
+    @builtins.property
+    def control(self) -> ControlWork:
+        """A function to run; absent: an agent carries the goal out. Model, system prompt and tokens mean nothing then; a step is one of
+        the function's.
+        """
+
     def __init__(
         self,
         *,
@@ -763,10 +800,11 @@ class TaskSpec(message.Message):
         labels: abc.Mapping[builtins.str, builtins.str] | None = ...,
         source: Source | None = ...,
         start_time: timestamp_pb2.Timestamp | None = ...,
+        control: ControlWork | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "limits", b"limits", "policy", b"policy", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "control", b"control", "limits", b"limits", "policy", b"policy", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "goal", b"goal", "labels", b"labels", "limits", b"limits", "policy", b"policy", "priority", b"priority", "queue", b"queue", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "control", b"control", "goal", b"goal", "labels", b"labels", "limits", b"limits", "policy", b"policy", "priority", b"priority", "queue", b"queue", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -883,7 +921,9 @@ class Task(message.Message):
     sequence: builtins.int
     """The newest entry's sequence."""
     result: builtins.str
-    """The final answer, or the last assistant text of a task that was stopped. Empty until the end."""
+    """The final answer, or the last assistant text of a task that was stopped; of control work what the function returned, as
+    JSON. Empty until the end.
+    """
     claim_count: builtins.int
     """How often a worker has opened it. More than 1 on attempt 1 means takeovers or waits."""
     cancel_requested: builtins.bool

@@ -107,6 +107,7 @@ class SubmitTaskRequest(message.Message):
     LABELS_FIELD_NUMBER: builtins.int
     SOURCE_FIELD_NUMBER: builtins.int
     START_TIME_FIELD_NUMBER: builtins.int
+    CONTROL_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The caller's id of this submit, 1 to 128 characters; kept as long as the task. Empty: the server makes one, and a
     repeat is a new task.
@@ -141,6 +142,10 @@ class SubmitTaskRequest(message.Message):
     def start_time(self) -> timestamp_pb2.Timestamp:
         """Not to be started before, see TaskSpec."""
 
+    @builtins.property
+    def control(self) -> task_pb2.ControlWork:
+        """A function to run instead of an agent, see TaskSpec; the goal may be empty then."""
+
     def __init__(
         self,
         *,
@@ -154,10 +159,11 @@ class SubmitTaskRequest(message.Message):
         labels: abc.Mapping[builtins.str, builtins.str] | None = ...,
         source: task_pb2.Source | None = ...,
         start_time: timestamp_pb2.Timestamp | None = ...,
+        control: task_pb2.ControlWork | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "limits", b"limits", "policy", b"policy", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "control", b"control", "limits", b"limits", "policy", b"policy", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "goal", b"goal", "labels", b"labels", "limits", b"limits", "policy", b"policy", "priority", b"priority", "queue", b"queue", "request_id", b"request_id", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "control", b"control", "goal", b"goal", "labels", b"labels", "limits", b"limits", "policy", b"policy", "priority", b"priority", "queue", b"queue", "request_id", b"request_id", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,6 +15,7 @@ MAX_COMMIT_BYTES: Final = 1024 * 1024
 MAX_ARGUMENT_BYTES: Final = 1024 * 1024
 MAX_FRAME_ITEMS: Final = 128
 MAX_FRAME_BYTES: Final = 2 * 1024 * 1024
+MAX_CONTROL_JSON_BYTES: Final = 256 * 1024
 MAX_WAIT_SECONDS: Final = 600
 MAX_HOLDINGS: Final = 10_000
 MAX_SLOTS: Final = 10_000
@@ -22,5 +23,6 @@ MAX_CHOICES: Final = 64
 MAX_ID_CHARACTERS: Final = 64
 
 TOOL_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
+FUNCTION_NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,54}\Z")
 NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}\Z")
 CALL_ID: Final = re.compile(r"[0-9]{1,15}\.[0-9]{1,15}\Z")

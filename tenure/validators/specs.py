@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tenure.domain.task import MAX_TIMEOUT_SECONDS
+from tenure.domain.task import CONTROL_LOOP, MAX_TIMEOUT_SECONDS, offered_function
 from tenure.v1 import task_pb2
+from tenure.validators.control import check_control
 from tenure.validators.fields import check_duration, check_labels
 from tenure.validators.limits import (
     MAX_APPROVE_TOOLS,
@@ -20,8 +21,13 @@ from tenure.validators.violations import Violations
 
 def check_spec(spec: Any, v: Violations, prefix: str = "") -> None:
     """TaskSpec, and SubmitTaskRequest that has the same fields."""
-    v.require(0 < len(spec.goal.encode()) <= MAX_GOAL_BYTES, f"{prefix}goal", f"must have 1 to {MAX_GOAL_BYTES} bytes")
+    is_control = spec.HasField("control")
+    fits = (0 if is_control else 1) <= len(spec.goal.encode()) <= MAX_GOAL_BYTES
+    v.require(fits, f"{prefix}goal", f"must have {0 if is_control else 1} to {MAX_GOAL_BYTES} bytes")
     _agent(spec.agent, v, f"{prefix}agent")
+    _loop(spec.agent.loop, v, f"{prefix}agent.loop", is_control=is_control)
+    if is_control:
+        check_control(spec.control, v, f"{prefix}control")
     check_limits(spec.limits, v, f"{prefix}limits")
     _retry(spec.policy.retry, v, f"{prefix}policy.retry")
     v.known(f"{prefix}policy.on_lease_lost", task_pb2.LeaseLostPolicy, spec.policy.on_lease_lost)
@@ -33,7 +39,6 @@ def check_spec(spec: Any, v: Violations, prefix: str = "") -> None:
 
 
 def _agent(agent: task_pb2.AgentSpec, v: Violations, field: str) -> None:
-    v.require(not agent.loop or bool(NAME.match(agent.loop)), f"{field}.loop", "must be a name of up to 63 characters")
     v.length(f"{field}.model", agent.model, 0, 200)
     v.require(len(agent.system.encode()) <= MAX_SYSTEM_BYTES, f"{field}.system", f"at most {MAX_SYSTEM_BYTES} bytes")
     check_tools(agent.tools, v, f"{field}.tools")
@@ -41,6 +46,15 @@ def _agent(agent: task_pb2.AgentSpec, v: Violations, field: str) -> None:
     v.require(len(agent.approve_tools) <= MAX_APPROVE_TOOLS, f"{field}.approve_tools", f"at most {MAX_APPROVE_TOOLS}")
     for index, name in enumerate(agent.approve_tools):
         v.require(bool(TOOL_NAME.match(name)), f"{field}.approve_tools[{index}]", "must be 1 to 64 of [a-zA-Z0-9_-]")
+
+
+def _loop(loop: str, v: Violations, field: str, *, is_control: bool) -> None:
+    """The loop of control work says which function it runs: `control` does."""
+    v.require(not loop or bool(NAME.match(loop)), field, "must be a name of up to 63 characters")
+    if is_control:
+        v.require(loop in {"", CONTROL_LOOP}, field, f"must be empty or {CONTROL_LOOP} for control work")
+    else:
+        v.require(loop != CONTROL_LOOP and not offered_function(loop), field, "needs `control`: the function to run")
 
 
 def check_source(source: task_pb2.Source, v: Violations, field: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 
 from tenure.domain.waits import (
@@ -18,6 +17,7 @@ from tenure.domain.waits import (
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as tasks
+from tenure.validators.fields import is_json
 from tenure.validators.limits import CALL_ID
 from tenure.validators.violations import Check, Violations
 from tenure.wire.times import seconds
@@ -73,7 +73,7 @@ def _event(request: Any, v: Violations) -> None:
     v.length("correlation_id", request.correlation_id, 1, 200)
     size = len(request.payload_json.encode())
     v.require(size <= MAX_ANSWER_BYTES, "payload_json", f"at most {MAX_ANSWER_BYTES} bytes")
-    v.require(_is_json(request.payload_json), "payload_json", "must be JSON")
+    v.require(is_json(request.payload_json), "payload_json", "must be JSON")
 
 
 def _signal(request: checkpoint.SendSignalRequest, v: Violations) -> None:
@@ -93,19 +93,6 @@ def _resume(request: tasks.ResumeTaskRequest, v: Violations) -> None:
     v.require(request.WhichOneof("answer") == "payload_json", "answer", "must be a payload_json")
     for field in ("task_id", "wait_id", "comment", "edited_arguments_json", "extra_budget_tokens"):
         v.require(not getattr(request, field), field, "must be empty with a correlation_id")
-
-
-def _is_json(text: str) -> bool:
-    """As strict as the one who reads it: no NaN, and no nesting without end."""
-    try:
-        json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 CHECKS: Final[dict[type, Check]] = {

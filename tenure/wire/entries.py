@@ -9,6 +9,7 @@ from typing import Any
 from tenure.domain import entries as facts
 from tenure.domain.budget import TokenUsage
 from tenure.v1 import ledger_pb2, task_pb2
+from tenure.wire import control
 from tenure.wire.enums import STATES
 from tenure.wire.operators import operator_request_to_domain, operator_request_to_wire
 from tenure.wire.task import spec_to_domain, spec_to_wire, usage_to_domain, usage_to_wire
@@ -161,6 +162,8 @@ _TO_DOMAIN: dict[str, Callable[[Any], facts.Body]] = {
     "forked": lambda m: facts.Forked(m.forked_from.task_id, m.forked_from.sequence, m.copied_entries),
     "operator_request": operator_request_to_domain,
     "wait_resolution": resolution_to_domain,
+    "control_step": control.step_to_domain,
+    "control_failure": control.failure_to_domain,
 }
 
 _TO_WIRE: dict[type, Callable[[Any], ledger_pb2.EntryBody]] = {
@@ -198,6 +201,8 @@ _TO_WIRE: dict[type, Callable[[Any], ledger_pb2.EntryBody]] = {
     ),
     facts.OperatorRequest: lambda f: ledger_pb2.EntryBody(operator_request=operator_request_to_wire(f)),
     facts.WaitResolution: lambda f: ledger_pb2.EntryBody(wait_resolution=resolution_to_wire(f)),
+    facts.ControlStep: lambda f: ledger_pb2.EntryBody(control_step=control.step_to_wire(f)),
+    facts.ControlFailure: lambda f: ledger_pb2.EntryBody(control_failure=control.failure_to_wire(f)),
 }
 
 

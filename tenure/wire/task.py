@@ -5,12 +5,14 @@ from __future__ import annotations
 from tenure.domain.budget import Budget, TokenUsage
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.task import (
+    CONTROL_LOOP,
     DEFAULT_LOOP,
     DEFAULT_MAX_STEPS,
     DEFAULT_MAX_TOKENS,
     DEFAULT_QUEUE,
     DEFAULT_TIMEOUT_SECONDS,
     AgentSpec,
+    ControlWork,
     Limits,
     Source,
     TaskPolicy,
@@ -25,13 +27,14 @@ def spec_to_domain(spec: task_pb2.TaskSpec) -> TaskSpec:
     """A submitted spec with its defaults filled in."""
     return TaskSpec(
         goal=spec.goal,
-        agent=_agent_to_domain(spec.agent),
+        agent=_agent_to_domain(spec.agent, CONTROL_LOOP if spec.HasField("control") else DEFAULT_LOOP),
         limits=_limits_to_domain(spec.limits),
         policy=_policy_to_domain(spec.policy),
         priority=PRIORITIES.to_domain(spec.priority),
         queue=spec.queue or DEFAULT_QUEUE,
         labels=tuple(sorted(spec.labels.items())),
         source=_source_to_domain(spec.source),
+        control=ControlWork(spec.control.function, spec.control.input_json) if spec.HasField("control") else None,
     )
 
 
@@ -72,6 +75,7 @@ def spec_to_wire(spec: TaskSpec) -> task_pb2.TaskSpec:
             source_run_id=spec.source.source_run_id,
             exclusive=spec.source.exclusive,
         ),
+        control=_control_to_wire(spec.control),
     )
 
 
@@ -101,9 +105,13 @@ def budget_to_wire(budget: Budget) -> task_pb2.BudgetStatus:
     )
 
 
-def _agent_to_domain(agent: task_pb2.AgentSpec) -> AgentSpec:
+def _control_to_wire(control: ControlWork | None) -> task_pb2.ControlWork | None:
+    return None if control is None else task_pb2.ControlWork(function=control.function, input_json=control.input_json)
+
+
+def _agent_to_domain(agent: task_pb2.AgentSpec, default_loop: str) -> AgentSpec:
     return AgentSpec(
-        loop=agent.loop or DEFAULT_LOOP,
+        loop=agent.loop or default_loop,
         model=agent.model,
         system=agent.system,
         tools=tuple(agent.tools.names) if agent.HasField("tools") else None,

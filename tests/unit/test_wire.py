@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tenure.domain import entries as facts
@@ -9,7 +11,17 @@ from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import Unavailable
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import TaskState
-from tenure.domain.task import AgentSpec, InDoubtPolicy, Limits, Priority, Source, SourceKind, TaskPolicy, TaskSpec
+from tenure.domain.task import (
+    AgentSpec,
+    ControlWork,
+    InDoubtPolicy,
+    Limits,
+    Priority,
+    Source,
+    SourceKind,
+    TaskPolicy,
+    TaskSpec,
+)
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus, ToolDefinition
 from tenure.domain.waits import Wait, WaitAnswerKind, WaitDeadlinePolicy, WaitKind
 from tenure.v1 import checkpoint_service_pb2 as pb
@@ -41,6 +53,10 @@ BODIES = [
     facts.ToolOutcome("1.0", Outcome(OutcomeStatus.TIMED_OUT, "too slow", True, "X", 2.0, 3)),
     facts.UserMessage("more", "r2"),
     facts.CancelRequest("enough"),
+    facts.Submitted(replace(SPEC, agent=AgentSpec("control"), control=ControlWork("month_end", '{"month": 10}'))),
+    facts.ControlStep("count", '{"rows": 3}', duration_seconds=0.5),
+    facts.ControlStep("notify", failure=facts.ControlFailure("ConnectionError", "no route", True, 2.5)),
+    facts.ControlFailure("ValueError", "no such month", False),
     facts.Transition(
         TaskState.WAITING_USER,
         "ASKS",

@@ -11,6 +11,7 @@ from tenure.audit.history import Call, LedgerEntry
 from tenure.audit.reading import (
     TIME_GRAIN_SECONDS,
     claim,
+    drives_functions,
     drives_itself,
     intents,
     leaves,
@@ -135,13 +136,14 @@ def nothing_starts_behind_the_fence(task: TaskHistory) -> Iterator[str]:
 def outcomes_are_what_the_tools_recorded(task: TaskHistory) -> Iterator[str]:
     """I15."""
     calls = {call.call_id: call for call in task.calls}
+    ours = drives_itself(task) or drives_functions(task)
     by_waits = {entry.sequence for entry, _ in settled_by_waits(task)}
     for entry, told in of_kind(own(task.entries), ToolOutcome):
         call = calls.get(told.call_id)
         if call is not None:
             if why := _contradiction(told.outcome, call):
                 yield f"{place(entry)} says {told.outcome.status} of {_named(told.call_id, call)}, but {why}"
-        elif drives_itself(task) and told.outcome.status not in _WITHOUT_RECORD and entry.sequence not in by_waits:
+        elif ours and told.outcome.status not in _WITHOUT_RECORD and entry.sequence not in by_waits:
             yield f"{place(entry)} says {told.outcome.status} of call {told.call_id}; the tools have no record of it"
 
 

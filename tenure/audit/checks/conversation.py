@@ -8,11 +8,12 @@ from typing import Final
 
 from tenure.audit.check import Check
 from tenure.audit.history import LedgerEntry
-from tenure.audit.reading import claim, drives_itself, of_kind, own, place
+from tenure.audit.reading import claim, drives_functions, drives_itself, of_kind, own, place
 from tenure.audit.task_history import TaskHistory
 from tenure.domain.entries import (
     AssistantMessage,
     AttemptLost,
+    ControlStep,
     ModelAttempt,
     ToolIntent,
     ToolOutcome,
@@ -81,6 +82,17 @@ def steps_are_answered_once(task: TaskHistory) -> Iterator[str]:
         first.setdefault(entry.step, entry)
 
 
+def steps_of_functions_are_made_once(task: TaskHistory) -> Iterator[str]:
+    """I32, of control work: a step that has its result, or its calls, is that step for ever."""
+    first: dict[int, LedgerEntry] = {}
+    for entry in own(task.entries) if drives_functions(task) else ():
+        if not isinstance(entry.body, ControlStep | ToolIntent):
+            continue
+        before = first.setdefault(entry.step, entry)
+        if before is not entry and not (isinstance(before.body, ToolIntent) and isinstance(entry.body, ToolIntent)):
+            yield f"{place(entry)} makes step {entry.step} again, after {place(before)}"
+
+
 def a_claim_loses_one_call_at_most(task: TaskHistory) -> Iterator[str]:
     """I32: a takeover costs at most the one model call that was in flight."""
     holder: LedgerEntry | None = None
@@ -110,5 +122,6 @@ CHECKS: Final = (
     Check("I16", "every call is answered once before the model goes on", ("entries",), conversations_are_whole),
     Check("I16", "no task ends with an open call", ("entries",), ended_tasks_have_no_open_call),
     Check("I32", "a step is answered once", ("entries",), steps_are_answered_once),
+    Check("I32", "a function's step is made once", ("entries",), steps_of_functions_are_made_once),
     Check("I32", "a claim loses one model call at most", ("entries",), a_claim_loses_one_call_at_most),
 )

@@ -14,6 +14,8 @@ from tenure.audit.reading import claim, opens, own, place, settled_by_waits
 from tenure.audit.task_history import TaskHistory
 from tenure.domain.entries import (
     AssistantMessage,
+    ControlFailure,
+    ControlStep,
     ModelAttempt,
     ModelFailure,
     ToolIntent,
@@ -24,7 +26,16 @@ from tenure.domain.entries import (
 from tenure.domain.epochs import Fence, describe_epoch
 from tenure.domain.states import TaskState
 
-OWNERS_ONLY: Final = (ToolsDefined, ModelAttempt, ModelFailure, AssistantMessage, ToolIntent, ToolOutcome)
+OWNERS_ONLY: Final = (
+    ToolsDefined,
+    ModelAttempt,
+    ModelFailure,
+    AssistantMessage,
+    ToolIntent,
+    ToolOutcome,
+    ControlStep,
+    ControlFailure,
+)
 """What only the holder of a claim may write."""
 
 

@@ -11,6 +11,7 @@ from tenure.audit.task_history import TaskHistory
 from tenure.audit.violation import Violation
 from tenure.domain.entries import (
     AssistantMessage,
+    ControlStep,
     Forked,
     ModelAttempt,
     ToolIntent,
@@ -22,7 +23,16 @@ from tenure.domain.entries import (
 )
 from tenure.domain.states import TaskState
 
-_COPIED: Final = (ToolsDefined, ModelAttempt, AssistantMessage, ToolIntent, ToolOutcome, UserMessage, WaitResolution)
+_COPIED: Final = (
+    ToolsDefined,
+    ModelAttempt,
+    AssistantMessage,
+    ToolIntent,
+    ToolOutcome,
+    UserMessage,
+    WaitResolution,
+    ControlStep,
+)
 _HASH_BYTES: Final = 8
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from tenure.audit.check import Check
-from tenure.audit.reading import drives_itself, name, place
+from tenure.audit.reading import drives_functions, drives_itself, name, place
 from tenure.audit.task_history import TaskHistory
 from tenure.domain.entries import Submitted
 
@@ -39,7 +39,7 @@ def the_row_ends_where_the_ledger_ends(task: TaskHistory) -> Iterator[str]:
 def steps_only_grow(task: TaskHistory) -> Iterator[str]:
     """I8. Other loops count their steps as they like, as long as the ledger takes them."""
     step = 0
-    for entry in task.entries if drives_itself(task) else ():
+    for entry in task.entries if drives_itself(task) or drives_functions(task) else ():
         if entry.step and not step <= entry.step <= step + 1:
             yield f"{place(entry)} is of step {entry.step}, after step {step}"
         step = max(step, entry.step)
