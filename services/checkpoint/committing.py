@@ -20,6 +20,7 @@ from tenure.domain.budget import Denied, decide_reserve
 from tenure.domain.endings import open_calls_after, refuse_early_end
 from tenure.domain.errors import InvalidRequest, NotFound, SequenceConflict, TenureError
 from tenure.domain.messages import refuse_unheard_success
+from tenure.domain.results import refuse_untyped_success
 from tenure.domain.states import MOVES, TERMINAL
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.enums import STATES
@@ -28,7 +29,7 @@ from tenure.wire.task import budget_to_wire
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from services.checkpoint.prepared import PreparedCommit
+    from services.checkpoint.prepared import Move, PreparedCommit
     from tenure.domain.budget import ReserveRequest
     from tenure.runtime.postgres import Connection
     from tenure.v1 import ledger_pb2
@@ -94,8 +95,17 @@ def _misfit(row: TaskRow, commit: PreparedCommit) -> TenureError | None:
             return InvalidRequest(violations=[("transition.to_state", "is no move out of RUNNING")])
         if commit.move.wait is not None and commit.move.wait.call_id not in calls:
             return InvalidRequest(violations=[("transition.wait.call_id", "is no open call")])
-        return refuse_early_end(commit.move.to_state, calls)
+        return _untyped(row, commit.move) or refuse_early_end(commit.move.to_state, calls)
     return _misfit_of_reserve(row, commit)
+
+
+def _untyped(row: TaskRow, move: Move) -> TenureError | None:
+    return refuse_untyped_success(
+        move.to_state,
+        has_schema=row.has_result_schema,
+        is_to_end=row.ending is not None,
+        result_json=move.result_json,
+    )
 
 
 def _misfit_of_reserve(row: TaskRow, commit: PreparedCommit) -> TenureError | None:
@@ -188,6 +198,7 @@ def _move(draft: Draft, commit: PreparedCommit) -> None:
         move.message,
         actor=commit.holder,
         result=move.result,
+        result_json=move.result_json,
         retry_delay_seconds=move.retry_delay_seconds,
         wait=move.wait,
         by_claim=True,

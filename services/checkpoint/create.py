@@ -132,4 +132,5 @@ def _row(task_id: str, tenant: str, request_id: str, digest: bytes, spec: TaskSp
         "on_lease_lost": spec.policy.on_lease_lost.value,
         "timeout_seconds": spec.limits.timeout_seconds,
         "exclusive_source": exclusive_source(spec.source),
+        "has_result_schema": bool(spec.result_schema_json),
     }

@@ -72,6 +72,7 @@ class Draft:
     entries: list[NewRow] = field(default_factory=list)
     bills: list[Bill] = field(default_factory=list)
     result: bytes = b""
+    result_json: bytes = b""
     moved: bool = False
     committed: bool = False
     claimable: bool = False
@@ -152,6 +153,7 @@ class Draft:
         *,
         actor: str,
         result: str = "",
+        result_json: str = "",
         retry_delay_seconds: float = 0.0,
         wait: Wait | None = None,
         by_claim: bool = False,
@@ -176,13 +178,14 @@ class Draft:
             result=result,
             next_retry_time=None if retry_at is None else timestamp(retry_at),
             wait=begun,
+            result_json=result_json,
         )
         body = ledger_pb2.EntryBody(transition=transition).SerializeToString()
         self.append(KINDS["transition"], body, step=row.step, actor=actor, by_claim=by_claim)
         row.state, row.reason, row.message = to_state, clean(reason), clean(message)
         row.holds, row.next_retry_at = to_state is TaskState.RUNNING, retry_at
         row.owner = row.owner if row.holds else ""
-        self.result = result.encode() or self.result
+        self.result, self.result_json = result.encode() or self.result, result_json.encode()
         self.moved = True
         self.claimable = to_state is TaskState.QUEUED and row.ending is None
 

@@ -47,13 +47,14 @@ LONGEST: Final = 4 * MOST_ENTRIES
 
 
 class _Cut(NamedTuple):
-    """What a fork takes over: the other task's spec, and its entries up to `point`."""
+    """What a fork takes over: the other task's spec, and its entries up to `point`. `stop_reason`: of an answer at their end."""
 
     spec: task_pb2.TaskSpec
     point: int
     pieces: list[Piece]
     model_step: int
     model_attempt: int
+    stop_reason: str
 
     @property
     def step(self) -> int:
@@ -70,6 +71,7 @@ async def fork_task(pool: Pool, tenant: str, request: pb.CheckpointServiceForkTa
             return await _again(connection, tenant, request.request_id, digest, Source())
         cut = await _cut(connection, tenant, request)
         spec = overridden(cut.spec, request.overrides)
+        _check_has_something_to_do(cut, spec, request)
         task_id = await insert_task(connection, tenant, request.request_id, digest, spec_to_domain(spec))
         if task_id is None:  # the same request at the same time, or a source that allows one task only
             return await _again(connection, tenant, request.request_id, digest, spec_to_domain(spec).source)
@@ -96,6 +98,8 @@ def overridden(spec: task_pb2.TaskSpec, overrides: task_pb2.ForkOverrides) -> ta
     forked.limits.max_steps = overrides.limits.max_steps or spec.limits.max_steps
     if overrides.HasField("source"):
         forked.source.CopyFrom(overrides.source)
+    if overrides.HasField("result_schema_json"):
+        forked.result_schema_json = overrides.result_schema_json
     if overrides.limits.HasField("timeout"):
         forked.limits.timeout.CopyFrom(overrides.limits.timeout)
     return forked
@@ -124,11 +128,10 @@ async def _cut(connection: Connection, tenant: str, request: pb.CheckpointServic
     bodies = await _bodies(connection, request.task_id, {1, answer, attempt} - {0})
     if 1 not in bodies:
         raise NotFound(f"there is no task {request.task_id}")
-    if ends_with_answer(pieces) and not request.message:
-        _check_goes_on(bodies[answer].assistant_message.stop_reason, point)
+    stop_reason = bodies[answer].assistant_message.stop_reason if ends_with_answer(pieces) else ""
     model_step = next((piece.step for piece in pieces if piece.sequence == attempt), 0)
     model_attempt = bodies[attempt].model_attempt.attempt_number if attempt else 0
-    return _Cut(bodies[1].submitted.spec, point, pieces, model_step, model_attempt)
+    return _Cut(bodies[1].submitted.spec, point, pieces, model_step, model_attempt, stop_reason)
 
 
 async def _pieces(connection: Connection, tenant: str, task_id: str) -> list[Piece]:
@@ -156,9 +159,12 @@ async def _bodies(connection: Connection, task_id: str, sequences: set[int]) -> 
     return {sequence: ledger_pb2.EntryBody.FromString(body) for sequence, body in found}
 
 
-def _check_goes_on(stop_reason: str, point: int) -> None:
-    if is_last_word(stop_reason):
-        told = f"the history ends at {point} with the agent's final answer"
+def _check_has_something_to_do(
+    cut: _Cut, spec: task_pb2.TaskSpec, request: pb.CheckpointServiceForkTaskRequest
+) -> None:
+    """After a last word there is nothing, unless somebody says more or that word must fit a schema."""
+    if cut.stop_reason and is_last_word(cut.stop_reason) and not request.message and not spec.result_schema_json:
+        told = f"the history ends at {cut.point} with the agent's final answer"
         raise WrongState(f"{told}: say how it goes on, or fork at an earlier step", reason="NOTHING_TO_DO")
 
 

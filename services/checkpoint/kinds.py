@@ -18,6 +18,7 @@ WRITTEN_BY_OWNERS: Final = frozenset(
         "user_message",
         "control_step",
         "control_failure",
+        "result_rejected",
     }
 )
 """What a Commit may hold. All other kinds are the ledger's own: it writes them when it does what they say."""

@@ -62,6 +62,7 @@ class Move(NamedTuple):
     result: str
     retry_delay_seconds: float
     wait: Wait | None
+    result_json: str
 
 
 class PreparedCommit(NamedTuple):
@@ -197,7 +198,8 @@ def _move(request: pb.CommitRequest) -> Move | None:
         raise InvalidRequest(violations=[("transition.result", "belongs to endings only")])
     if to_state is TaskState.RETRY_SCHEDULED and not asked.HasField("retry_delay"):
         raise InvalidRequest(violations=[("transition.retry_delay", "must be set for RETRY_SCHEDULED")])
-    return Move(to_state, asked.reason, asked.message, asked.result, seconds(asked.retry_delay), _wait(asked, to_state))
+    delay, wait = seconds(asked.retry_delay), _wait(asked, to_state)
+    return Move(to_state, asked.reason, asked.message, asked.result, delay, wait, asked.result_json)
 
 
 def _wait(asked: pb.Transition, to_state: TaskState) -> Wait | None:

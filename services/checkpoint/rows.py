@@ -73,6 +73,7 @@ class TaskRow:
     wait_deadline_at: datetime | None
     wait_correlation: str
     waiting_since: datetime | None
+    has_result_schema: bool
 
     def __post_init__(self) -> None:
         """What the database gives as text and list becomes what the rules speak of."""

@@ -55,6 +55,7 @@ class _Snapshot(NamedTuple):
     wait: bytes
     forked_from_task_id: str | None
     forked_from_sequence: int | None
+    result_json: bytes
 
     def task(self) -> task_pb2.Task:
         state = TaskState(self.state)
@@ -87,6 +88,7 @@ class _Snapshot(NamedTuple):
             deadline_time=timestamp(self.deadline_at),
             wait=task_pb2.Wait.FromString(self.wait) if self.wait else None,
             forked_from=self._forked_from(),
+            result_json=self.result_json.decode(),
         )
 
     def _forked_from(self) -> task_pb2.ForkedFrom | None:

@@ -131,6 +131,7 @@ def _move_arrays(drafts: Sequence[Draft]) -> dict[str, Any]:
         **_columns("", _MOVE_COLUMNS, rows),
         "state": Texts(row.state.value for row in rows),
         "result": Byteas(draft.result for draft in drafts),
+        "result_json": Byteas(draft.result_json for draft in drafts),
         "ending_at": Texts(row.ending_at.isoformat() if row.ending_at else "" for row in rows),
         "next_retry_at": Texts(row.next_retry_at.isoformat() if row.next_retry_at else "" for row in rows),
         "deadline_at": Texts(draft.deadline_at.isoformat() if draft.deadline_at else "" for draft in drafts),

@@ -170,4 +170,5 @@ def _spec(request: api.SubmitTaskRequest) -> task_pb2.TaskSpec:
         labels=dict(request.labels),
         source=request.source,
         control=request.control if request.HasField("control") else None,
+        result_schema_json=request.result_schema_json,
     )

@@ -187,6 +187,7 @@ def _transition_to_wire(transition: facts.Transition) -> pb.Transition:
         message=transition.message[:MOST_MESSAGE_CHARACTERS],
         result=transition.result,
         retry_delay=None if delay is None else duration(delay),
+        result_json=transition.result_json,
         wait=None if wait is None else wait_to_wire(wait),
         wait_timeout=None if wait is None else duration(wait.timeout_seconds),
     )

@@ -17,6 +17,7 @@ from services.worker.parts import Parts
 from tenure.domain import entries as facts
 from tenure.domain.budget import Denied, ReserveRequest
 from tenure.domain.fold import Message
+from tenure.domain.results import system_prompt
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import ToolDefinition, call_id
 from tenure.domain.turn import CallModel
@@ -36,7 +37,7 @@ class ModelStep:
         self._parts, self._holding, self._ledger = parts, holding, ledger
         self._model = spec.agent.model or parts.defaults.model
         self._max_output_tokens = spec.agent.max_output_tokens or parts.defaults.max_output_tokens
-        self._system = spec.agent.system
+        self._system = system_prompt(spec.agent.system, spec.result_schema_json)
         self._tools: list[dict[str, Any]] = []
         self._estimate = InputEstimate(self._system, ())
         self.interrupted_call: facts.ModelFailure | None = None

@@ -15,6 +15,7 @@ from services.worker.claim_ledger import ClaimLedger, Fact
 from services.worker.close_out import leave
 from services.worker.holdings import Holding
 from services.worker.interrupts import Interrupted, Interruption
+from services.worker.judging import judge_apart
 from services.worker.model_step import ModelStep, interrupted_call
 from services.worker.parts import Parts
 from services.worker.tool_step import ToolStep
@@ -26,9 +27,20 @@ from tenure.domain.messages import UNREAD_MESSAGES
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import Reason, ReleaseReason, TaskState
 from tenure.domain.task import TaskSpec
-from tenure.domain.turn import NUDGE, CallModel, CloseOut, ExecuteTools, Nudge, next_move
+from tenure.domain.turn import (
+    NUDGE,
+    CallModel,
+    CloseOut,
+    Correct,
+    ExecuteTools,
+    JudgeAnswer,
+    Nudge,
+    after_judgement,
+    next_move,
+)
 from tenure.domain.waiting_calls import move_to_wait, wait_of
 from tenure.domain.waits import Wait
+from tenure.runtime import metrics
 from tenure.runtime.failpoint import failpoint
 from tenure.runtime.retrying import retrying
 
@@ -123,8 +135,10 @@ class TaskLoop:
             case Nudge(step=step):
                 self._pending.append((step, facts.UserMessage(NUDGE)))
                 return await self._call_model(CallModel(step + 1, 1))
+            case JudgeAnswer() as move:
+                return await self._judge(move)
             case CloseOut() as end:
-                return facts.Transition(end.to_state, end.reason, end.message, end.result)
+                return _transition(end)
 
     async def _call_model(self, move: CallModel) -> facts.Transition | None:
         denied = await self._reserve(move)
@@ -135,6 +149,18 @@ class TaskLoop:
         await self._holding.interrupts.guard(self._parts.trust.wait_open())
         failure = await self._model.call()
         return None if failure is None else await self._after_failure(failure)
+
+    async def _judge(self, move: JudgeAnswer) -> facts.Transition | None:
+        """The answer is in the ledger: whoever comes after us judges it alike."""
+        judgement = await self._holding.interrupts.guard(judge_apart(move.schema_json, move.text))
+        match after_judgement(self._point, judgement):
+            case Correct(step=step, rejected=rejected):
+                metrics.count("tenure_worker_results_rejected_total")
+                await failpoint("worker.before_correction")
+                self._pending.append((step, rejected))
+                return await self._call_model(CallModel(step + 1, 1))
+            case CloseOut() as end:
+                return _transition(end)
 
     async def _reserve(self, move: CallModel) -> Denied | None:
         """Waits while others' reservations are in the way; their settling is a matter of one model call."""
@@ -224,6 +250,10 @@ class TaskLoop:
         return {"role": "user", "content": content} if content else None
 
 
+def _transition(end: CloseOut) -> facts.Transition:
+    return facts.Transition(end.to_state, end.reason, end.message, end.result, result_json=end.result_json)
+
+
 def _content_of(pending: Sequence[Fact]) -> list[dict[str, str]]:
     """For measuring only: what the pending facts add to the next message."""
     content: list[dict[str, str]] = []
@@ -231,6 +261,6 @@ def _content_of(pending: Sequence[Fact]) -> list[dict[str, str]]:
         match body:
             case facts.ToolOutcome():
                 content.append({"type": "tool_result", "tool_use_id": body.call_id, "content": body.outcome.content})
-            case facts.UserMessage():
+            case facts.UserMessage() | facts.ResultRejected():
                 content.append({"type": "text", "text": body.text})
     return content

@@ -25,7 +25,9 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """The state changed. `retry_delay_seconds` only for RETRY_SCHEDULED, `result` for endings, `wait` for WAITING."""
+    """The state changed. `retry_delay_seconds` only for RETRY_SCHEDULED, `result` for endings, `wait` for WAITING,
+    `result_json` for SUCCEEDED with a schema.
+    """
 
     to_state: TaskState
     reason: str
@@ -34,6 +36,7 @@ class Transition:
     retry_delay_seconds: float | None = None
     from_state: TaskState | None = None
     wait: Wait | None = None
+    result_json: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +194,14 @@ class ControlStep:
     duration_seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class ResultRejected:
+    """A final answer did not fit the result's schema. `text` is what the agent reads, at its next model call."""
+
+    text: str
+    violations: tuple[str, ...]
+
+
 Body = (
     Submitted
     | Transition
@@ -208,6 +219,7 @@ Body = (
     | Forked
     | ControlStep
     | ControlFailure
+    | ResultRejected
 )
 
 

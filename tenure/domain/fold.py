@@ -24,6 +24,7 @@ from tenure.domain.entries import (
     ModelFailure,
     OperatorRequest,
     Requeue,
+    ResultRejected,
     Submitted,
     ToolIntent,
     ToolOutcome,
@@ -46,7 +47,11 @@ _DEAD_ENDS = frozenset({"refusal", "model_context_window_exceeded"})
 
 @dataclass(slots=True)
 class ResumePoint:
-    """The fold so far. `apply` entries in order; read the rest. Refuses gaps: a fold over a hole is a lie."""
+    """The fold so far. `apply` entries in order; read the rest. Refuses gaps: a fold over a hole is a lie.
+
+    `answer_text`: the newest answer, joined with those before that were cut off and continued; `corrections`: how often
+    the agent was told that an answer is no result.
+    """
 
     sequence: int = 0
     state: TaskState = TaskState.QUEUED
@@ -67,6 +72,8 @@ class ResumePoint:
     truncations: int = 0
     retries: int = 0
     last_text: str = ""
+    answer_text: str = ""
+    corrections: int = 0
     cancel_reason: str | None = None
     _texts: list[str] = field(default_factory=list)
 
@@ -130,6 +137,9 @@ class ResumePoint:
                 pass  # what came of it is a transition, or entries like any other
             case WaitResolution():
                 self._resolve(body)
+            case ResultRejected():
+                self.corrections += 1
+                self._texts.append(body.text)
 
     def _transition(self, body: Transition) -> None:
         if self.state in TERMINAL or body.from_state is None:
@@ -150,7 +160,7 @@ class ResumePoint:
     def _begin_attempt(self) -> None:
         """Requeued after an end, or forked: the history goes on, without what judged the attempt before."""
         self.failures.clear()
-        self.retries = self.truncations = 0
+        self.retries = self.truncations = self.corrections = 0
         self.cancel_reason = None
         self._drop_dead_end()
 
@@ -200,8 +210,9 @@ class ResumePoint:
         self.answer = body
         if body.content:  # an answer cut off in its first call has none, and providers refuse empty messages
             self.messages.append({"role": "assistant", "content": list(body.content)})
-        self.truncations = self.truncations + 1 if body.stop_reason == "max_tokens" else 0
         text = text_of(body.content)
+        self.answer_text = self.answer_text + text if self.truncations else text
+        self.truncations = self.truncations + 1 if body.stop_reason == "max_tokens" else 0
         if text:
             self.last_text = text
 

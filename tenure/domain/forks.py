@@ -23,6 +23,7 @@ COPIED: Final = frozenset(
         "user_message",
         "wait_resolution",
         "control_step",
+        "result_rejected",
     }
 )
 """Kinds of facts by their names on the wire."""

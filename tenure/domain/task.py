@@ -15,6 +15,7 @@ DEFAULT_MAX_TOKENS: Final = 2_000_000
 DEFAULT_MAX_STEPS: Final = 200
 DEFAULT_TIMEOUT_SECONDS: Final = 24 * 3600.0
 MAX_TIMEOUT_SECONDS: Final = 24 * 3600.0
+DEFAULT_RESULT_CORRECTIONS: Final = 3
 
 
 class Priority(IntEnum):
@@ -88,6 +89,7 @@ class TaskPolicy:
     on_lease_lost: LeaseLostPolicy = LeaseLostPolicy.RESUME
     on_in_doubt: InDoubtPolicy = InDoubtPolicy.WAIT_FOR_PERSON
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    max_result_corrections: int = DEFAULT_RESULT_CORRECTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """All that is fixed when a task is submitted."""
+    """All that is fixed when a task is submitted. `result_schema_json` "": the result is any text."""
 
     goal: str
     agent: AgentSpec = field(default_factory=AgentSpec)
@@ -113,6 +115,7 @@ class TaskSpec:
     labels: tuple[tuple[str, str], ...] = ()
     source: Source = field(default_factory=Source)
     control: ControlWork | None = None
+    result_schema_json: str = ""
 
     @property
     def dispatch_loop(self) -> str:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from tenure.domain.entries import ToolIntent
+from tenure.domain.entries import ResultRejected, ToolIntent
 from tenure.domain.fold import ResumePoint
+from tenure.domain.result_schema import Judgement
+from tenure.domain.results import rejection
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.waiting_calls import asks
 
@@ -51,9 +53,27 @@ class CloseOut:
     reason: str
     message: str
     result: str
+    result_json: str = ""
 
 
-NextMove = CallModel | ExecuteTools | Nudge | CloseOut
+@dataclass(frozen=True, slots=True)
+class JudgeAnswer:
+    """A last word that must fit the result's schema: `after_judgement` says what follows."""
+
+    step: int
+    schema_json: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Correct:
+    """The answer is no result: tell the model, then call it."""
+
+    step: int
+    rejected: ResultRejected
+
+
+NextMove = CallModel | ExecuteTools | Nudge | JudgeAnswer | CloseOut
 
 
 def next_move(point: ResumePoint) -> NextMove:
@@ -98,7 +118,25 @@ def _after_answer(point: ResumePoint, stop_reason: str) -> NextMove:
         case _ if point.has_pending_words:  # somebody said something meanwhile: the answer is not the last word
             return CallModel(point.step + 1, 1)
         case _:
-            return CloseOut(TaskState.SUCCEEDED, Reason.FINAL_ANSWER, "", point.last_text)
+            return _after_last_word(point)
+
+
+def after_judgement(point: ResumePoint, judgement: Judgement) -> CloseOut | Correct:
+    """What follows from a JudgeAnswer: the end, or another try, of which there are only so many."""
+    assert point.spec is not None, "a ledger begins with the spec"
+    if not judgement.violations:
+        return CloseOut(TaskState.SUCCEEDED, Reason.FINAL_ANSWER, "", point.last_text, judgement.result_json)
+    if point.corrections < point.spec.policy.max_result_corrections:
+        return Correct(point.step, rejection(judgement.violations))
+    told = f"the last answer does not fit the result's schema, after {point.corrections} corrections: "
+    return _failed(point, Reason.RESULT_INVALID, told + "; ".join(judgement.violations))
+
+
+def _after_last_word(point: ResumePoint) -> NextMove:
+    schema_json = point.spec.result_schema_json if point.spec is not None else ""
+    if schema_json:
+        return JudgeAnswer(point.step, schema_json, point.answer_text)
+    return CloseOut(TaskState.SUCCEEDED, Reason.FINAL_ANSWER, "", point.last_text)
 
 
 def _failed(point: ResumePoint, reason: str, message: str) -> CloseOut:

@@ -309,6 +309,7 @@ class Transition(message.Message):
     WAIT_FIELD_NUMBER: builtins.int
     WAIT_TIMEOUT_FIELD_NUMBER: builtins.int
     ERROR_CLASS_FIELD_NUMBER: builtins.int
+    RESULT_JSON_FIELD_NUMBER: builtins.int
     to_state: task_pb2.TaskState.ValueType
     """Where to."""
     reason: builtins.str
@@ -319,6 +320,10 @@ class Transition(message.Message):
     """The final or partial result; only on endings."""
     error_class: builtins.str
     """Of a move that a failed model call led to: its error_class; at most 64 characters."""
+    result_json: builtins.str
+    """The result as JSON: for SUCCEEDED of a task with a result_schema_json, which does not succeed without, and only there. At
+    most 256 KiB. Whether it fits the schema is for the loop to say.
+    """
     @builtins.property
     def retry_delay(self) -> duration_pb2.Duration:
         """For RETRY_SCHEDULED: how long to wait, from now by database time."""
@@ -344,10 +349,11 @@ class Transition(message.Message):
         wait: task_pb2.Wait | None = ...,
         wait_timeout: duration_pb2.Duration | None = ...,
         error_class: builtins.str = ...,
+        result_json: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["retry_delay", b"retry_delay", "wait", b"wait", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["error_class", b"error_class", "message", b"message", "reason", b"reason", "result", b"result", "retry_delay", b"retry_delay", "to_state", b"to_state", "wait", b"wait", "wait_timeout", b"wait_timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["error_class", b"error_class", "message", b"message", "reason", b"reason", "result", b"result", "result_json", b"result_json", "retry_delay", b"retry_delay", "to_state", b"to_state", "wait", b"wait", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

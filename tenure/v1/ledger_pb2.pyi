@@ -94,6 +94,7 @@ class StateTransition(message.Message):
     NEXT_RETRY_TIME_FIELD_NUMBER: builtins.int
     WAIT_FIELD_NUMBER: builtins.int
     ERROR_CLASS_FIELD_NUMBER: builtins.int
+    RESULT_JSON_FIELD_NUMBER: builtins.int
     from_state: task_pb2.TaskState.ValueType
     """Where it stood; UNSPECIFIED for the first."""
     to_state: task_pb2.TaskState.ValueType
@@ -106,6 +107,8 @@ class StateTransition(message.Message):
     """The final or partial result; set on endings."""
     error_class: builtins.str
     """Of a move that a failed model call led to: that call's error_class."""
+    result_json: builtins.str
+    """Set on SUCCEEDED of a task with a result_schema_json: the result as JSON."""
     @builtins.property
     def next_retry_time(self) -> timestamp_pb2.Timestamp:
         """Set on RETRY_SCHEDULED."""
@@ -125,10 +128,11 @@ class StateTransition(message.Message):
         next_retry_time: timestamp_pb2.Timestamp | None = ...,
         wait: task_pb2.Wait | None = ...,
         error_class: builtins.str = ...,
+        result_json: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["next_retry_time", b"next_retry_time", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["error_class", b"error_class", "from_state", b"from_state", "message", b"message", "next_retry_time", b"next_retry_time", "reason", b"reason", "result", b"result", "to_state", b"to_state", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["error_class", b"error_class", "from_state", b"from_state", "message", b"message", "next_retry_time", b"next_retry_time", "reason", b"reason", "result", b"result", "result_json", b"result_json", "to_state", b"to_state", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -669,6 +673,34 @@ class ControlStep(message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_end) -> _WhichOneofReturnType_end | None: ...
 
 @typing.final
+class ResultRejected(message.Message):
+    """The agent's final answer did not fit the task's result_schema_json. Written by the owner, who asks the agent again: this is
+    read at its next model call, like a user's message.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: builtins.int
+    VIOLATIONS_FIELD_NUMBER: builtins.int
+    text: builtins.str
+    """What the agent reads."""
+    @builtins.property
+    def violations(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What did not fit, the first few: where, and why."""
+
+    def __init__(
+        self,
+        *,
+        text: builtins.str = ...,
+        violations: abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["text", b"text", "violations", b"violations"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class Bill(message.Message):
     """What one settled model attempt was billed: a row of the bill, which the ledger keeps beside the entries."""
 
@@ -746,6 +778,7 @@ class EntryBody(message.Message):
     FORKED_FIELD_NUMBER: builtins.int
     CONTROL_STEP_FIELD_NUMBER: builtins.int
     CONTROL_FAILURE_FIELD_NUMBER: builtins.int
+    RESULT_REJECTED_FIELD_NUMBER: builtins.int
     @builtins.property
     def submitted(self) -> TaskSubmitted:
         """The goal was accepted."""
@@ -810,6 +843,10 @@ class EntryBody(message.Message):
     def control_failure(self) -> ControlFailure:
         """A control function raised; the transition that follows is what came of it."""
 
+    @builtins.property
+    def result_rejected(self) -> ResultRejected:
+        """An answer was no result."""
+
     def __init__(
         self,
         *,
@@ -829,12 +866,13 @@ class EntryBody(message.Message):
         forked: Forked | None = ...,
         control_step: ControlStep | None = ...,
         control_failure: ControlFailure | None = ...,
+        result_rejected: ResultRejected | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "cancel_request", b"cancel_request", "control_failure", b"control_failure", "control_step", b"control_step", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "cancel_request", b"cancel_request", "control_failure", b"control_failure", "control_step", b"control_step", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "result_rejected", b"result_rejected", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "cancel_request", b"cancel_request", "control_failure", b"control_failure", "control_step", b"control_step", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "cancel_request", b"cancel_request", "control_failure", b"control_failure", "control_step", b"control_step", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "result_rejected", b"result_rejected", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = typing.Literal["submitted", "transition", "tools_defined", "model_attempt", "model_failure", "attempt_lost", "assistant_message", "tool_intent", "tool_outcome", "user_message", "cancel_request", "wait_resolution", "operator_request", "forked", "control_step", "control_failure"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = typing.Literal["submitted", "transition", "tools_defined", "model_attempt", "model_failure", "attempt_lost", "assistant_message", "tool_intent", "tool_outcome", "user_message", "cancel_request", "wait_resolution", "operator_request", "forked", "control_step", "control_failure", "result_rejected"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

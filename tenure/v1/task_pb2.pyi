@@ -652,10 +652,15 @@ class TaskPolicy(message.Message):
     ON_IN_DOUBT_FIELD_NUMBER: builtins.int
     RETRY_FIELD_NUMBER: builtins.int
     TIMEOUTS_FIELD_NUMBER: builtins.int
+    MAX_RESULT_CORRECTIONS_FIELD_NUMBER: builtins.int
     on_lease_lost: LeaseLostPolicy.ValueType
     """On a lost lease."""
     on_in_doubt: InDoubtPolicy.ValueType
     """On an UNSAFE tool call of unknown outcome."""
+    max_result_corrections: builtins.int
+    """On a final answer that does not fit result_schema_json: how often the agent is told what is wrong and asked again, before
+    the task is FAILED / RESULT_INVALID; absent: 3, at most 20.
+    """
     @builtins.property
     def retry(self) -> RetryPolicy:
         """On model calls that keep failing, and on phases that take too long."""
@@ -671,12 +676,15 @@ class TaskPolicy(message.Message):
         on_in_doubt: InDoubtPolicy.ValueType = ...,
         retry: RetryPolicy | None = ...,
         timeouts: Timeouts | None = ...,
+        max_result_corrections: builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["retry", b"retry", "timeouts", b"timeouts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections", "max_result_corrections", b"max_result_corrections", "retry", b"retry", "timeouts", b"timeouts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["on_in_doubt", b"on_in_doubt", "on_lease_lost", b"on_lease_lost", "retry", b"retry", "timeouts", b"timeouts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections", "max_result_corrections", b"max_result_corrections", "on_in_doubt", b"on_in_doubt", "on_lease_lost", b"on_lease_lost", "retry", b"retry", "timeouts", b"timeouts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__max_result_corrections: _TypeAlias = typing.Literal["max_result_corrections"]  # noqa: Y015
+    _WhichOneofArgType__max_result_corrections: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_result_corrections) -> _WhichOneofReturnType__max_result_corrections | None: ...
 
 @typing.final
 class Source(message.Message):
@@ -748,6 +756,7 @@ class TaskSpec(message.Message):
     SOURCE_FIELD_NUMBER: builtins.int
     START_TIME_FIELD_NUMBER: builtins.int
     CONTROL_FIELD_NUMBER: builtins.int
+    RESULT_SCHEMA_JSON_FIELD_NUMBER: builtins.int
     goal: builtins.str
     """The goal, as the first user message of the conversation; 1 byte to 256 KiB. Of control work: what it is for, for people; may
     be empty.
@@ -756,6 +765,11 @@ class TaskSpec(message.Message):
     """Which tasks go first."""
     queue: builtins.str
     """The named queue whose workers may take it; empty: "default"."""
+    result_schema_json: builtins.str
+    """What the result must be: a JSON Schema (draft 2020-12), an object of at most 16 KiB that nests at most 32 deep and refers
+    ("$ref") to nothing outside of itself; `format` is not checked. Empty: any text. The agent knows it from the start, and the
+    task succeeds only with an answer that fits: see Task.result_json.
+    """
     @builtins.property
     def agent(self) -> AgentSpec:
         """Who carries it out."""
@@ -801,10 +815,11 @@ class TaskSpec(message.Message):
         source: Source | None = ...,
         start_time: timestamp_pb2.Timestamp | None = ...,
         control: ControlWork | None = ...,
+        result_schema_json: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "control", b"control", "limits", b"limits", "policy", b"policy", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "control", b"control", "goal", b"goal", "labels", b"labels", "limits", b"limits", "policy", b"policy", "priority", b"priority", "queue", b"queue", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "control", b"control", "goal", b"goal", "labels", b"labels", "limits", b"limits", "policy", b"policy", "priority", b"priority", "queue", b"queue", "result_schema_json", b"result_schema_json", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -900,6 +915,7 @@ class Task(message.Message):
     DEADLINE_TIME_FIELD_NUMBER: builtins.int
     WAIT_FIELD_NUMBER: builtins.int
     FORKED_FROM_FIELD_NUMBER: builtins.int
+    RESULT_JSON_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """UUIDv7."""
     tenant: builtins.str
@@ -932,6 +948,10 @@ class Task(message.Message):
     """The task this one was spawned by, empty for a root."""
     root_task_id: builtins.str
     """The root of its tree; itself for a root."""
+    result_json: builtins.str
+    """Of a task that SUCCEEDED with a result_schema_json: the result as JSON that fits it, as the agent wrote it, at most
+    256 KiB. `result` has all of the agent's last words. Otherwise empty.
+    """
     @builtins.property
     def spec(self) -> TaskSpec:
         """What was submitted."""
@@ -1007,10 +1027,11 @@ class Task(message.Message):
         deadline_time: timestamp_pb2.Timestamp | None = ...,
         wait: Wait | None = ...,
         forked_from: ForkedFrom | None = ...,
+        result_json: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "forked_from", b"forked_from", "next_retry_time", b"next_retry_time", "spec", b"spec", "start_time", b"start_time", "update_time", b"update_time", "usage", b"usage", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt", b"attempt", "budget", b"budget", "cancel_requested", b"cancel_requested", "claim_count", b"claim_count", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "epoch", b"epoch", "forked_from", b"forked_from", "message", b"message", "next_retry_time", b"next_retry_time", "owner", b"owner", "parent_task_id", b"parent_task_id", "reason", b"reason", "result", b"result", "root_task_id", b"root_task_id", "sequence", b"sequence", "spec", b"spec", "start_time", b"start_time", "state", b"state", "step", b"step", "task_id", b"task_id", "tenant", b"tenant", "update_time", b"update_time", "usage", b"usage", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt", b"attempt", "budget", b"budget", "cancel_requested", b"cancel_requested", "claim_count", b"claim_count", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "epoch", b"epoch", "forked_from", b"forked_from", "message", b"message", "next_retry_time", b"next_retry_time", "owner", b"owner", "parent_task_id", b"parent_task_id", "reason", b"reason", "result", b"result", "result_json", b"result_json", "root_task_id", b"root_task_id", "sequence", b"sequence", "spec", b"spec", "start_time", b"start_time", "state", b"state", "step", b"step", "task_id", b"task_id", "tenant", b"tenant", "update_time", b"update_time", "usage", b"usage", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1050,12 +1071,15 @@ class ForkOverrides(message.Message):
     ALL_TOOLS_FIELD_NUMBER: builtins.int
     LIMITS_FIELD_NUMBER: builtins.int
     SOURCE_FIELD_NUMBER: builtins.int
+    RESULT_SCHEMA_JSON_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The provider's model id; empty: the worker's default."""
     system: builtins.str
     """The system prompt; at most 256 KiB."""
     all_tools: builtins.bool
     """All of the tenant's tools, defined anew; not together with `tools`."""
+    result_schema_json: builtins.str
+    """What its result must be, as in TaskSpec; empty: any text. The fork may then begin with an answer that does not fit."""
     @builtins.property
     def tools(self) -> ToolAllowlist:
         """The tools it may use, defined anew; a fork without it keeps the definitions that it finds."""
@@ -1077,17 +1101,22 @@ class ForkOverrides(message.Message):
         all_tools: builtins.bool = ...,
         limits: Limits | None = ...,
         source: Source | None = ...,
+        result_schema_json: builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_model", b"_model", "_system", b"_system", "limits", b"limits", "model", b"model", "source", b"source", "system", b"system", "tools", b"tools"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_model", b"_model", "_result_schema_json", b"_result_schema_json", "_system", b"_system", "limits", b"limits", "model", b"model", "result_schema_json", b"result_schema_json", "source", b"source", "system", b"system", "tools", b"tools"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_model", b"_model", "_system", b"_system", "all_tools", b"all_tools", "limits", b"limits", "model", b"model", "source", b"source", "system", b"system", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_model", b"_model", "_result_schema_json", b"_result_schema_json", "_system", b"_system", "all_tools", b"all_tools", "limits", b"limits", "model", b"model", "result_schema_json", b"result_schema_json", "source", b"source", "system", b"system", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__model: _TypeAlias = typing.Literal["model"]  # noqa: Y015
     _WhichOneofArgType__model: _TypeAlias = typing.Literal["_model", b"_model"]  # noqa: Y015
+    _WhichOneofReturnType__result_schema_json: _TypeAlias = typing.Literal["result_schema_json"]  # noqa: Y015
+    _WhichOneofArgType__result_schema_json: _TypeAlias = typing.Literal["_result_schema_json", b"_result_schema_json"]  # noqa: Y015
     _WhichOneofReturnType__system: _TypeAlias = typing.Literal["system"]  # noqa: Y015
     _WhichOneofArgType__system: _TypeAlias = typing.Literal["_system", b"_system"]  # noqa: Y015
     @typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__model) -> _WhichOneofReturnType__model | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__result_schema_json) -> _WhichOneofReturnType__result_schema_json | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__system) -> _WhichOneofReturnType__system | None: ...
 

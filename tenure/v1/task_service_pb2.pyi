@@ -108,6 +108,7 @@ class SubmitTaskRequest(message.Message):
     SOURCE_FIELD_NUMBER: builtins.int
     START_TIME_FIELD_NUMBER: builtins.int
     CONTROL_FIELD_NUMBER: builtins.int
+    RESULT_SCHEMA_JSON_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The caller's id of this submit, 1 to 128 characters; kept as long as the task. Empty: the server makes one, and a
     repeat is a new task.
@@ -118,6 +119,8 @@ class SubmitTaskRequest(message.Message):
     """Which tasks go first."""
     queue: builtins.str
     """The named queue; empty: "default"."""
+    result_schema_json: builtins.str
+    """What the result must be, a JSON Schema: see TaskSpec."""
     @builtins.property
     def agent(self) -> task_pb2.AgentSpec:
         """Who carries it out."""
@@ -160,10 +163,11 @@ class SubmitTaskRequest(message.Message):
         source: task_pb2.Source | None = ...,
         start_time: timestamp_pb2.Timestamp | None = ...,
         control: task_pb2.ControlWork | None = ...,
+        result_schema_json: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "control", b"control", "limits", b"limits", "policy", b"policy", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "control", b"control", "goal", b"goal", "labels", b"labels", "limits", b"limits", "policy", b"policy", "priority", b"priority", "queue", b"queue", "request_id", b"request_id", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "control", b"control", "goal", b"goal", "labels", b"labels", "limits", b"limits", "policy", b"policy", "priority", b"priority", "queue", b"queue", "request_id", b"request_id", "result_schema_json", b"result_schema_json", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

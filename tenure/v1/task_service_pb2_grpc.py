@@ -190,8 +190,8 @@ class TaskServiceServicer:
         again give the same task; ALREADY_EXISTS / REQUEST_ID_REUSED and SOURCE_BUSY are as in SubmitTask. A history can be cut only
         where every call has its outcome and no model call is under way: at another sequence it is FAILED_PRECONDITION /
         NO_FORK_POINT {before, after}, the nearest sequences that can be. FAILED_PRECONDITION / NOTHING_TO_DO: the history ends
-        with a final answer there and no message says how it goes on. FAILED_PRECONDITION / FORK_TOO_LARGE: over 20,000 entries
-        or 64 MiB. NOT_FOUND.
+        with a final answer there, no message says how it goes on, and the fork has no result_schema_json that the answer could fail.
+        FAILED_PRECONDITION / FORK_TOO_LARGE: over 20,000 entries or 64 MiB. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

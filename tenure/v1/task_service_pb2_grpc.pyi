@@ -81,8 +81,8 @@ class TaskServiceStub:
     again give the same task; ALREADY_EXISTS / REQUEST_ID_REUSED and SOURCE_BUSY are as in SubmitTask. A history can be cut only
     where every call has its outcome and no model call is under way: at another sequence it is FAILED_PRECONDITION /
     NO_FORK_POINT {before, after}, the nearest sequences that can be. FAILED_PRECONDITION / NOTHING_TO_DO: the history ends
-    with a final answer there and no message says how it goes on. FAILED_PRECONDITION / FORK_TOO_LARGE: over 20,000 entries
-    or 64 MiB. NOT_FOUND.
+    with a final answer there, no message says how it goes on, and the fork has no result_schema_json that the answer could fail.
+    FAILED_PRECONDITION / FORK_TOO_LARGE: over 20,000 entries or 64 MiB. NOT_FOUND.
     """
     ResumeTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ResumeTaskRequest, _task_service_pb2.ResumeTaskResponse]
     """Answers the wait of a task, or delivers an event by its correlation_id. A wait takes exactly one answer: the same request_id
@@ -148,8 +148,8 @@ class TaskServiceAsyncStub(TaskServiceStub):
     again give the same task; ALREADY_EXISTS / REQUEST_ID_REUSED and SOURCE_BUSY are as in SubmitTask. A history can be cut only
     where every call has its outcome and no model call is under way: at another sequence it is FAILED_PRECONDITION /
     NO_FORK_POINT {before, after}, the nearest sequences that can be. FAILED_PRECONDITION / NOTHING_TO_DO: the history ends
-    with a final answer there and no message says how it goes on. FAILED_PRECONDITION / FORK_TOO_LARGE: over 20,000 entries
-    or 64 MiB. NOT_FOUND.
+    with a final answer there, no message says how it goes on, and the fork has no result_schema_json that the answer could fail.
+    FAILED_PRECONDITION / FORK_TOO_LARGE: over 20,000 entries or 64 MiB. NOT_FOUND.
     """
     ResumeTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ResumeTaskRequest, _task_service_pb2.ResumeTaskResponse]  # type: ignore[assignment]
     """Answers the wait of a task, or delivers an event by its correlation_id. A wait takes exactly one answer: the same request_id
@@ -272,8 +272,8 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         again give the same task; ALREADY_EXISTS / REQUEST_ID_REUSED and SOURCE_BUSY are as in SubmitTask. A history can be cut only
         where every call has its outcome and no model call is under way: at another sequence it is FAILED_PRECONDITION /
         NO_FORK_POINT {before, after}, the nearest sequences that can be. FAILED_PRECONDITION / NOTHING_TO_DO: the history ends
-        with a final answer there and no message says how it goes on. FAILED_PRECONDITION / FORK_TOO_LARGE: over 20,000 entries
-        or 64 MiB. NOT_FOUND.
+        with a final answer there, no message says how it goes on, and the fork has no result_schema_json that the answer could fail.
+        FAILED_PRECONDITION / FORK_TOO_LARGE: over 20,000 entries or 64 MiB. NOT_FOUND.
         """
 
     @_abc_1.abstractmethod

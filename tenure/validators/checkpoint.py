@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from tenure.domain.result_schema import MAX_RESULT_BYTES, is_json
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
+from tenure.v1 import task_pb2
 from tenure.validators.conversations import check_fork, check_words
 from tenure.validators.fields import (
     check_bills,
@@ -67,6 +69,17 @@ def _transition(transition: checkpoint.Transition, v: Violations) -> None:
     v.require(len(transition.message) <= 4000, "transition.message", "at most 4,000 characters")
     check_duration("transition.retry_delay", transition.retry_delay, 24 * 3600, v)
     check_wait(transition, v)
+    if transition.result_json:
+        succeeds = transition.to_state == task_pb2.TASK_STATE_SUCCEEDED
+        v.require(succeeds, "transition.result_json", "belongs to SUCCEEDED only")
+        _result(transition.result_json, v)
+
+
+def _result(result_json: str, v: Violations) -> None:
+    if len(result_json.encode()) > MAX_RESULT_BYTES:
+        v.require(holds=False, field="transition.result_json", description=f"at most {MAX_RESULT_BYTES} bytes")
+    else:
+        v.require(is_json(result_json), "transition.result_json", "is no JSON")
 
 
 def _most(items: str, most: int) -> Check:

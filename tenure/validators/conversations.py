@@ -8,7 +8,7 @@ from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as tasks
 from tenure.validators.fields import check_task_id
 from tenure.validators.limits import MAX_GOAL_BYTES, MAX_SYSTEM_BYTES
-from tenure.validators.specs import check_limits, check_source, check_tools
+from tenure.validators.specs import check_limits, check_result_schema, check_source, check_tools
 from tenure.validators.violations import Violations
 
 
@@ -47,3 +47,4 @@ def _overrides(overrides: task_pb2.ForkOverrides, v: Violations) -> None:
     check_tools(overrides.tools, v, "overrides.tools")
     check_limits(overrides.limits, v, "overrides.limits")
     check_source(overrides.source, v, "overrides.source")
+    check_result_schema(overrides.result_schema_json, v, "overrides.result_schema_json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tenure.domain.result_schema import problem_of_schema
 from tenure.domain.task import CONTROL_LOOP, MAX_TIMEOUT_SECONDS, offered_function
 from tenure.v1 import task_pb2
 from tenure.validators.control import check_control
@@ -12,6 +13,7 @@ from tenure.validators.limits import (
     MAX_APPROVE_TOOLS,
     MAX_GOAL_BYTES,
     MAX_OUTPUT_TOKENS,
+    MAX_RESULT_CORRECTIONS,
     MAX_SYSTEM_BYTES,
     NAME,
     TOOL_NAME,
@@ -33,6 +35,9 @@ def check_spec(spec: Any, v: Violations, prefix: str = "") -> None:
     v.known(f"{prefix}policy.on_lease_lost", task_pb2.LeaseLostPolicy, spec.policy.on_lease_lost)
     v.known(f"{prefix}policy.on_in_doubt", task_pb2.InDoubtPolicy, spec.policy.on_in_doubt)
     v.known(f"{prefix}priority", task_pb2.Priority, spec.priority)
+    corrections = spec.policy.max_result_corrections
+    v.between(f"{prefix}policy.max_result_corrections", corrections, 0, MAX_RESULT_CORRECTIONS)
+    check_result_schema(spec.result_schema_json, v, f"{prefix}result_schema_json")
     check_source(spec.source, v, f"{prefix}source")
     v.require(not spec.queue or bool(NAME.match(spec.queue)), f"{prefix}queue", "must be a name of up to 63 characters")
     check_labels(spec.labels, v, f"{prefix}labels")
@@ -55,6 +60,11 @@ def _loop(loop: str, v: Violations, field: str, *, is_control: bool) -> None:
         v.require(loop in {"", CONTROL_LOOP}, field, f"must be empty or {CONTROL_LOOP} for control work")
     else:
         v.require(loop != CONTROL_LOOP and not offered_function(loop), field, "needs `control`: the function to run")
+
+
+def check_result_schema(schema_json: str, v: Violations, field: str) -> None:
+    problem = problem_of_schema(schema_json) if schema_json else ""
+    v.require(not problem, field, problem)
 
 
 def check_source(source: task_pb2.Source, v: Violations, field: str) -> None:

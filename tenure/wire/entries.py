@@ -59,12 +59,17 @@ def _transition_to_domain(message: ledger_pb2.StateTransition) -> facts.Transiti
         result=message.result,
         from_state=STATES.to_domain(message.from_state) if message.from_state else None,
         wait=wait_to_domain(message.wait) if message.HasField("wait") else None,
+        result_json=message.result_json,
     )
 
 
 def _transition_to_wire(fact: facts.Transition) -> ledger_pb2.EntryBody:
     message = ledger_pb2.StateTransition(
-        to_state=STATES.to_wire(fact.to_state), reason=fact.reason, message=fact.message, result=fact.result
+        to_state=STATES.to_wire(fact.to_state),
+        reason=fact.reason,
+        message=fact.message,
+        result=fact.result,
+        result_json=fact.result_json,
     )
     if fact.from_state is not None:
         message.from_state = STATES.to_wire(fact.from_state)
@@ -164,6 +169,7 @@ _TO_DOMAIN: dict[str, Callable[[Any], facts.Body]] = {
     "wait_resolution": resolution_to_domain,
     "control_step": control.step_to_domain,
     "control_failure": control.failure_to_domain,
+    "result_rejected": lambda m: facts.ResultRejected(m.text, tuple(m.violations)),
 }
 
 _TO_WIRE: dict[type, Callable[[Any], ledger_pb2.EntryBody]] = {
@@ -203,6 +209,9 @@ _TO_WIRE: dict[type, Callable[[Any], ledger_pb2.EntryBody]] = {
     facts.WaitResolution: lambda f: ledger_pb2.EntryBody(wait_resolution=resolution_to_wire(f)),
     facts.ControlStep: lambda f: ledger_pb2.EntryBody(control_step=control.step_to_wire(f)),
     facts.ControlFailure: lambda f: ledger_pb2.EntryBody(control_failure=control.failure_to_wire(f)),
+    facts.ResultRejected: lambda f: ledger_pb2.EntryBody(
+        result_rejected=ledger_pb2.ResultRejected(text=f.text, violations=f.violations)
+    ),
 }
 
 

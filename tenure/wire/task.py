@@ -10,6 +10,7 @@ from tenure.domain.task import (
     DEFAULT_MAX_STEPS,
     DEFAULT_MAX_TOKENS,
     DEFAULT_QUEUE,
+    DEFAULT_RESULT_CORRECTIONS,
     DEFAULT_TIMEOUT_SECONDS,
     AgentSpec,
     ControlWork,
@@ -35,6 +36,7 @@ def spec_to_domain(spec: task_pb2.TaskSpec) -> TaskSpec:
         labels=tuple(sorted(spec.labels.items())),
         source=_source_to_domain(spec.source),
         control=ControlWork(spec.control.function, spec.control.input_json) if spec.HasField("control") else None,
+        result_schema_json=spec.result_schema_json,
     )
 
 
@@ -65,6 +67,7 @@ def spec_to_wire(spec: TaskSpec) -> task_pb2.TaskSpec:
                 factor=retry.factor,
                 max_backoff=duration(retry.cap_seconds),
             ),
+            max_result_corrections=spec.policy.max_result_corrections,
         ),
         priority=PRIORITIES.to_wire(spec.priority),
         queue=spec.queue,
@@ -76,6 +79,7 @@ def spec_to_wire(spec: TaskSpec) -> task_pb2.TaskSpec:
             exclusive=spec.source.exclusive,
         ),
         control=_control_to_wire(spec.control),
+        result_schema_json=spec.result_schema_json,
     )
 
 
@@ -142,5 +146,8 @@ def _policy_to_domain(policy: task_pb2.TaskPolicy) -> TaskPolicy:
             initial_seconds=seconds(retry.initial_backoff) or default.initial_seconds,
             factor=retry.factor or default.factor,
             cap_seconds=seconds(retry.max_backoff) or default.cap_seconds,
+        ),
+        max_result_corrections=(
+            policy.max_result_corrections if policy.HasField("max_result_corrections") else DEFAULT_RESULT_CORRECTIONS
         ),
     )

@@ -25,6 +25,7 @@ select clock_timestamp() as locked_at,
        held.input_tokens, held.output_tokens, held.cache_creation_input_tokens, held.cache_read_input_tokens,
        held.ending_state, held.ending_reason, held.ending_message, held.ending_actor, held.ending_result, held.ending_at,
        held.next_retry_at, held.deadline_at, held.wait, held.wait_deadline_at, held.wait_correlation, held.waiting_since,
+       held.has_result_schema,
        money.max_tokens, money.used_tokens, money.reserved_tokens
   from held join money using (root_task_id);
 
@@ -91,6 +92,7 @@ update tasks t
    set state = c.state, reason = c.reason, message = c.message,
        -- A new attempt has no result yet.
        result = case when c.attempt > t.attempt then '' else coalesce(nullif(c.result, ''), t.result) end,
+       result_json = coalesce(nullif(c.result_json, ''), t.result_json),
        attempt = c.attempt, max_steps = c.max_steps,
        deadline_at = coalesce(nullif(c.deadline_at, '')::timestamptz, t.deadline_at),
        epoch = c.epoch, claim_id = c.claim_id, holds = c.holds, owner = c.owner, claim_count = c.claim_count,
@@ -114,10 +116,11 @@ update tasks t
          %(ending_at)b::text[], %(next_retry_at)b::text[], %(ended)b::boolean[],
          %(dead_owners)b::text[], %(ending_result)b::bytea[], %(attempt)b::bigint[], %(max_steps)b::bigint[],
          %(deadline_at)b::text[], %(wait)b::bytea[], %(wait_deadline_at)b::text[], %(wait_correlation)b::text[],
-         %(waiting_since)b::text[])
+         %(waiting_since)b::text[], %(result_json)b::bytea[])
        as c(task_id, state, reason, message, result, epoch, claim_id, holds, owner, claim_count, ending_state,
             ending_reason, ending_message, ending_actor, ending_at, next_retry_at, ended, dead_owners, ending_result,
-            attempt, max_steps, deadline_at, wait, wait_deadline_at, wait_correlation, waiting_since)
+            attempt, max_steps, deadline_at, wait, wait_deadline_at, wait_correlation, waiting_since,
+            result_json)
  where t.task_id = c.task_id
 returning t.change_xid, t.tenant, t.task_id, t.sequence, t.state, t.reason,
           t.ending_state <> '' and t.ended_at is null as cancel_requested, t.updated_at
@@ -129,11 +132,11 @@ select * from moved;
 -- The unique (tenant, request_id) decides between two submits at once; the loser waits and finds the winner's row. So does
 -- the index of living tasks of exclusive sources.
 insert into tasks (task_id, tenant, request_id, request_hash, root_task_id, queue, priority, loop, tools, labels, max_steps,
-                   on_lease_lost, reason, sequence, change_xid, deadline_at, exclusive_source)
+                   on_lease_lost, reason, sequence, change_xid, deadline_at, exclusive_source, has_result_schema)
 values (%(task_id)b::text::uuid, %(tenant)b, %(request_id)b, %(request_hash)b, %(task_id)b::text::uuid, %(queue)b,
         %(priority)b, %(loop)b, %(tools)b::text[], %(labels)b::text::jsonb, %(max_steps)b, %(on_lease_lost)b,
         'SUBMITTED', 2, pg_current_xact_id(), now() + make_interval(secs => %(timeout_seconds)b),
-        %(exclusive_source)b::text)
+        %(exclusive_source)b::text, %(has_result_schema)b)
 on conflict do nothing
 returning now();
 
@@ -174,7 +177,8 @@ select t.task_id::text, t.tenant, f.body, t.state, t.reason, t.message, t.attemp
        t.input_tokens, t.output_tokens, t.cache_creation_input_tokens, t.cache_read_input_tokens,
        b.max_tokens, b.used_tokens, b.reserved_tokens, t.result, t.claim_count, t.ending_state,
        t.parent_task_id::text, t.root_task_id::text, t.created_at, t.updated_at, t.started_at, t.ended_at,
-       t.next_retry_at, t.deadline_at, t.wait, t.forked_from_task_id::text, t.forked_from_sequence
+       t.next_retry_at, t.deadline_at, t.wait, t.forked_from_task_id::text, t.forked_from_sequence,
+       t.result_json
   from unnest(%(task_ids)b::text[]::uuid[]) with ordinality as asked(task_id, place)
   join tasks t using (task_id)
   join budgets b using (root_task_id)

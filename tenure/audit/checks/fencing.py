@@ -18,6 +18,7 @@ from tenure.domain.entries import (
     ControlStep,
     ModelAttempt,
     ModelFailure,
+    ResultRejected,
     ToolIntent,
     ToolOutcome,
     ToolsDefined,
@@ -35,6 +36,7 @@ OWNERS_ONLY: Final = (
     ToolOutcome,
     ControlStep,
     ControlFailure,
+    ResultRejected,
 )
 """What only the holder of a claim may write."""
 

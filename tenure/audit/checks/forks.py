@@ -14,6 +14,7 @@ from tenure.domain.entries import (
     ControlStep,
     Forked,
     ModelAttempt,
+    ResultRejected,
     ToolIntent,
     ToolOutcome,
     ToolsDefined,
@@ -32,6 +33,7 @@ _COPIED: Final = (
     UserMessage,
     WaitResolution,
     ControlStep,
+    ResultRejected,
 )
 _HASH_BYTES: Final = 8
 

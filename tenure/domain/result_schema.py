@@ -1,0 +1,197 @@
+"""Results with a shape: which schemas are taken, and whether an answer fits one. Pure, and as slow as the schema wants.
+
+A schema comes from a stranger and an answer from a model: a pattern may take for ever, and combined schemas multiply.
+So whoever judges does it where that harms nobody else, and bounds its time.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from jsonschema import Draft202012Validator
+
+MAX_SCHEMA_BYTES: Final = 16 * 1024
+MAX_SCHEMA_DEPTH: Final = 32
+MAX_RESULT_BYTES: Final = 256 * 1024
+MOST_VIOLATIONS: Final = 5
+LONGEST_VIOLATION: Final = 300
+
+_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+_REFERENCES: Final = frozenset({"$ref", "$dynamicRef"})
+_DATA: Final = frozenset({"const", "enum", "default", "examples"})
+_FENCE: Final = re.compile(r"^```[a-zA-Z]*[ \t]*\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What an answer is worth: the result as JSON, or why it is none."""
+
+    result_json: str = ""
+    violations: tuple[str, ...] = ()
+
+
+class _Unfit(Exception):  # noqa: N818  said to whoever sent the schema, no error of ours
+    """In words that follow the field's name."""
+
+
+@lru_cache(maxsize=256)
+def problem_of_schema(schema_json: str) -> str:
+    """Why this cannot be a result's schema, in words that follow its name; "": it can. The same ones come often."""
+    if len(schema_json.encode()) > MAX_SCHEMA_BYTES:
+        return f"has more than {MAX_SCHEMA_BYTES} bytes"
+    try:
+        schema = json.loads(schema_json, parse_constant=_refuse_constant)
+        if not isinstance(schema, dict):
+            return "must be a JSON object"
+        _check_parts(schema)
+        _check_meaning(schema)
+    except (ValueError, RecursionError) as error:
+        return f"is no JSON: {error}"
+    except _Unfit as unfit:
+        return str(unfit)
+    return ""
+
+
+def judge(schema_json: str, answer: str) -> Judgement:
+    """Whether an answer is a result. Taken is JSON alone, or in the one fenced block that there is among words."""
+    told = _json_in(answer)
+    if len(told.encode()) > MAX_RESULT_BYTES:
+        return Judgement(violations=(f"the answer has more than {MAX_RESULT_BYTES} bytes",))
+    try:
+        value = json.loads(told, parse_constant=_refuse_constant, parse_float=_finite)
+    except ValueError as error:
+        return Judgement(violations=(f"the answer is no JSON: {error}",))
+    except RecursionError:
+        return Judgement(violations=("the answer nests too deeply",))
+    try:
+        violations = tuple(_violations(_validator(json.loads(schema_json)), value))
+    except RecursionError:
+        return Judgement(violations=("the answer cannot be compared with the schema: one of the two nests too deeply",))
+    return Judgement(violations=violations) if violations else Judgement(told)
+
+
+def is_json(text: str) -> bool:
+    """Whether a text is JSON at all."""
+    try:
+        json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _json_in(answer: str) -> str:
+    blocks = _FENCE.findall(answer)
+    return (blocks[0] if len(blocks) == 1 else answer).strip()
+
+
+def _violations(validator: Draft202012Validator, value: Any) -> Iterator[str]:
+    """The first few: a long list of wrong items has as many."""
+    errors = list(islice(validator.iter_errors(value), MOST_VIOLATIONS + 1))
+    for error in errors[:MOST_VIOLATIONS]:
+        told = f"{error.json_path}: {error.message}"
+        yield told if len(told) <= LONGEST_VIOLATION else f"{told[:LONGEST_VIOLATION]} …"
+    if len(errors) > MOST_VIOLATIONS:
+        yield "and more"
+
+
+def _validator(schema: dict[str, Any]) -> Draft202012Validator:
+    """With a registry of its own, which is empty: nothing is ever fetched."""
+    from jsonschema import Draft202012Validator  # takes a while to load; few tasks have a schema
+    from referencing import Registry
+
+    return Draft202012Validator(schema, registry=Registry())
+
+
+def _check_meaning(schema: dict[str, Any]) -> None:
+    """That each keyword is used as it is meant."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import SchemaError
+
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        place = f" at {error.json_path}" if error.json_path != "$" else ""
+        raise _Unfit(f"is no JSON Schema{place}: {error.message[:LONGEST_VIOLATION]}") from None
+    _check_references(schema)
+
+
+def _check_references(schema: dict[str, Any]) -> None:
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import DRAFT202012
+
+    resolver = Registry().resolver_with_root(DRAFT202012.create_resource(schema))
+    for name, value in _keywords(schema):
+        if name in _REFERENCES and isinstance(value, str):
+            try:
+                resolver.lookup(value)
+            except Unresolvable:
+                raise _Unfit(f"refers to {value!r}, which is not in it") from None
+
+
+def _check_parts(schema: dict[str, Any]) -> None:
+    """What the meta-schema lets pass and we do not."""
+    if schema.get("$schema", _DIALECT) not in {_DIALECT, f"{_DIALECT}#"}:
+        raise _Unfit(f"must be of draft 2020-12: its $schema is {_DIALECT}")
+    if _depth(schema) > MAX_SCHEMA_DEPTH:
+        raise _Unfit(f"nests more than {MAX_SCHEMA_DEPTH} deep")
+    for name, value in _keywords(schema):
+        if name == "$id" and isinstance(value, str) and value is not schema.get("$id"):
+            raise _Unfit("must not have an $id inside")
+        if name in _REFERENCES and isinstance(value, str) and not value.startswith("#"):
+            raise _Unfit(
+                f"refers to {value[:LONGEST_VIOLATION]!r}: only references within it, which begin with #, are taken"
+            )
+        if name == "pattern" and isinstance(value, str):
+            _check_pattern(value)
+        if name == "patternProperties" and isinstance(value, dict):
+            for pattern in value:
+                _check_pattern(pattern)
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise _Unfit(f"has the pattern {pattern[:100]!r}, which is none: {error}") from None
+
+
+def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
+    """All members of all objects, those of mere data left out: a property of a keyword's name has no text as its value."""
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += part
+        elif isinstance(part, dict):
+            yield from part.items()
+            waiting += [value for name, value in part.items() if name not in _DATA]
+
+
+def _depth(schema: Any) -> int:
+    """Level by level: no recursion that a hostile schema could exhaust."""
+    level, depth = [schema], 0
+    while level:
+        depth += 1
+        inner = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list)]
+        level = [value for values in inner for value in values]
+    return depth
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return number
