@@ -101,6 +101,11 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
         {"text": "The first part", "stop_reason": "max_tokens"},
         {"text": "and the second."},
     ],
+    "worker-shaped": [
+        {"text": "It costs three."},
+        {"text": 'Sorry:\n```json\n{"price": "three"}\n```'},
+        {"text": '```json\n{"price": 3}\n```'},
+    ],
     "worker-paced": [*map(_paced, range(6)), {"text": "Done at last."}],
     "worker-steady": [{**_paced(0), "latency_ms": 200, "repeat": 30}, {"text": "Done at last."}],
     "worker-bulky": [{**_paced(0), "text": "word " * 2000, "repeat": 10}, {"text": "Done at last."}],
@@ -150,6 +155,7 @@ class WorkerBench:
         policy: TaskPolicy | None = None,
         max_output_tokens: int = 0,
         tools: tuple[str, ...] | None = None,
+        result_schema_json: str = "",
     ) -> str:
         """A task whose goal is a word of its own."""
         spec = TaskSpec(
@@ -158,6 +164,7 @@ class WorkerBench:
             limits=limits or Limits(),
             policy=policy or TaskPolicy(),
             queue=self.queue,
+            result_schema_json=result_schema_json,
         )
         request = pb.CreateTaskRequest(request_id=str(uuid.uuid4()), spec=spec_to_wire(spec))
         return str((await self.ledger.CreateTask(request, timeout=CALL_SECONDS)).task.task_id)

@@ -20,7 +20,7 @@ from tenure.domain.budget import Denied, decide_reserve
 from tenure.domain.endings import open_calls_after, refuse_early_end
 from tenure.domain.errors import InvalidRequest, NotFound, SequenceConflict, TenureError
 from tenure.domain.messages import refuse_unheard_success
-from tenure.domain.results import refuse_untyped_success
+from tenure.domain.results import refuse_success
 from tenure.domain.states import MOVES, TERMINAL
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.enums import STATES
@@ -95,12 +95,12 @@ def _misfit(row: TaskRow, commit: PreparedCommit) -> TenureError | None:
             return InvalidRequest(violations=[("transition.to_state", "is no move out of RUNNING")])
         if commit.move.wait is not None and commit.move.wait.call_id not in calls:
             return InvalidRequest(violations=[("transition.wait.call_id", "is no open call")])
-        return _untyped(row, commit.move) or refuse_early_end(commit.move.to_state, calls)
+        return _misfit_of_result(row, commit.move) or refuse_early_end(commit.move.to_state, calls)
     return _misfit_of_reserve(row, commit)
 
 
-def _untyped(row: TaskRow, move: Move) -> TenureError | None:
-    return refuse_untyped_success(
+def _misfit_of_result(row: TaskRow, move: Move) -> TenureError | None:
+    return refuse_success(
         move.to_state,
         has_schema=row.has_result_schema,
         is_to_end=row.ending is not None,

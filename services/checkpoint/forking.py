@@ -18,7 +18,7 @@ from services.checkpoint.draft import LEDGER
 from services.checkpoint.kinds import KINDS
 from services.checkpoint.queries import FORKS, QUERIES, fetch_all, fetch_one
 from services.checkpoint.snapshots import read_task
-from tenure.domain.errors import NotFound, TenureError, WrongState
+from tenure.domain.errors import InvalidRequest, NotFound, TenureError, WrongState
 from tenure.domain.forks import (
     MOST_BYTES,
     MOST_ENTRIES,
@@ -47,7 +47,9 @@ LONGEST: Final = 4 * MOST_ENTRIES
 
 
 class _Cut(NamedTuple):
-    """What a fork takes over: the other task's spec, and its entries up to `point`. `stop_reason`: of an answer at their end."""
+    """What a fork takes over: the other task's spec, and its entries up to `point`. `stop_reason`: of an answer at the
+    end of those.
+    """
 
     spec: task_pb2.TaskSpec
     point: int
@@ -71,6 +73,7 @@ async def fork_task(pool: Pool, tenant: str, request: pb.CheckpointServiceForkTa
             return await _again(connection, tenant, request.request_id, digest, Source())
         cut = await _cut(connection, tenant, request)
         spec = overridden(cut.spec, request.overrides)
+        _check_result(spec)
         _check_has_something_to_do(cut, spec, request)
         task_id = await insert_task(connection, tenant, request.request_id, digest, spec_to_domain(spec))
         if task_id is None:  # the same request at the same time, or a source that allows one task only
@@ -157,6 +160,13 @@ def _newest(pieces: list[Piece], kind: str) -> int:
 async def _bodies(connection: Connection, task_id: str, sequences: set[int]) -> dict[int, ledger_pb2.EntryBody]:
     found = await fetch_all(connection, FORKS.bodies_of, {"task_id": task_id, "sequences": sorted(sequences)})
     return {sequence: ledger_pb2.EntryBody.FromString(body) for sequence, body in found}
+
+
+def _check_result(spec: task_pb2.TaskSpec) -> None:
+    """What a submit is refused for too, but here only the other task's spec shows it."""
+    if spec.HasField("control") and spec.result_schema_json:
+        told = "is for agents: control work says by itself what it returns"
+        raise InvalidRequest(violations=[("overrides.result_schema_json", told)])
 
 
 def _check_has_something_to_do(

@@ -10,6 +10,7 @@ import click
 from tenure.cli.context import Context, pass_context
 from tenure.cli.exits import Exit
 from tenure.cli.parameters import DURATION, NAMES, find_task, task_argument
+from tenure.cli.results import result_schema_option
 from tenure.cli.watch import watch_task
 from tenure.cli.words import short_id, why
 from tenure.client import Client
@@ -55,6 +56,7 @@ def send(context: Context, task: str, text: str, request_id: str) -> None:
 @click.option("--max-tokens", type=click.IntRange(min=1), default=None, help="Tokens of the fork's own model calls.")
 @click.option("--max-steps", type=click.IntRange(min=1), default=None, help="Model turns of the fork's own.")
 @click.option("--timeout", type=DURATION, default=None, help="From the fork to its end, for example 10m.")
+@result_schema_option("Another JSON Schema that the result must fit; an empty file: any text.")
 @click.option(
     "--request-id", default="", help="The same id and the same fork are the same task, however often asked for."
 )
@@ -98,6 +100,7 @@ def fork_request(
     max_steps: int | None = None,
     timeout: float | None = None,
     request_id: str = "",
+    result_schema: str | None = None,
 ) -> api.ForkTaskRequest:
     """The fork that the command line asks for, of no task yet. UsageError for what cannot be said together."""
     if at is not None and step is not None:
@@ -113,7 +116,14 @@ def fork_request(
     request = api.ForkTaskRequest(
         request_id=request_id,
         message=sys.stdin.read().strip() if message == "-" else message,
-        overrides=task_pb2.ForkOverrides(model=model, system=system, tools=allowed, all_tools=all_tools, limits=limits),
+        overrides=task_pb2.ForkOverrides(
+            model=model,
+            system=system,
+            tools=allowed,
+            all_tools=all_tools,
+            limits=limits,
+            result_schema_json=result_schema,
+        ),
     )
     if at is not None:
         request.at_sequence = at

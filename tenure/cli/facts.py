@@ -31,7 +31,9 @@ def style_of(entry: ledger_pb2.Entry) -> str:
     match body.WhichOneof("body"):
         case "transition":
             return state_style(state_name(body.transition.to_state))
-        case "model_failure" | "attempt_lost" | "control_failure" | "cancel_request" | "operator_request":
+        case "model_failure" | "attempt_lost" | "control_failure" | "result_rejected":
+            return "yellow"
+        case "cancel_request" | "operator_request":
             return "yellow"
         case "tool_outcome":
             return "default" if outcome_name(body.tool_outcome.outcome) == "SUCCEEDED" else "yellow"
@@ -155,4 +157,5 @@ _OF_KIND: Final[dict[str, Callable[[Any], str]]] = {
     "wait_resolution": _resolution,
     "control_step": _control_step,
     "control_failure": _control_failure,
+    "result_rejected": lambda fact: "; ".join(fact.violations),
 }

@@ -7,6 +7,7 @@ import click
 from tenure.cli.context import Context, pass_context
 from tenure.cli.exits import Exit, exit_of_task
 from tenure.cli.parameters import DURATION, find_task, task_argument
+from tenure.cli.results import result_of
 from tenure.cli.words import short_id, summary, why
 from tenure.client import Client
 from tenure.v1 import task_pb2
@@ -56,4 +57,4 @@ def _say_ended(task: task_pb2.Task) -> None:
     """The result alone on standard output; how it ended beside it."""
     click.echo(f"{why(task.state, task.reason, task.message)} · {summary(task)}", err=True)
     if task.result:
-        click.echo(task.result)
+        click.echo(result_of(task))

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from rich.console import Console, RenderableType
-from rich.markdown import Markdown
-from rich.padding import Padding
 from rich.text import Text
 
 from tenure.cli.facts import answer_text, describe, outcome_name, unknown_tools
+from tenure.cli.results import result_of, result_shown
 from tenure.cli.watched import WatchedTask
 from tenure.cli.words import (
     arguments_text,
@@ -86,10 +85,12 @@ class Narrator:
                 yield from self._from_others(entry)
 
     def _from_others(self, entry: ledger_pb2.Entry) -> Lines:
-        """What people said, and where the history comes from."""
+        """What the agent was told, and where the history comes from."""
         match entry.body.WhichOneof("body"):
             case "user_message":
                 yield self._line("  » ", f"message: {entry.body.user_message.text}", "cyan")
+            case "result_rejected":
+                yield self._line("  ! ", f"the answer is no result: {describe(entry)}", "yellow")
             case "wait_resolution":
                 yield self._line("  » ", f"{entry.actor}: {describe(entry)}", "cyan")
             case "cancel_request" | "operator_request":
@@ -117,13 +118,13 @@ class Narrator:
             yield from self._block(task.message, "")
         if task.result.strip():
             yield Text("")
-            yield from self._result(task.result.strip())
+            yield from self._result(task)
 
-    def _result(self, result: str) -> Lines:
+    def _result(self, task: task_pb2.Task) -> Lines:
         if self.is_plain:
-            yield from self._block(result, "")
+            yield from self._block(result_of(task).strip(), "")
         else:
-            yield Padding(Markdown(result), (0, 2))
+            yield result_shown(task, is_plain=False)
 
     def _transition(self, entry: ledger_pb2.Entry, before: Holder) -> Lines:
         fact, at = entry.body.transition, clock(entry.record_time)

@@ -6,14 +6,13 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 import click
-from rich.markdown import Markdown
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from tenure.cli.context import Context, pass_context
 from tenure.cli.facts import describe, goal_text, kind_name, style_of
 from tenure.cli.parameters import LABEL, find_task, task_argument
+from tenure.cli.results import result_shown
 from tenure.cli.tables import make_table
 from tenure.cli.waits import wait_rows
 from tenure.cli.words import (
@@ -121,6 +120,7 @@ def _show_task(context: Context, task: task_pb2.Task, forks: list[str]) -> None:
         ("submitted", f"{ago(task.create_time)}, {'took' if task.HasField('end_time') else 'for'} {lasted(task)}"),
         ("retry", f"at {clock(task.next_retry_time)}" if task.HasField("next_retry_time") else ""),
         *wait_rows(task),
+        ("result", f"must fit {one_line(task.spec.result_schema_json, 200)}" if task.spec.result_schema_json else ""),
         ("labels", " ".join(f"{key}={value}" for key, value in sorted(task.spec.labels.items()))),
         ("cancel", "requested" if task.cancel_requested else ""),
         ("forked from", _origin(task)),
@@ -135,8 +135,8 @@ def _show_task(context: Context, task: task_pb2.Task, forks: list[str]) -> None:
     context.console.print(table)
     if task.result:
         context.console.print()
-        shown = Padding(Markdown(task.result), (0, 2)) if context.console.is_terminal else Text(task.result)
-        context.console.print(shown, soft_wrap=not context.console.is_terminal)
+        is_plain = not context.console.is_terminal
+        context.console.print(result_shown(task, is_plain=is_plain), soft_wrap=is_plain)
 
 
 def _origin(task: task_pb2.Task) -> str:

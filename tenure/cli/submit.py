@@ -10,6 +10,7 @@ import click
 from tenure.cli.context import Context, pass_context
 from tenure.cli.exits import Exit
 from tenure.cli.parameters import DURATION, LABEL, NAMES
+from tenure.cli.results import result_schema_option
 from tenure.cli.watch import watch_task
 from tenure.cli.words import short_id
 from tenure.client import Client
@@ -55,6 +56,13 @@ LEASE_LOST: Final = {
     type=click.IntRange(0, 100),
     default=None,
     help="How often it is scheduled again when model calls keep failing. Default: 3.",
+)
+@result_schema_option("A JSON Schema that the result must fit. Default: any text.")
+@click.option(
+    "--result-corrections",
+    type=click.IntRange(0, 20),
+    default=None,
+    help="How often the agent is told that its answer does not fit the schema. Default: 3.",
 )
 @click.option("--request-id", default="", help="The same id and the same goal are the same task, however often sent.")
 @click.option(
@@ -112,6 +120,8 @@ def request_of(
     retries: int | None = None,
     conversation: str = "",
     exclusive: bool = False,
+    result_schema: str | None = None,
+    result_corrections: int | None = None,
 ) -> api.SubmitTaskRequest:
     """The request that the command line asks for. UsageError for what cannot be said together."""
     if tools and no_tools:
@@ -140,11 +150,13 @@ def request_of(
             on_in_doubt=IN_DOUBT[on_in_doubt],
             on_lease_lost=LEASE_LOST[on_lease_lost],
             retry=None if retries is None else task_pb2.RetryPolicy(max_attempts=retries),
+            max_result_corrections=result_corrections,
         ),
         priority=PRIORITIES[priority],
         queue=queue,
         labels=dict(labels),
         source=task_pb2.Source(kind=kind, source_id=conversation, exclusive=exclusive),
+        result_schema_json=result_schema or "",
     )
 
 

@@ -78,15 +78,6 @@ def judge(schema_json: str, answer: str) -> Judgement:
     return Judgement(violations=violations) if violations else Judgement(told)
 
 
-def is_json(text: str) -> bool:
-    """Whether a text is JSON at all."""
-    try:
-        json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
 def _json_in(answer: str) -> str:
     blocks = _FENCE.findall(answer)
     return (blocks[0] if len(blocks) == 1 else answer).strip()
@@ -96,7 +87,7 @@ def _violations(validator: Draft202012Validator, value: Any) -> Iterator[str]:
     """The first few: a long list of wrong items has as many."""
     errors = list(islice(validator.iter_errors(value), MOST_VIOLATIONS + 1))
     for error in errors[:MOST_VIOLATIONS]:
-        told = f"{error.json_path}: {error.message}"
+        told = f"{error.json_path}: {error.message}".encode(errors="replace").decode()
         yield told if len(told) <= LONGEST_VIOLATION else f"{told[:LONGEST_VIOLATION]} …"
     if len(errors) > MOST_VIOLATIONS:
         yield "and more"
@@ -165,7 +156,7 @@ def _check_pattern(pattern: str) -> None:
 
 
 def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
-    """All members of all objects, those of mere data left out: a property of a keyword's name has no text as its value."""
+    """All members of all objects, except within mere data. A property named like a keyword has no text in it."""
     waiting = [schema]
     while waiting:
         part = waiting.pop()

@@ -36,11 +36,9 @@ def rejection(violations: Sequence[str]) -> ResultRejected:
     return ResultRejected(f"{told}{asked}", tuple(violations))
 
 
-def refuse_untyped_success(
-    to_state: TaskState, *, has_schema: bool, is_to_end: bool, result_json: str
-) -> TenureError | None:
-    """No task whose result has a schema succeeds without JSON. `is_to_end`: another ending comes first anyway."""
-    if to_state is TaskState.SUCCEEDED and has_schema and not is_to_end and not result_json:
-        told = "must be set: the task has a result_schema_json"
-        return InvalidRequest(violations=[("transition.result_json", told)])
-    return None
+def refuse_success(to_state: TaskState, *, has_schema: bool, is_to_end: bool, result_json: str) -> TenureError | None:
+    """Tasks whose result has a schema, and only they, succeed with JSON. `is_to_end`: another ending comes first."""
+    if to_state is not TaskState.SUCCEEDED or is_to_end or has_schema == bool(result_json):
+        return None
+    told = "must be set: the task has a result_schema_json" if has_schema else "the task has no result_schema_json"
+    return InvalidRequest(violations=[("transition.result_json", told)])

@@ -768,7 +768,7 @@ class TaskSpec(message.Message):
     result_schema_json: builtins.str
     """What the result must be: a JSON Schema (draft 2020-12), an object of at most 16 KiB that nests at most 32 deep and refers
     ("$ref") to nothing outside of itself; `format` is not checked. Empty: any text. The agent knows it from the start, and the
-    task succeeds only with an answer that fits: see Task.result_json.
+    task succeeds only with an answer that fits: see Task.result_json. Not with `control`.
     """
     @builtins.property
     def agent(self) -> AgentSpec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tenure.domain.result_schema import MAX_RESULT_BYTES, is_json
+from tenure.domain.result_schema import MAX_RESULT_BYTES
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
 from tenure.v1 import task_pb2
 from tenure.validators.conversations import check_fork, check_words
@@ -19,6 +19,7 @@ from tenure.validators.fields import (
     check_task_id,
     check_token,
     check_watch,
+    is_json,
 )
 from tenure.validators.limits import MAX_COMMIT_BYTES, MAX_ENTRIES, MAX_HOLDINGS
 from tenure.validators.operators import check_operator_request

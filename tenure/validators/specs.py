@@ -35,9 +35,7 @@ def check_spec(spec: Any, v: Violations, prefix: str = "") -> None:
     v.known(f"{prefix}policy.on_lease_lost", task_pb2.LeaseLostPolicy, spec.policy.on_lease_lost)
     v.known(f"{prefix}policy.on_in_doubt", task_pb2.InDoubtPolicy, spec.policy.on_in_doubt)
     v.known(f"{prefix}priority", task_pb2.Priority, spec.priority)
-    corrections = spec.policy.max_result_corrections
-    v.between(f"{prefix}policy.max_result_corrections", corrections, 0, MAX_RESULT_CORRECTIONS)
-    check_result_schema(spec.result_schema_json, v, f"{prefix}result_schema_json")
+    _result(spec, v, prefix)
     check_source(spec.source, v, f"{prefix}source")
     v.require(not spec.queue or bool(NAME.match(spec.queue)), f"{prefix}queue", "must be a name of up to 63 characters")
     check_labels(spec.labels, v, f"{prefix}labels")
@@ -60,6 +58,14 @@ def _loop(loop: str, v: Violations, field: str, *, is_control: bool) -> None:
         v.require(loop in {"", CONTROL_LOOP}, field, f"must be empty or {CONTROL_LOOP} for control work")
     else:
         v.require(loop != CONTROL_LOOP and not offered_function(loop), field, "needs `control`: the function to run")
+
+
+def _result(spec: Any, v: Violations, prefix: str) -> None:
+    corrections = spec.policy.max_result_corrections
+    v.between(f"{prefix}policy.max_result_corrections", corrections, 0, MAX_RESULT_CORRECTIONS)
+    check_result_schema(spec.result_schema_json, v, f"{prefix}result_schema_json")
+    both = spec.HasField("control") and bool(spec.result_schema_json)
+    v.require(not both, f"{prefix}result_schema_json", "is for agents: control work says by itself what it returns")
 
 
 def check_result_schema(schema_json: str, v: Violations, field: str) -> None:

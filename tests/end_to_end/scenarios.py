@@ -42,5 +42,6 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
     "e2e-overloaded": [{"text": "Never.", "fault": {"status": 529, "times": 1000}}],
     "e2e-leave": [*map(asking_leave, ("first", "second", "third")), {"text": "That was it."}],
     "e2e-one-leave": [asking_leave("only"), {"text": "That was it."}],
+    "e2e-shaped": [{"text": "There is one."}, {"text": "{}"}, {"text": '{"lines": 1}'}],
     "e2e-slow-answer": [{"text": "word " * 400, "latency_ms": 60000, "deltas": 200}],
 }

@@ -15,6 +15,7 @@ from typing import Final
 from tenure.runtime.failpoint_names import FAILPOINTS
 from tests.fault.suite.faults import arm
 from tests.fault.suite.installation import Installation
+from tests.fault.suite.scenarios import SHAPED
 from tests.fault.suite.schedule import Mode, PlannedFault, PlannedTask, Schedule
 from tests.fault.suite.trial import Trial
 
@@ -43,6 +44,7 @@ def _tasks(
 
 # Of each kind as many that the armed worker gets some.
 WORK: Final = Scene(_tasks("mixed", *["keyed"] * 2, "unsafe", *["refused-often"] * 4, *["siblings"] * 3))
+SHAPES: Final = Scene(_tasks(*[SHAPED] * 3))
 CANCELS: Final = Scene(_tasks(*["slow-tools"] * 6, "long", cancel_after=1.5))
 DEADLINES: Final = Scene(_tasks("slow-tools", "slow-tools", timeout_seconds=1.5))
 LOSSES: Final = Scene(
@@ -60,6 +62,7 @@ SIGNALS: Final = Scene((), (PlannedFault(0.0, "send_signals", "checkpoint", 5.0)
 SLOW_START: Final = Scene(_tasks("keyed", "unsafe"), also="tools.before_effect=1#sleep(1500)")
 
 SCENES: Final = {
+    "worker.before_correction": SHAPES,
     "worker.after_fence": CANCELS,
     "checkpoint.before_foreign": CANCELS,
     "checkpoint.after_foreign": CANCELS,

@@ -30,6 +30,13 @@ def test_what_becomes_of_a_task_whose_worker_is_lost_is_chosen(word: str, policy
     assert request_of("go", on_lease_lost=word).policy.on_lease_lost == policy
 
 
+def test_a_results_schema_is_sent_and_no_corrections_are_none() -> None:
+    request = request_of("go", result_schema='{"type": "object"}', result_corrections=0)
+    assert request.result_schema_json == '{"type": "object"}'
+    assert request.policy.HasField("max_result_corrections")
+    assert not request_of("go").policy.HasField("max_result_corrections")
+
+
 def test_a_loop_is_named() -> None:
     assert request_of("go", loop="of-my-own").agent.loop == "of-my-own"
 

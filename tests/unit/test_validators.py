@@ -56,6 +56,19 @@ def test_all_that_is_wrong_is_told_together() -> None:
     }
 
 
+def test_a_results_schema_and_its_corrections_are_checked_wherever_they_come() -> None:
+    none, policy = '{"type": "objekt"}', task_pb2.TaskPolicy(max_result_corrections=21)
+    request = tasks.SubmitTaskRequest(goal="go", result_schema_json=none, policy=policy)
+    assert fields(request) == {"result_schema_json", "policy.max_result_corrections"}
+    overrides = task_pb2.ForkOverrides(result_schema_json=none)
+    fork = tasks.ForkTaskRequest(task_id=str(uuid.uuid4()), overrides=overrides)
+    assert fields(fork) == {"overrides.result_schema_json"}
+    failed = commit()
+    failed.transition.to_state, failed.transition.reason = task_pb2.TASK_STATE_FAILED, "RESULT_INVALID"
+    failed.transition.result_json = "{"
+    assert fields(failed) == {"transition.result_json"}
+
+
 def test_a_goal_is_counted_in_bytes() -> None:
     assert fields(tasks.SubmitTaskRequest(goal="é" * (MAX_GOAL_BYTES // 2 + 1))) == {"goal"}
 

@@ -34,11 +34,14 @@ SPEC = TaskSpec(
     goal="find out\u0000",
     agent=AgentSpec("messages", "sim-hello", "be brief", (), 1000),
     limits=Limits(5000, 7, 90.5),
-    policy=TaskPolicy(on_in_doubt=InDoubtPolicy.TELL_MODEL, retry=RetryPolicy(0, 1.5, 3.0, 60.0)),
+    policy=TaskPolicy(
+        on_in_doubt=InDoubtPolicy.TELL_MODEL, retry=RetryPolicy(0, 1.5, 3.0, 60.0), max_result_corrections=0
+    ),
     priority=Priority.HIGH,
     queue="batch",
     labels=(("a", "1"), ("b", "2")),
     source=Source(SourceKind.SCHEDULER, "nightly", "42"),
+    result_schema_json='{"type": "object"}',
 )
 USAGE = TokenUsage(1, 2, 3, 4)
 BODIES = [
@@ -52,6 +55,8 @@ BODIES = [
     facts.ToolIntent("1.0", "toolu_1", "t", '{"n":1}'),
     facts.ToolOutcome("1.0", Outcome(OutcomeStatus.TIMED_OUT, "too slow", True, "X", 2.0, 3)),
     facts.UserMessage("more", "r2"),
+    facts.ResultRejected("no\u0000", ("$: one", "$.a: two")),
+    facts.Transition(TaskState.SUCCEEDED, "FINAL_ANSWER", "", "3", None, TaskState.RUNNING, result_json="3"),
     facts.CancelRequest("enough"),
     facts.Submitted(replace(SPEC, agent=AgentSpec("control"), control=ControlWork("month_end", '{"month": 10}'))),
     facts.ControlStep("count", '{"rows": 3}', duration_seconds=0.5),

@@ -22,6 +22,10 @@ def _file(number: int) -> dict[str, Any]:
     return {"name": "write_file", "arguments": {"path": f"{number}.txt", "content": f"number {number}"}}
 
 
+SHAPED: Final = "shaped"
+"""Of tasks whose result must fit a schema."""
+RESULT_SCHEMA: Final = '{"type": "object", "required": ["lines"]}'
+
 END: Final = {"text": "All of it is done.", "latency_ms": 100}
 LIST: Final = {"name": "list_files", "arguments": {"path": ""}}
 SEARCH: Final = {"name": "web_search", "arguments": {"query": "help desk", "num_results": 1}}
@@ -56,6 +60,11 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
     "files": [*(_calls(_file(n), latency_ms=50) for n in range(5)), _calls(LIST), END],
     "python": [_calls(PYTHON, _append("append_record", "keyed 0")), END],
     "refused-often": [{**END, "fault": {"status": 529, "times": 2, "retry_after_seconds": 0.2}}],
+    SHAPED: [
+        _calls(_append("append_record", "keyed 0")),
+        {"text": "It is done, and there was 1 line.", "latency_ms": 100},
+        {"text": '{"lines": 1}', "latency_ms": 100},
+    ],
     "broken-once": [
         _calls(_append("append_record", "keyed 0")),
         {"text": "This one is cut off once. " * 8, "deltas": 8, "fault": {"broken_stream": 3, "times": 1}},
@@ -74,6 +83,7 @@ WEIGHTS: Final[dict[str, int]] = {
     "python": 1,
     "refused-often": 1,
     "broken-once": 1,
+    SHAPED: 1,
 }
 """How often each is chosen."""
 

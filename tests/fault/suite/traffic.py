@@ -18,7 +18,7 @@ from tenure.runtime.status import PeerFailed
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.fault.suite.client_log import ClientLog, Stream, request_hash
-from tests.fault.suite.scenarios import model_of
+from tests.fault.suite.scenarios import RESULT_SCHEMA, SHAPED, model_of
 from tests.fault.suite.schedule import PlannedTask, Schedule
 
 CALL_SECONDS: Final = 5.0
@@ -162,6 +162,7 @@ def _submission(planned: PlannedTask, goal: str) -> Submitted:
         goal=goal,
         agent=task_pb2.AgentSpec(model=model_of(planned.scenario), max_output_tokens=2048),
         policy=task_pb2.TaskPolicy(on_in_doubt=in_doubt, retry=task_pb2.RetryPolicy(**RETRY)),
+        result_schema_json=RESULT_SCHEMA if planned.scenario == SHAPED else "",
     )
     if planned.timeout_seconds is not None:
         request.limits.timeout.FromMilliseconds(round(planned.timeout_seconds * 1000))

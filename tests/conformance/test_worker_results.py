@@ -1,0 +1,69 @@
+"""A worker and the final answers of tasks whose result must fit a schema."""
+
+from __future__ import annotations
+
+import json
+
+from services.worker.judging import judge_apart
+from tenure.domain import entries as facts
+from tenure.domain.task import TaskPolicy
+from tenure.wire.enums import state_name
+
+SCHEMA = json.dumps({"type": "object", "properties": {"price": {"type": "integer"}}, "required": ["price"]})
+
+
+async def told(bench, task_id):
+    """What the agent was told, and at which step."""
+    return [
+        (entry.step, entry.body.violations)
+        for entry in await bench.entries(task_id)
+        if isinstance(entry.body, facts.ResultRejected)
+    ]
+
+
+async def test_an_answer_that_is_no_result_is_corrected_until_it_is_one(bench):
+    await bench.start_worker()
+    plain = await bench.ended(await bench.submit("sim-worker-shaped"))
+    assert (plain.result, plain.result_json) == ("It costs three.", "")
+    task_id = await bench.submit("sim-worker-shaped", result_schema_json=SCHEMA)
+    task = await bench.ended(task_id)
+    assert (state_name(task.state), task.reason, task.result_json) == ("SUCCEEDED", "FINAL_ANSWER", '{"price": 3}')
+    assert task.result == '```json\n{"price": 3}\n```'
+    first, second = await told(bench, task_id)
+    assert (first[0], "is no JSON" in first[1][0]) == (1, True)
+    assert second == (2, ("$.price: 'three' is not of type 'integer'",))
+    knows = (await bench.bodies(task_id, facts.ModelAttempt))[0]
+    knows_not = (await bench.bodies(plain.task_id, facts.ModelAttempt))[0]
+    assert knows.input_tokens > knows_not.input_tokens + len(SCHEMA) // 8
+
+
+async def test_after_so_many_corrections_the_task_fails_with_its_last_answer(bench):
+    await bench.start_worker()
+    policy = TaskPolicy(max_result_corrections=1)
+    task_id = await bench.submit("sim-worker-shaped", result_schema_json=SCHEMA, policy=policy)
+    task = await bench.ended(task_id)
+    assert (state_name(task.state), task.reason, task.result_json) == ("FAILED", "RESULT_INVALID", "")
+    assert ("after 1 corrections" in task.message, '"three"' in task.result) == (True, True)
+    assert len(bench.model_calls(task_id)) == 2
+
+
+async def test_a_death_between_an_answer_and_its_correction_costs_nothing(bench):
+    """The answer is in the ledger: the successor judges it alike, and asks for the next one only."""
+    victim = await bench.start_worker(failpoints="worker.before_correction=1#kill9")
+    task_id = await bench.submit("sim-worker-shaped", result_schema_json=SCHEMA)
+    assert await bench.died(victim) != 0
+    assert await told(bench, task_id) == []
+    await bench.start_worker()
+    task = await bench.ended(task_id)
+    assert (state_name(task.state), task.result_json) == ("SUCCEEDED", '{"price": 3}')
+    assert [step for step, _ in await told(bench, task_id)] == [1, 2]
+    answers = [entry.step for entry in await bench.entries(task_id) if isinstance(entry.body, facts.AssistantMessage)]
+    assert (answers, len(bench.model_calls(task_id))) == ([1, 2, 3], 3)
+
+
+async def test_a_schema_that_takes_for_ever_is_given_up_and_stops_nothing_else():
+    """A pattern with exponential backtracking: matched in the worker itself, it would stop all its tasks."""
+    hostile = json.dumps({"type": "string", "pattern": "^(a+)+$"})
+    judgement = await judge_apart(hostile, json.dumps("a" * 60 + "!"), cpu_seconds=2)
+    assert "in time" in judgement.violations[0]
+    assert (await judge_apart(hostile, '"aaa"')).result_json == '"aaa"'

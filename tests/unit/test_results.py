@@ -1,0 +1,213 @@
+"""Results with a shape: which schemas are taken, which answers fit, and what the loop makes of those that do not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tenure.domain import entries as facts
+from tenure.domain.budget import TokenUsage
+from tenure.domain.fold import ResumePoint, fold
+from tenure.domain.result_schema import (
+    MAX_RESULT_BYTES,
+    MAX_SCHEMA_BYTES,
+    MAX_SCHEMA_DEPTH,
+    MOST_VIOLATIONS,
+    Judgement,
+    judge,
+    problem_of_schema,
+)
+from tenure.domain.results import refuse_success, system_prompt
+from tenure.domain.states import TaskState
+from tenure.domain.task import TaskPolicy, TaskSpec
+from tenure.domain.turn import CallModel, CloseOut, Correct, JudgeAnswer, Nudge, after_judgement, next_move
+
+PRICE = json.dumps(
+    {
+        "type": "object",
+        "properties": {"price": {"type": "number"}},
+        "required": ["price"],
+        "additionalProperties": {"type": "string"},
+    }
+)
+SPEC = TaskSpec("find out", policy=TaskPolicy(max_result_corrections=2), result_schema_json=PRICE)
+START = (0, facts.Submitted(SPEC)), (0, facts.Transition(TaskState.QUEUED, "SUBMITTED"))
+
+
+def point(*bodies: tuple[int, facts.Body]) -> ResumePoint:
+    return fold(facts.Entry(number, step, body) for number, (step, body) in enumerate((*START, *bodies), start=1))
+
+
+def answered(step: int, text: str, stop: str = "end_turn") -> tuple[tuple[int, facts.Body], ...]:
+    message = facts.AssistantMessage(1, ({"type": "text", "text": text},), stop, TokenUsage(10, 5))
+    return (step, facts.ModelAttempt(1, "m", 10, 20, 30)), (step, message)
+
+
+def judged(at: ResumePoint) -> CloseOut | Correct:
+    move = next_move(at)
+    assert isinstance(move, JudgeAnswer)
+    return after_judgement(at, judge(move.schema_json, move.text))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"type": "object", "properties": {"$ref": {"type": "string"}, "pattern": {"type": "integer"}}},
+        {"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "array", "items": {"$ref": "#"}},
+        {
+            "$defs": {"node": {"type": "object", "additionalProperties": {"$ref": "#/$defs/node"}}},
+            "$ref": "#/$defs/node",
+        },
+        {"enum": [{"$ref": "elsewhere"}]},
+        {"type": "string", "pattern": "^[a-z]+$", "format": "email"},
+    ],
+)
+def test_a_json_schema_is_taken(schema: dict[str, Any]) -> None:
+    assert problem_of_schema(json.dumps(schema)) == ""
+
+
+@pytest.mark.parametrize(
+    ("schema_json", "told"),
+    [
+        ("{", "is no JSON"),
+        ("[" * 8000, "is no JSON"),
+        ('{"minimum": NaN}', "is no JSON"),
+        ("true", "must be a JSON object"),
+        ('{"type": "objekt"}', "is no JSON Schema at $.type"),
+        ('{"properties": {"a": {"minimum": "3"}}}', "is no JSON Schema at $.properties.a.minimum"),
+        ('{"$schema": "http://json-schema.org/draft-07/schema#"}', "draft 2020-12"),
+        ('{"$ref": "https://example.com/schema.json"}', "only references within it"),
+        ('{"items": {"$dynamicRef": "file:///etc/passwd"}}', "only references within it"),
+        ('{"$ref": "#/$defs/missing"}', "which is not in it"),
+        ('{"properties": {"a": {"$id": "https://example.com/inner"}}}', "$id inside"),
+        ('{"pattern": "(unclosed"}', "pattern '(unclosed'"),
+        ('{"patternProperties": {"*": {}}}', "pattern '*'"),
+        ('{"not":' * MAX_SCHEMA_DEPTH + "{}" + "}" * MAX_SCHEMA_DEPTH, f"more than {MAX_SCHEMA_DEPTH} deep"),
+        (json.dumps({"description": "x" * MAX_SCHEMA_BYTES}), f"more than {MAX_SCHEMA_BYTES} bytes"),
+    ],
+)
+def test_what_is_no_schema_of_ours_is_refused_in_words(schema_json: str, told: str) -> None:
+    assert told in problem_of_schema(schema_json)
+
+
+@pytest.mark.parametrize(
+    ("answer", "result"),
+    [
+        ('{"price": 3}', '{"price": 3}'),
+        (' {"price": 1e3}\n', '{"price": 1e3}'),
+        ('```json\n{"price": 3.50}\n```', '{"price": 3.50}'),
+        ('Here it is:\n\n```\n{"price": 3}\n```\nAnything else?', '{"price": 3}'),
+        ('{"price": 3, "why": "\\ud800 \\u0000 ```"}', '{"price": 3, "why": "\\ud800 \\u0000 ```"}'),
+    ],
+)
+def test_an_answer_that_fits_is_the_result_as_it_was_written(answer: str, result: str) -> None:
+    assert judge(PRICE, answer) == Judgement(result)
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ("", "the answer is no JSON"),
+        ('It is {"price": 3}', "the answer is no JSON"),
+        ('```\n{"price": 3}\n```\nor\n```\n{"price": 4}\n```', "the answer is no JSON"),
+        ('{"price": NaN}', "NaN is no number"),
+        ('{"price": 1e400}', "too large a number"),
+        ('{"price": "3"}', "$.price: '3' is not of type 'number'"),
+        ("{}", "$: 'price' is a required property"),
+        ('{"price": 1, "\\ud800": 0}', "is not of type 'string'"),
+        ("[" * 100_000, "nests too deeply"),
+        (f'"{"x" * MAX_RESULT_BYTES}"', f"more than {MAX_RESULT_BYTES} bytes"),
+    ],
+)
+def test_an_answer_that_does_not_fit_is_told_where_and_why(answer: str, told: str) -> None:
+    [violation] = judge(PRICE, answer).violations
+    assert told in violation
+
+
+def test_of_many_violations_the_first_few_are_told() -> None:
+    found = judge('{"items": {"type": "string"}}', json.dumps(list(range(1000)))).violations
+    assert (len(found), found[-1]) == (MOST_VIOLATIONS + 1, "and more")
+
+
+def test_a_schema_that_goes_round_in_circles_is_no_accident_of_ours() -> None:
+    circle = '{"$ref": "#"}'
+    assert problem_of_schema(circle) == ""
+    assert "nests too deeply" in judge(circle, "1").violations[0]
+
+
+def test_the_model_knows_the_schema_from_the_start() -> None:
+    assert system_prompt("Be brief.", "") == "Be brief."
+    assert system_prompt("Be brief.", PRICE).startswith("Be brief.\n\n")
+    assert PRICE in system_prompt("", PRICE)
+
+
+def test_an_answer_that_fits_closes_the_task_out_with_its_json() -> None:
+    end = judged(point(*answered(1, 'So:\n```json\n{"price": 3}\n```')))
+    expected = CloseOut(TaskState.SUCCEEDED, "FINAL_ANSWER", "", 'So:\n```json\n{"price": 3}\n```', '{"price": 3}')
+    assert end == expected
+
+
+def test_an_answer_that_does_not_fit_is_corrected_and_the_model_asked_again() -> None:
+    at = point(*answered(1, "three"))
+    move = judged(at)
+    assert isinstance(move, Correct)
+    assert (move.step, "no JSON" in move.rejected.text) == (1, True)
+    corrected = point(*answered(1, "three"), (1, move.rejected))
+    assert next_move(corrected) == CallModel(2, 1)
+    sent = point(*answered(1, "three"), (1, move.rejected), (2, facts.ModelAttempt(1, "m", 10, 20, 30)))
+    assert sent.messages[-1] == {"role": "user", "content": [{"type": "text", "text": move.rejected.text}]}
+
+
+def test_judging_again_after_a_crash_comes_to_the_same_correction() -> None:
+    bodies = answered(1, '{"price": "3"}')
+    assert judged(point(*bodies)) == judged(point(*bodies))
+
+
+def test_after_so_many_corrections_the_task_fails_with_the_last_answer() -> None:
+    bodies: list[tuple[int, facts.Body]] = []
+    for step in (1, 2):
+        bodies += answered(step, f"try {step}")
+        move = judged(point(*bodies))
+        assert isinstance(move, Correct)
+        bodies.append((step, move.rejected))
+    end = judged(point(*bodies, *answered(3, "try 3")))
+    assert isinstance(end, CloseOut)
+    assert (end.to_state, end.reason, end.result, end.result_json) == (TaskState.FAILED, "RESULT_INVALID", "try 3", "")
+    assert "after 2 corrections" in end.message
+
+
+def test_a_requeue_gives_the_corrections_back() -> None:
+    rejected = facts.ResultRejected("no", ("no",))
+    failed = (3, facts.Transition(TaskState.FAILED, "RESULT_INVALID", from_state=TaskState.RUNNING))
+    again = (3, facts.Transition(TaskState.QUEUED, "OPERATOR_REQUEUE", from_state=TaskState.FAILED))
+    tried = (*answered(1, "one"), (1, rejected), *answered(2, "two"), (2, rejected), *answered(3, "three"))
+    assert point(*tried).corrections == 2
+    assert isinstance(judged(point(*tried, failed, again)), Correct)
+
+
+def test_what_somebody_says_meanwhile_comes_before_any_judgement() -> None:
+    assert next_move(point(*answered(1, "three"), (0, facts.UserMessage("wait")))) == CallModel(2, 1)
+
+
+def test_an_answer_that_was_cut_and_continued_is_judged_as_a_whole() -> None:
+    cut = answered(1, '{"pri', "max_tokens")
+    assert isinstance(next_move(point(*cut)), Nudge)
+    end = judged(point(*cut, (1, facts.UserMessage("go on")), *answered(2, 'ce": 3}')))
+    assert isinstance(end, CloseOut)
+    assert end.result_json == '{"price": 3}'
+
+
+def test_tasks_with_a_schema_and_only_they_succeed_with_json() -> None:
+    def refusal(state: TaskState = TaskState.SUCCEEDED, **changes: Any) -> object:
+        asked = {"has_schema": True, "is_to_end": False, "result_json": ""}
+        return refuse_success(state, **{**asked, **changes})
+
+    assert refusal() is not None
+    assert refusal(result_json="3") is None
+    assert refusal(has_schema=False) is None
+    assert refusal(has_schema=False, result_json="3") is not None
+    assert refusal(is_to_end=True) is None
+    assert refusal(TaskState.FAILED) is None
