@@ -23,6 +23,7 @@ import psycopg
 import pytest
 
 from services.tools.statements import MIGRATIONS
+from tenure.dev.freezing import freeze
 from tenure.domain.token import TASK_PREFIX, Claims
 from tenure.domain.tools import Outcome
 from tenure.runtime.rpc_channel import TenureChannel, open_channel
@@ -129,7 +130,7 @@ class ToolReplica:
                 await asyncio.sleep(0.02)
 
     def freeze(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
+        freeze(self.process.pid)
 
     def thaw(self) -> None:
         self.process.send_signal(signal.SIGCONT)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from tenure.dev import die_with_parent
 from tenure.dev.etcd_binary import environment, etcd_version
+from tenure.dev.freezing import freeze
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,7 +125,7 @@ class EtcdProcess:
 
     def pause(self) -> None:
         """SIGSTOP: the process keeps its connections and answers nothing."""
-        self._running().send_signal(signal.SIGSTOP)
+        freeze(self._running().pid)
 
     def resume(self) -> None:
         """SIGCONT after `pause`."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from tenure.dev import die_with_parent
+from tenure.dev.freezing import freeze
 from tenure.dev.stack.errors import ServiceDied
 from tenure.dev.stack.last_words import last_words
 
@@ -75,7 +76,7 @@ class ChildProcess(ABC):
 
     def freeze(self) -> None:
         """SIGSTOP: its connections stay, it does nothing."""
-        os.kill(self.pid, signal.SIGSTOP)
+        freeze(self.pid)
 
     def wake(self) -> None:
         """SIGCONT."""
