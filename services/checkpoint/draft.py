@@ -102,6 +102,7 @@ class Draft:
             input_tokens=request.input_tokens,
             max_output_tokens=granted.max_output_tokens,
             reserved_tokens=granted.reserved_tokens,
+            summary_through_step=request.summary_through_step,
         )
         body = ledger_pb2.EntryBody(model_attempt=attempt).SerializeToString()
         self.append(KINDS["model_attempt"], body, step=request.step, actor=actor, by_claim=True)

@@ -19,6 +19,7 @@ WRITTEN_BY_OWNERS: Final = frozenset(
         "control_step",
         "control_failure",
         "result_rejected",
+        "compaction",
     }
 )
 """What a Commit may hold. All other kinds are the ledger's own: it writes them when it does what they say."""

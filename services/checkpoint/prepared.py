@@ -225,6 +225,7 @@ def _reserve(request: pb.CommitRequest) -> ReserveRequest | None:
         input_tokens=asked.input_tokens,
         max_output_tokens=asked.max_output_tokens,
         min_output_tokens=asked.min_output_tokens,
+        summary_through_step=asked.summary_through_step,
     )
 
 

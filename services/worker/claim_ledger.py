@@ -154,6 +154,7 @@ def _attempt(request: ReserveRequest, granted: Granted) -> facts.ModelAttempt:
         input_tokens=request.input_tokens,
         max_output_tokens=granted.max_output_tokens,
         reserved_tokens=granted.reserved_tokens,
+        summary_through_step=request.summary_through_step,
     )
 
 
@@ -165,6 +166,7 @@ def _reserve_to_wire(request: ReserveRequest) -> pb.Reserve:
         input_tokens=request.input_tokens,
         max_output_tokens=request.max_output_tokens,
         min_output_tokens=request.min_output_tokens,
+        summary_through_step=request.summary_through_step,
     )
 
 

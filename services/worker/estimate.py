@@ -11,8 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from tenure.domain.budget import TokenUsage
-from tenure.domain.fold import Message
+from tenure.domain.conversation import Message
 
 BYTES_PER_TOKEN: Final = 3
 TOKENS_PER_REQUEST: Final = 32
@@ -20,28 +19,38 @@ TOKENS_PER_MESSAGE: Final = 8
 TOKENS_FOR_TOOLS: Final = 512
 """The provider's own words about tools, sent along with the first definition."""
 
+Counted = tuple[int, int]
+"""How many messages a request had, and the tokens of all of it."""
+
 
 class InputEstimate:
-    """The bound for one task's conversation, which only ever grows."""
+    """The bound for one task's conversation. Messages are not changed; the newest may be taken back."""
 
     def __init__(self, system: str, tools: Sequence[Mapping[str, Any]]) -> None:
         self._fixed = TOKENS_PER_REQUEST + text_tokens(system) + sum(json_tokens(tool) for tool in tools)
         self._fixed += TOKENS_FOR_TOOLS if tools else 0
-        self._measured = 0
-        self._message_tokens = 0
+        self._measured: list[Message] = []
+        self._sums: list[int] = [0]
 
-    def upper_bound(self, messages: Sequence[Message], to_come: Iterable[Message] = ()) -> int:
+    def upper_bound(
+        self, messages: Sequence[Message], to_come: Iterable[Message] = (), counted: Counted | None = None
+    ) -> int:
         """Tokens of a request with `messages` and then `to_come`, which are not in the ledger yet."""
-        for message in messages[self._measured :]:
-            self._message_tokens += json_tokens(message) + TOKENS_PER_MESSAGE
-        self._measured = len(messages)
-        return self._fixed + self._message_tokens + sum(json_tokens(one) + TOKENS_PER_MESSAGE for one in to_come)
+        self._measure(messages)
+        known, tokens = counted if counted is not None and counted[0] <= len(messages) else (0, self._fixed)
+        return tokens + self._sums[-1] - self._sums[known] + sum(map(_message_tokens, to_come))
 
-    def learn(self, sent_messages: int, usage: TokenUsage) -> None:
-        """The provider has counted a request of so many messages: its number stands for them, and for what is fixed."""
-        counted = usage.total - usage.output_tokens
-        if counted > 0 and sent_messages == self._measured:
-            self._fixed, self._message_tokens = 0, counted
+    def _measure(self, messages: Sequence[Message]) -> None:
+        while self._measured and not self._is_part_of(messages):
+            self._measured.pop()
+            self._sums.pop()
+        for message in messages[len(self._measured) :]:
+            self._measured.append(message)
+            self._sums.append(self._sums[-1] + _message_tokens(message))
+
+    def _is_part_of(self, messages: Sequence[Message]) -> bool:
+        count = len(self._measured)
+        return count <= len(messages) and messages[count - 1] is self._measured[-1]
 
 
 def json_tokens(value: Any) -> int:
@@ -52,3 +61,7 @@ def json_tokens(value: Any) -> int:
 def text_tokens(text: str) -> int:
     """An upper bound of the tokens of a text."""
     return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
+
+
+def _message_tokens(message: Message) -> int:
+    return json_tokens(message) + TOKENS_PER_MESSAGE

@@ -30,7 +30,7 @@ from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.service import CommonSettings, run_service
 from tenure.runtime.settings import Address, Secret, group, setting
 from tenure.v1.worker_service_pb2_grpc import add_WorkerServiceServicer_to_server
-from tenure.validators import MAX_CHOICES, NAME, validate
+from tenure.validators import MAX_CHOICES, MIN_WINDOW_TOKENS, NAME, validate
 
 _log: Final = logging.getLogger(__name__)
 LIVE_GRACE_SECONDS: Final = 0.1
@@ -69,6 +69,9 @@ class Settings:
     max_output_tokens: int = setting(
         "of one model call, for tasks that name none", default=8192, minimum=1, maximum=64000
     )
+    context_window_tokens: int = setting(
+        "the most tokens of one model call, input and output; 0: as many as the model takes", default=0, minimum=0
+    )
     model_timeout_seconds: float = setting("of one model call, whole", default=600.0, minimum=0.1)
     model_silence_seconds: float = setting("of one model call, between two bytes", default=60.0, minimum=0.1)
     drain_seconds: float = setting("to give tasks back at the end", default=5.0, minimum=0.0)
@@ -79,6 +82,8 @@ class Settings:
         """What coordinators would refuse. And a loop that is offered and not known would be driven by another one."""
         if len(self.queues) > MAX_CHOICES or not all(map(NAME.match, self.queues)):
             yield f"TENURE_WORKER_QUEUES: at most {MAX_CHOICES} names of up to 63 letters, digits, dots, - and _"
+        if 0 < self.context_window_tokens < MIN_WINDOW_TOKENS:
+            yield f"TENURE_WORKER_CONTEXT_WINDOW_TOKENS: 0, or {MIN_WINDOW_TOKENS} and more"
         for loop in self.loops:
             if loop not in KNOWN_LOOPS:
                 yield f"TENURE_WORKER_LOOPS: this worker knows no loop {loop!r}, only {', '.join(sorted(KNOWN_LOOPS))}"
@@ -125,7 +130,8 @@ async def _open_parts(process: Process, settings: Settings, trust: TrustGate, du
     )
     duties.start("commit stream", ledger.run)
     duties.start("tool stream", tools.run)
-    return Parts(ledger, tools, model, trust, ModelDefaults(settings.model, settings.max_output_tokens))
+    defaults = ModelDefaults(settings.model, settings.max_output_tokens, settings.context_window_tokens)
+    return Parts(ledger, tools, model, trust, defaults)
 
 
 async def _serve_live_text(process: Process, settings: Settings, holdings: Holdings) -> int:

@@ -6,6 +6,7 @@ Retries are the worker's, written into the ledger: the library's own two would b
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +17,8 @@ import httpx2
 
 from services.worker.answer_fold import AnswerFold, MalformedAnswer
 from tenure.domain.budget import TokenUsage
-from tenure.domain.entries import ContentBlock
-from tenure.domain.fold import Message
+from tenure.domain.conversation import Message
+from tenure.domain.entries import PROMPT_TOO_LONG, ContentBlock
 
 MAX_CONNECTIONS: Final = 4096
 _CLASSES: Final = {
@@ -47,6 +48,9 @@ _STATUS_OF_TYPE: Final = {
     "request_too_large": 413,
 }
 _RETRYABLE: Final = frozenset({408, 409, 429})
+_TOO_LONG: Final = re.compile(r"prompt is too long|exceed context limit", re.IGNORECASE)
+"""The provider has no type of its own for it, only words."""
+
 LONGEST_RETRY_AFTER_SECONDS: Final = 24 * 3600.0
 """The longest wait that the ledger takes: no task lives longer."""
 
@@ -203,9 +207,11 @@ def _refused(error: anthropic.APIStatusError) -> ModelCallFailed:
     if status < 400:
         status = _STATUS_OF_TYPE.get(error.type or "", 500)
     server_side = status >= 500
+    error_class = _CLASSES.get(status, "SERVER_ERROR" if server_side else "INVALID_REQUEST")
+    message = error.api_message or error.message
     return ModelCallFailed(
-        _CLASSES.get(status, "SERVER_ERROR" if server_side else "INVALID_REQUEST"),
-        error.api_message or error.message,
+        PROMPT_TOO_LONG if status == 400 and _TOO_LONG.search(message) else error_class,
+        message,
         retryable=server_side or status in _RETRYABLE,
         status_code=status,
         retry_after_seconds=_retry_after_seconds(error.response.headers),

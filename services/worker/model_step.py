@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from services.worker.after_failure import INTERRUPTED
 from services.worker.claim_ledger import ClaimLedger, Fact
-from services.worker.estimate import InputEstimate
 from services.worker.holdings import Holding
 from services.worker.interrupts import Interrupted
 from services.worker.model import ModelAnswer, ModelCall, ModelCallFailed, ModelRequest
 from services.worker.parts import Parts
+from services.worker.room import Room
 from tenure.domain import entries as facts
 from tenure.domain.budget import Denied, ReserveRequest
-from tenure.domain.fold import Message
+from tenure.domain.compaction import Window
+from tenure.domain.conversation import Message
+from tenure.domain.fold import text_of
 from tenure.domain.results import system_prompt
+from tenure.domain.summary import SUMMARY_SYSTEM
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import ToolDefinition, call_id
 from tenure.domain.turn import CallModel
@@ -33,30 +37,30 @@ MIN_OUTPUT_TOKENS: Final = 256
 class ModelStep:
     """The model calls of one task, under one claim."""
 
-    def __init__(self, parts: Parts, holding: Holding, ledger: ClaimLedger, spec: TaskSpec) -> None:
-        self._parts, self._holding, self._ledger = parts, holding, ledger
+    def __init__(self, parts: Parts, holding: Holding, ledger: ClaimLedger, spec: TaskSpec, window: Window) -> None:
+        self._parts, self._holding, self._ledger, self._window = parts, holding, ledger, window
         self._model = spec.agent.model or parts.defaults.model
-        self._max_output_tokens = spec.agent.max_output_tokens or parts.defaults.max_output_tokens
         self._system = system_prompt(spec.agent.system, spec.result_schema_json)
         self._tools: list[dict[str, Any]] = []
-        self._estimate = InputEstimate(self._system, ())
+        self.room = Room(ledger, window, self._system)
         self.interrupted_call: facts.ModelFailure | None = None
 
     def use_tools(self, tools: Sequence[ToolDefinition]) -> None:
         """The definitions as the task keeps them."""
         self._tools = [_tool_to_provider(tool) for tool in tools]
-        self._estimate = InputEstimate(self._system, self._tools)
+        self.room = Room(self._ledger, self._window, self._system, self._tools)
 
     async def reserve(self, move: CallModel, pending: Sequence[Fact], to_come: Message | None) -> Denied | None:
         """Commits `pending` and sets the call's tokens aside. None: granted, call it."""
-        messages = self._ledger.point.messages
+        output_tokens = self.room.output_tokens(move)
         request = ReserveRequest(
             step=move.step,
             attempt_number=move.attempt_number,
             model=self._model,
-            input_tokens=self._estimate.upper_bound(messages, () if to_come is None else (to_come,)),
-            max_output_tokens=self._max_output_tokens,
-            min_output_tokens=min(MIN_OUTPUT_TOKENS, self._max_output_tokens),
+            input_tokens=self.room.upper_bound(move, to_come),
+            max_output_tokens=output_tokens,
+            min_output_tokens=min(MIN_OUTPUT_TOKENS, output_tokens),
+            summary_through_step=move.summary_through_step,
         )
         result = await self._ledger.reserve(pending, request)
         return result if isinstance(result, Denied) else None
@@ -69,7 +73,8 @@ class ModelStep:
         attempt = self._ledger.point.open_attempt
         assert attempt is not None, "nothing is reserved"
         step = self._ledger.point.step
-        heard = ModelCall(on_text=self._holding.live.append, on_characters=self._holding.progress.hear_text)
+        show = _show_nothing if attempt.summary_through_step else self._holding.live.append
+        heard = ModelCall(on_text=show, on_characters=self._holding.progress.hear_text)
         self._holding.live.begin(step, attempt.attempt_number)
         # A model may think for minutes before its first word, and the call has a bound of its own.
         self._holding.progress.announce_backoff(self._parts.model.timeout_seconds)
@@ -92,22 +97,28 @@ class ModelStep:
             self._holding.progress.hear_text(0)
             self._holding.progress.announce_backoff(0)
         await failpoint("worker.after_model")
-        sent_messages = len(self._ledger.point.messages)
-        await self._ledger.append(_answer_facts(step, attempt, answer))
-        self._estimate.learn(sent_messages, answer.usage)
+        if not attempt.summary_through_step:
+            await self._ledger.append(_answer_facts(step, attempt, answer))
+            return None
+        if not text_of(answer.content):
+            return _failure(attempt, _no_summary(answer))
+        await self._ledger.append(_summary_facts(step, attempt, answer))
         return None
 
     def _request(self, attempt: facts.ModelAttempt, step: int) -> ModelRequest:
         """Words that slipped in between estimate and commit are paid for out of the output."""
-        messages = self._ledger.point.messages
-        unforeseen = max(0, self._estimate.upper_bound(messages) - attempt.input_tokens)
+        name = f"{self._holding.task_id}/{step}/{attempt.attempt_number}"
+        if attempt.summary_through_step:
+            asked = self.room.summary_messages(attempt.summary_through_step)
+            return ModelRequest(attempt.model, asked, attempt.max_output_tokens, SUMMARY_SYSTEM, attempt=name)
+        unforeseen = max(0, self.room.upper_bound(CallModel(step, attempt.attempt_number)) - attempt.input_tokens)
         return ModelRequest(
             model=attempt.model,
-            messages=messages,
+            messages=self._ledger.point.messages,
             max_output_tokens=max(1, attempt.max_output_tokens - unforeseen),
             system=self._system,
             tools=self._tools,
-            attempt=f"{self._holding.task_id}/{step}/{attempt.attempt_number}",
+            attempt=name,
         )
 
     def _attributes(self, attempt: facts.ModelAttempt, step: int) -> dict[str, Any]:
@@ -142,17 +153,25 @@ def _failure(attempt: facts.ModelAttempt, error: ModelCallFailed) -> facts.Model
     )
 
 
+def _no_summary(answer: ModelAnswer) -> ModelCallFailed:
+    failure = ModelCallFailed("NO_SUMMARY", f"asked for a summary, it stopped: {answer.stop_reason}", retryable=True)
+    failure.usage, failure.request_id = answer.usage, answer.request_id
+    return failure
+
+
+def _show_nothing(_block: int, _text: str) -> None:
+    """A summary is no part of what the agent says."""
+
+
+def _summary_facts(step: int, attempt: facts.ModelAttempt, answer: ModelAnswer) -> list[Fact]:
+    """The answer, and that it stands for the conversation from now on; in one commit."""
+    words = tuple(block for block in answer.content if block.get("type") == "text")
+    summary = facts.Summary(attempt.summary_through_step, text_of(words))
+    return [(step, _message(attempt, replace(answer, content=words))), (step, facts.Compaction(summary))]
+
+
 def _answer_facts(step: int, attempt: facts.ModelAttempt, answer: ModelAnswer) -> list[Fact]:
     """The answer, and an intent for each call in it, to be written before any tool runs."""
-    message = facts.AssistantMessage(
-        attempt_number=attempt.attempt_number,
-        content=answer.content,
-        stop_reason=answer.stop_reason,
-        usage=answer.usage,
-        model=answer.model,
-        provider_request_id=answer.request_id,
-        latency_seconds=answer.latency_seconds,
-    )
     uses = [block for block in answer.content if block.get("type") == "tool_use"]
     intents = [
         facts.ToolIntent(
@@ -163,7 +182,19 @@ def _answer_facts(step: int, attempt: facts.ModelAttempt, answer: ModelAnswer) -
         )
         for index, block in enumerate(uses)
     ]
-    return [(step, message), *((step, intent) for intent in intents)]
+    return [(step, _message(attempt, answer)), *((step, intent) for intent in intents)]
+
+
+def _message(attempt: facts.ModelAttempt, answer: ModelAnswer) -> facts.AssistantMessage:
+    return facts.AssistantMessage(
+        attempt_number=attempt.attempt_number,
+        content=answer.content,
+        stop_reason=answer.stop_reason,
+        usage=answer.usage,
+        model=answer.model,
+        provider_request_id=answer.request_id,
+        latency_seconds=answer.latency_seconds,
+    )
 
 
 def _answer_attributes(answer: ModelAnswer) -> dict[str, Any]:

@@ -12,10 +12,11 @@ from services.worker.trust_gate import TrustGate
 
 @dataclass(frozen=True, slots=True)
 class ModelDefaults:
-    """For tasks that leave it to the worker."""
+    """For tasks that leave it to the worker. `context_window_tokens` 0: as large as the model's is."""
 
     model: str
     max_output_tokens: int
+    context_window_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,14 @@ from services.worker.interrupts import Interrupted, Interruption
 from services.worker.judging import judge_apart
 from services.worker.model_step import ModelStep, interrupted_call
 from services.worker.parts import Parts
+from services.worker.room import window_for
 from services.worker.tool_step import ToolStep
 from tenure.domain import entries as facts
 from tenure.domain.budget import Denied
+from tenure.domain.compaction import AskSummary, OutOfRoom
+from tenure.domain.conversation import Message
 from tenure.domain.errors import SequenceConflict, WrongState
-from tenure.domain.fold import Message, ResumePoint
+from tenure.domain.fold import ResumePoint
 from tenure.domain.messages import UNREAD_MESSAGES
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import Reason, ReleaseReason, TaskState
@@ -102,8 +105,9 @@ class TaskLoop:
 
     def _begin(self) -> None:
         """After an Open: nothing is pending, and no attempt is open."""
-        self._model = ModelStep(self._parts, self._holding, self._ledger, self._spec)
-        self._tools = ToolStep(self._parts, self._holding, self._ledger, self._spec.policy.on_in_doubt)
+        window = window_for(self._spec, self._parts.defaults)
+        self._model = ModelStep(self._parts, self._holding, self._ledger, self._spec, window)
+        self._tools = ToolStep(self._parts, self._holding, self._ledger, self._spec.policy.on_in_doubt, window)
         self._pending = []
 
     async def _define_tools(self) -> None:
@@ -141,6 +145,11 @@ class TaskLoop:
                 return _transition(end)
 
     async def _call_model(self, move: CallModel) -> facts.Transition | None:
+        if self._model.room.is_short(move, self._to_come()):
+            made = await self._make_room(move)
+            if not isinstance(made, CallModel):
+                return made
+            move = made
         denied = await self._reserve(move)
         self._holding.interrupts.check()  # what looks like a limit may be the end that was asked for
         if denied is not None:
@@ -161,6 +170,21 @@ class TaskLoop:
                 return await self._call_model(CallModel(step + 1, 1))
             case CloseOut() as end:
                 return _transition(end)
+
+    async def _make_room(self, move: CallModel) -> CallModel | facts.Transition | None:
+        """The call that comes next: `move`, or one for a summary. None: the conversation is shorter now; look again."""
+        await self._ledger.append(self._pending)
+        self._pending = []
+        match self._model.room.make(move):
+            case facts.ClearedResults() as cleared:
+                await self._ledger.append([(self._point.step, facts.Compaction(cleared))])
+                return None
+            case AskSummary(through_step=through_step):
+                return CallModel(self._point.step + 1, 1, through_step)
+            case OutOfRoom(why=why):
+                return facts.Transition(TaskState.FAILED, Reason.CONTEXT_WINDOW_EXCEEDED, why, self._point.last_text)
+            case None:
+                return move
 
     async def _reserve(self, move: CallModel) -> Denied | None:
         """Waits while others' reservations are in the way; their settling is a matter of one model call."""
@@ -184,6 +208,10 @@ class TaskLoop:
 
     async def _after_failure(self, failure: facts.ModelFailure) -> facts.Transition | None:
         self._pending.append((self._point.step, failure))
+        if failure.error_class == facts.PROMPT_TOO_LONG:  # what follows from it is decided before the next call
+            await self._ledger.append(self._pending)
+            self._pending = []
+            return None
         failures = [*self._point.failures, failure]
         retry = self._spec.policy.retry
         verdict = after_failure(

@@ -11,6 +11,7 @@ from typing import Final
 from services.worker.claim_ledger import ClaimLedger, Fact
 from services.worker.holdings import Holding
 from services.worker.parts import Parts
+from tenure.domain.compaction import Window
 from tenure.domain.entries import ToolIntent, ToolOutcome
 from tenure.domain.errors import Fenced, InvalidRequest, TryLater
 from tenure.domain.retry import RetryPolicy
@@ -19,6 +20,7 @@ from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition
 from tenure.runtime import semconv
 from tenure.runtime.failpoint import failpoint, failpoint_enabled
 from tenure.runtime.telemetry import span
+from tenure.validators import MIN_OUTPUT_BYTES
 
 SIBLING_WAIT_SECONDS: Final = 1.0
 """So long an outcome waits for the other calls of its step, then it is committed without them."""
@@ -36,9 +38,13 @@ worker for stuck, and counts its death: an outage must not look like a task that
 class ToolStep:
     """`uncommitted` has the outcomes that no commit took along yet, also after an interruption."""
 
-    def __init__(self, parts: Parts, holding: Holding, ledger: ClaimLedger, policy: InDoubtPolicy) -> None:
+    def __init__(
+        self, parts: Parts, holding: Holding, ledger: ClaimLedger, policy: InDoubtPolicy, window: Window
+    ) -> None:
         self._parts, self._holding, self._ledger, self._policy = parts, holding, ledger, policy
         self._tools: Mapping[str, ToolDefinition] = {}
+        self._window = window
+        self._output_limit_bytes = 0
         self.uncommitted: list[Fact] = []
 
     def use_tools(self, tools: Sequence[ToolDefinition]) -> None:
@@ -51,6 +57,7 @@ class ToolStep:
         Interrupted: stops waiting. What runs goes on, and is joined by whoever executes it again.
         """
         in_doubt: list[ToolIntent] = []
+        self._output_limit_bytes = max(MIN_OUTPUT_BYTES, self._window.result_bytes // max(1, len(intents)))
         running = {asyncio.create_task(self._execute(intent)): intent for intent in intents}
         commit_at: float | None = None
         try:
@@ -116,7 +123,9 @@ class ToolStep:
         while True:
             await self._parts.trust.wait_open()
             try:
-                return await self._parts.tools.execute(self._holding.token, intent, hear, timeout_seconds)
+                return await self._parts.tools.execute(
+                    self._holding.token, intent, hear, timeout_seconds, self._output_limit_bytes
+                )
             except TryLater as error:
                 failures += 1
                 wait_seconds = AGAIN.wait_seconds(failures, random.random(), error.retry_after_seconds)

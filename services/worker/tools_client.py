@@ -57,9 +57,10 @@ class ToolsClient:
         intent: ToolIntent,
         on_sign: Callable[[], None],
         timeout_seconds: float,
+        output_limit_bytes: int = 0,
     ) -> Outcome:
         """Runs the call or joins it. `on_sign` hears every sign of life of it; a refusal is none. Cancelling this stops
-        waiting, not the tool.
+        waiting, not the tool. `output_limit_bytes`: how much of its output the model can be shown; 0: the tool's.
 
         Unavailable after `timeout_seconds` without an outcome: execute it again, which joins.
         """
@@ -77,6 +78,7 @@ class ToolsClient:
             tool=intent.tool,
             arguments_json=intent.arguments_json,
             traceparent=traceparent(),
+            output_limit_bytes=output_limit_bytes,
         )
         tag = self._frames.ask(request, hear)
         try:

@@ -73,7 +73,8 @@ def unknown_tools(fact: ledger_pb2.ToolsDefined) -> str:
 
 
 def _attempt(fact: ledger_pb2.ModelAttempt) -> str:
-    return f"attempt {fact.attempt_number} at {fact.model}, {fact.reserved_tokens:,} tokens set aside"
+    wanted = f"for a summary through step {fact.summary_through_step}, " if fact.summary_through_step else ""
+    return f"attempt {fact.attempt_number} at {fact.model}, {wanted}{fact.reserved_tokens:,} tokens set aside"
 
 
 def _failure(fact: ledger_pb2.ModelFailure) -> str:
@@ -140,6 +141,18 @@ def _forked(fact: ledger_pb2.Forked) -> str:
     return f"goes on from {origin}: {count_text(fact.copied_entries, 'entry', 'entries')} copied"
 
 
+def _compaction(fact: ledger_pb2.Compaction) -> str:
+    match fact.WhichOneof("how"):
+        case "cleared_results":
+            cleared = fact.cleared_results
+            told = f"cleared {count_text(cleared.results, 'tool result')} through step {cleared.through_step}"
+            return f"{told}: about {cleared.input_tokens_before:,} → {cleared.input_tokens_after:,} tokens"
+        case "summary":
+            return f"a summary stands for all through step {fact.summary.through_step}: {fact.summary.text}"
+        case _:
+            return "made the conversation shorter"
+
+
 _OF_KIND: Final[dict[str, Callable[[Any], str]]] = {
     "submitted": lambda fact: goal_text(fact.spec),
     "transition": _transition,
@@ -158,4 +171,5 @@ _OF_KIND: Final[dict[str, Callable[[Any], str]]] = {
     "control_step": _control_step,
     "control_failure": _control_failure,
     "result_rejected": lambda fact: "; ".join(fact.violations),
+    "compaction": _compaction,
 }

@@ -60,6 +60,7 @@ class Narrator:
     def tell(self, entry: ledger_pb2.Entry) -> Lines:
         """Takes the entry in, and gives the lines that it is worth."""
         before = Holder(self.task.owner, self.task.epoch)
+        asked = self.task.attempt
         self.task.apply(entry)
         kind = entry.body.WhichOneof("body")
         if kind != "transition":
@@ -72,7 +73,10 @@ class Narrator:
                 yield from self._take_later()
             case "assistant_message":
                 self.task.live.discard()
-                yield from self._answer(entry.step, entry.body.assistant_message)
+                if asked is not None and asked.summary_through_step:
+                    yield from self._summary(entry.step, entry.body.assistant_message)
+                else:
+                    yield from self._answer(entry.step, entry.body.assistant_message)
             case "model_attempt" | "model_failure" | "attempt_lost":
                 yield from self._attempt(entry)
             case "tool_intent" | "tool_outcome":
@@ -97,6 +101,8 @@ class Narrator:
                 yield self._line("! ", _asked(entry), "yellow")
             case "forked":
                 yield self._line("", describe(entry), "dim")
+            case "compaction":
+                yield self._line("  ≡ ", describe(entry), "dim")
 
     def tell_text(self, delta: live_pb2.Delta) -> Lines:
         """Takes a piece of live text in; a line only when it replaces text that was shown."""
@@ -184,6 +190,13 @@ class Narrator:
             return self._line("  ✗ ", f"the function failed: {describe(entry)}", "red")
         mark, style = _FAILED_MARK if body.control_step.HasField("failure") else _MARKS["SUCCEEDED"]
         return self._line(f"  {mark} ", f"step {entry.step}: {describe(entry)}", "default", mark_style=style)
+
+    def _summary(self, step: int, fact: ledger_pb2.AssistantMessage) -> Lines:
+        """No words of the agent's: what it says comes with the entry that follows."""
+        yield from self._flush()
+        told = f"  {seconds_text(seconds(fact.latency))} · {usage_text(fact.usage)} · a summary of the conversation"
+        yield Text("")
+        yield Text.assemble((f"Step {step}", "bold"), (told, "dim"))
 
     def _call(self, body: ledger_pb2.EntryBody) -> Lines:
         """On a terminal calls under way are drawn below, so a call is told once, with its outcome."""

@@ -56,6 +56,7 @@ class ReserveRequest:
     input_tokens: int
     max_output_tokens: int
     min_output_tokens: int
+    summary_through_step: int = 0
 
 
 @dataclass(frozen=True, slots=True)

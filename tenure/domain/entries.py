@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from tenure.domain.budget import TokenUsage
 from tenure.domain.states import TaskState
@@ -49,13 +49,21 @@ class ToolsDefined:
 
 @dataclass(frozen=True, slots=True)
 class ModelAttempt:
-    """A model call is about to be sent, its tokens are set aside."""
+    """A model call is about to be sent, its tokens are set aside.
+
+    `summary_through_step` not 0: it asks for a summary of the conversation through that step, and is no turn.
+    """
 
     attempt_number: int
     model: str
     input_tokens: int
     max_output_tokens: int
     reserved_tokens: int
+    summary_through_step: int = 0
+
+
+PROMPT_TOO_LONG: Final = "PROMPT_TOO_LONG"
+"""The class of a failure that a shorter conversation may mend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +210,31 @@ class ResultRejected:
     violations: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ClearedResults:
+    """The results of the calls through a step are left out. Tokens: of the next call's input, estimated."""
+
+    through_step: int
+    results: int
+    input_tokens_before: int
+    input_tokens_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A text stands for the conversation through a step, its calls and their results included."""
+
+    through_step: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """From here on the model is sent a part of the history in a shorter form."""
+
+    how: ClearedResults | Summary
+
+
 Body = (
     Submitted
     | Transition
@@ -220,6 +253,7 @@ Body = (
     | ControlStep
     | ControlFailure
     | ResultRejected
+    | Compaction
 )
 
 

@@ -11,11 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tenure.domain.conversation import Conversation, Message, Result, result_of, text_block
 from tenure.domain.entries import (
+    PROMPT_TOO_LONG,
     AssistantMessage,
     AttemptLost,
     Body,
     CancelRequest,
+    Compaction,
     ControlFailure,
     ControlStep,
     Entry,
@@ -26,6 +29,7 @@ from tenure.domain.entries import (
     Requeue,
     ResultRejected,
     Submitted,
+    Summary,
     ToolIntent,
     ToolOutcome,
     ToolsDefined,
@@ -38,10 +42,8 @@ from tenure.domain.task import TaskSpec
 from tenure.domain.tools import Outcome, ToolDefinition
 from tenure.domain.waits import leaves_call_open
 
-Message = dict[str, Any]
-"""A provider's message: {"role": "user" | "assistant", "content": [blocks]}."""
-
-_DEAD_ENDS = frozenset({"refusal", "model_context_window_exceeded"})
+_TOO_LONG = "model_context_window_exceeded"
+_DEAD_ENDS = frozenset({"refusal", _TOO_LONG})
 """Answers after which the same conversation cannot go on: a new attempt asks again without them."""
 
 
@@ -51,6 +53,9 @@ class ResumePoint:
 
     `answer_text`: the newest answer, joined with those before that were cut off and continued; `corrections`: how often
     the agent was told that an answer is no result.
+    `summary_through_step`: of the newest attempt, while its summary is not there; 0: it asks for a turn. `overflows`:
+    how often the provider found the conversation too long since the newest turn; `must_shorten`: nothing was done yet.
+    `counted`: how many messages the newest turn was sent, and what the provider counted for them, in tokens.
     """
 
     sequence: int = 0
@@ -58,7 +63,7 @@ class ResumePoint:
     spec: TaskSpec | None = None
     tools: tuple[ToolDefinition, ...] | None = None
     step: int = 0
-    messages: list[Message] = field(default_factory=list)
+    conversation: Conversation = field(default_factory=Conversation)
     intents: dict[str, ToolIntent] = field(default_factory=dict)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     allowed_calls: set[str] = field(default_factory=set)
@@ -75,7 +80,17 @@ class ResumePoint:
     answer_text: str = ""
     corrections: int = 0
     cancel_reason: str | None = None
+    summary_through_step: int = 0
+    overflows: int = 0
+    must_shorten: bool = False
+    has_new_summary: bool = False
+    counted: tuple[int, int] | None = None
     _texts: list[str] = field(default_factory=list)
+
+    @property
+    def messages(self) -> list[Message]:
+        """What was sent so far, as it would be sent now."""
+        return self.conversation.messages
 
     @property
     def open_intents(self) -> list[ToolIntent]:
@@ -88,12 +103,21 @@ class ResumePoint:
         return bool(self._texts)
 
     @property
+    def is_at_dead_end(self) -> bool:
+        """Whether the newest answer is one that nothing follows from."""
+        return self.answer is not None and self.answer.stop_reason in _DEAD_ENDS and not self.intents
+
+    @property
     def pending_content(self) -> list[dict[str, Any]]:
         """What was collected since the last answer, as the next attempt will send it: tool results, then words."""
-        results = [
-            _tool_result(intent, self.outcomes[call]) for call, intent in self.intents.items() if call in self.outcomes
+        return [*(result.block for result in self.pending_results), *map(text_block, self._texts)]
+
+    @property
+    def pending_results(self) -> list[Result]:
+        """The results among them."""
+        return [
+            result_of(intent, self.outcomes[call]) for call, intent in self.intents.items() if call in self.outcomes
         ]
-        return [*results, *({"type": "text", "text": text} for text in self._texts)]
 
     def apply(self, entry: Entry) -> None:
         """Takes the next entry in; ValueError when it is not the next."""
@@ -106,6 +130,7 @@ class ResumePoint:
         match body:
             case Submitted():
                 self.spec = body.spec
+                self.conversation.goal = body.spec.goal
                 self._texts.append(body.spec.goal)
             case Transition():
                 self._transition(body)
@@ -114,10 +139,9 @@ class ResumePoint:
             case ModelAttempt():
                 self._attempt(step, body)
             case AssistantMessage():
-                self._answer(body)
+                self._answer(step, body)
             case ModelFailure():
-                self.open_attempt = None
-                self.failures.append(body)
+                self._failure(body)
             case AttemptLost():
                 self.open_attempt = None
             case ToolIntent():
@@ -140,6 +164,8 @@ class ResumePoint:
             case ResultRejected():
                 self.corrections += 1
                 self._texts.append(body.text)
+            case Compaction():
+                self._compact(body)
 
     def _transition(self, body: Transition) -> None:
         if self.state in TERMINAL or body.from_state is None:
@@ -160,15 +186,16 @@ class ResumePoint:
     def _begin_attempt(self) -> None:
         """Requeued after an end, or forked: the history goes on, without what judged the attempt before."""
         self.failures.clear()
-        self.retries = self.truncations = self.corrections = 0
+        self.retries = self.truncations = self.corrections = self.overflows = self.summary_through_step = 0
+        self.must_shorten, self.counted = False, None  # system prompt and tools may be others
         self.cancel_reason = None
         self._drop_dead_end()
 
     def _drop_dead_end(self) -> None:
         """Nothing follows from an answer that refused: the same step is asked anew."""
-        if self.answer is not None and self.answer.stop_reason in _DEAD_ENDS and not self.intents:
-            if self.answer.content:
-                self.messages.pop()
+        if self.is_at_dead_end:
+            if self.answer is not None and self.answer.content:
+                self.conversation.drop_answer()
             self.answer, self.attempts_in_step = None, 0
 
     def _resolve(self, body: WaitResolution) -> None:
@@ -187,7 +214,9 @@ class ResumePoint:
 
     def _attempt(self, step: int, body: ModelAttempt) -> None:
         self._drop_dead_end()
-        self._close_turn()
+        self.summary_through_step = body.summary_through_step
+        if not body.summary_through_step:
+            self._close_turn()
         if step != self.step:
             self.step, self.attempts_in_step = step, 0
         self.attempts_in_step = max(self.attempts_in_step, body.attempt_number)
@@ -195,26 +224,52 @@ class ResumePoint:
 
     def _close_turn(self) -> None:
         """What was collected since the last answer becomes one user message."""
-        if content := self.pending_content:
-            self.messages.append({"role": "user", "content": content})
+        self.conversation.tell(self.pending_results, self._texts)
+        self._forget_calls()
+        self._texts.clear()
+
+    def _forget_calls(self) -> None:
         self.intents.clear()
         self.outcomes.clear()
         self.allowed_calls.clear()
-        self._texts.clear()
         self.answer = None
 
-    def _answer(self, body: AssistantMessage) -> None:
+    def _answer(self, step: int, body: AssistantMessage) -> None:
         self.open_attempt = None
         self.failures.clear()
         self.retries = 0
-        self.answer = body
-        if body.content:  # an answer cut off in its first call has none, and providers refuse empty messages
-            self.messages.append({"role": "assistant", "content": list(body.content)})
+        if self.summary_through_step:  # no turn: what is made of it says the entry after it
+            self.summary_through_step = self.attempts_in_step = 0
+            return
+        self.answer, self.has_new_summary = body, False
+        counted = body.usage.total - body.usage.output_tokens
+        self.counted = (len(self.messages), counted) if counted > 0 else None
+        self.conversation.answer(step, body.content, leads_on=body.stop_reason not in _DEAD_ENDS)
+        self.overflows = self.overflows + 1 if body.stop_reason == _TOO_LONG else 0
+        self.must_shorten = body.stop_reason == _TOO_LONG
         text = text_of(body.content)
         self.answer_text = self.answer_text + text if self.truncations else text
         self.truncations = self.truncations + 1 if body.stop_reason == "max_tokens" else 0
         if text:
             self.last_text = text
+
+    def _failure(self, body: ModelFailure) -> None:
+        self.open_attempt = None
+        if body.error_class == PROMPT_TOO_LONG:
+            self.overflows += 1
+            self.must_shorten = True
+        else:
+            self.failures.append(body)
+
+    def _compact(self, body: Compaction) -> None:
+        self.counted = None
+        if not isinstance(body.how, Summary):
+            self.conversation.clear_results(body.how)
+            return
+        if body.how.through_step >= self.conversation.answered_step:
+            self._forget_calls()
+        self._texts[:0] = self.conversation.summarise(body.how)
+        self.must_shorten, self.has_new_summary = False, True
 
 
 def fold(entries: Iterable[Entry]) -> ResumePoint:
@@ -228,12 +283,3 @@ def fold(entries: Iterable[Entry]) -> ResumePoint:
 def text_of(content: Iterable[dict[str, Any]]) -> str:
     """The words in a message's blocks."""
     return "\n\n".join(block["text"] for block in content if block.get("type") == "text" and block.get("text"))
-
-
-def _tool_result(intent: ToolIntent, outcome: Outcome) -> dict[str, Any]:
-    return {
-        "type": "tool_result",
-        "tool_use_id": intent.tool_use_id,
-        "content": outcome.content,
-        "is_error": outcome.is_error,
-    }

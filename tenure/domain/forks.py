@@ -24,6 +24,7 @@ COPIED: Final = frozenset(
         "wait_resolution",
         "control_step",
         "result_rejected",
+        "compaction",
     }
 )
 """Kinds of facts by their names on the wire."""
@@ -50,11 +51,11 @@ def fork_points(ledger: Sequence[Piece]) -> list[int]:
     """The sequences after which the history can be cut, ascending. The first entry always is one."""
     points: list[int] = []
     open_calls, is_asking = 0, False
-    for piece, announces in zip(ledger, _announce_calls(ledger), strict=True):
+    for index, (piece, announces) in enumerate(zip(ledger, _announce_calls(ledger), strict=True)):
         open_calls += {"tool_intent": 1, "tool_outcome": -1}.get(piece.kind, 0)
         if piece.kind in _MODEL_CALL:
             is_asking = piece.kind == "model_attempt"
-        if not open_calls and not is_asking and not announces:
+        if not open_calls and not is_asking and not announces and not _is_summary(ledger, index):
             points.append(piece.sequence)
     return points
 
@@ -100,6 +101,12 @@ def ends_with_answer(kept: Sequence[Piece]) -> bool:
 def is_last_word(stop_reason: str) -> bool:
     """Whether an answer that stopped so ends the task, as far as nobody says more."""
     return stop_reason not in _GOES_ON
+
+
+def _is_summary(ledger: Sequence[Piece], index: int) -> bool:
+    """Whether the entry is an answer that means something only with the compaction after it."""
+    after = ledger[index + 1] if index + 1 < len(ledger) else None
+    return after is not None and (ledger[index].kind, after.kind) == ("assistant_message", "compaction")
 
 
 def _announce_calls(ledger: Sequence[Piece]) -> list[bool]:

@@ -53,8 +53,8 @@ class InDoubtPolicy(StrEnum):
 class AgentSpec:
     """The agent that carries the goal out.
 
-    `tools` None: all of the tenant's; empty: none. `model` "" and `max_output_tokens` 0: the worker's default. Calls of
-    `approve_tools` wait for a person's leave.
+    `tools` None: all of the tenant's; empty: none. `model` "", `max_output_tokens` 0 and `context_window_tokens` 0: the
+    worker's default. Calls of `approve_tools` wait for a person's leave.
     """
 
     loop: str = DEFAULT_LOOP
@@ -63,6 +63,7 @@ class AgentSpec:
     tools: tuple[str, ...] | None = None
     max_output_tokens: int = 0
     approve_tools: tuple[str, ...] = ()
+    context_window_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class ToolDefinition:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a call came to. `content` is what the model reads."""
+    """What a call came to. `content` is what the model reads; `output_path`: the workspace's file with all of it."""
 
     status: OutcomeStatus
     content: str
@@ -65,6 +65,7 @@ class Outcome:
     detail: str = ""
     duration_seconds: float = 0.0
     call_attempt: int = 1
+    output_path: str = ""
 
     @property
     def is_error(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from tenure.domain.compaction import MOST_OVERFLOWS
 from tenure.domain.entries import ResultRejected, ToolIntent
 from tenure.domain.fold import ResumePoint
 from tenure.domain.result_schema import Judgement
@@ -23,10 +24,11 @@ NUDGE: Final = "Your last message was cut off at the output limit. Go on exactly
 
 @dataclass(frozen=True, slots=True)
 class CallModel:
-    """Send the messages as this attempt of this step."""
+    """Send the messages as this attempt of this step; or ask for the summary that was begun."""
 
     step: int
     attempt_number: int
+    summary_through_step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ def next_move(point: ResumePoint) -> NextMove:
     """What to do after the entries so far. Meets no open model attempt: Open settles what an old owner left."""
     if point.open_intents:
         return _tools(point)
+    if point.summary_through_step:
+        return CallModel(point.step, point.attempts_in_step + 1, point.summary_through_step)
     if point.answer is None:
         if point.attempts_in_step:  # sent, and failed or lost: the same step again
             return CallModel(point.step, point.attempts_in_step + 1)
@@ -113,6 +117,8 @@ def _after_answer(point: ResumePoint, stop_reason: str) -> NextMove:
             return _failed(point, Reason.MODEL_TRUNCATED, f"{MAX_TRUNCATIONS} answers in a row were cut off")
         case "refusal":
             return _failed(point, Reason.MODEL_REFUSED, "the model declined to go on")
+        case "model_context_window_exceeded" if point.overflows <= MOST_OVERFLOWS:
+            return CallModel(point.step + 1, 1)
         case "model_context_window_exceeded":
             return _failed(point, Reason.CONTEXT_WINDOW_EXCEEDED, "the conversation no longer fits the model")
         case _ if point.has_pending_words:  # somebody said something meanwhile: the answer is not the last word

@@ -369,6 +369,7 @@ class Reserve(message.Message):
     INPUT_TOKENS_FIELD_NUMBER: builtins.int
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
     MIN_OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
+    SUMMARY_THROUGH_STEP_FIELD_NUMBER: builtins.int
     step: builtins.int
     """The step of the call."""
     attempt_number: builtins.int
@@ -381,6 +382,8 @@ class Reserve(message.Message):
     """The most output wanted."""
     min_output_tokens: builtins.int
     """The least output worth a call."""
+    summary_through_step: builtins.int
+    """As ModelAttempt.summary_through_step."""
     def __init__(
         self,
         *,
@@ -390,10 +393,11 @@ class Reserve(message.Message):
         input_tokens: builtins.int = ...,
         max_output_tokens: builtins.int = ...,
         min_output_tokens: builtins.int = ...,
+        summary_through_step: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "input_tokens", b"input_tokens", "max_output_tokens", b"max_output_tokens", "min_output_tokens", b"min_output_tokens", "model", b"model", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "input_tokens", b"input_tokens", "max_output_tokens", b"max_output_tokens", "min_output_tokens", b"min_output_tokens", "model", b"model", "step", b"step", "summary_through_step", b"summary_through_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -175,6 +175,7 @@ class ModelAttempt(message.Message):
     INPUT_TOKENS_FIELD_NUMBER: builtins.int
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
     RESERVED_TOKENS_FIELD_NUMBER: builtins.int
+    SUMMARY_THROUGH_STEP_FIELD_NUMBER: builtins.int
     attempt_number: builtins.int
     """Which attempt of this step's call; counts from 1."""
     model: builtins.str
@@ -185,6 +186,8 @@ class ModelAttempt(message.Message):
     """The most output asked for; clamped to what the budget leaves."""
     reserved_tokens: builtins.int
     """What was set aside: input_tokens + max_output_tokens."""
+    summary_through_step: builtins.int
+    """Not 0: no turn of the agent. The model is asked for a summary of the conversation through this step, see Compaction."""
     def __init__(
         self,
         *,
@@ -193,10 +196,11 @@ class ModelAttempt(message.Message):
         input_tokens: builtins.int = ...,
         max_output_tokens: builtins.int = ...,
         reserved_tokens: builtins.int = ...,
+        summary_through_step: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "input_tokens", b"input_tokens", "max_output_tokens", b"max_output_tokens", "model", b"model", "reserved_tokens", b"reserved_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "input_tokens", b"input_tokens", "max_output_tokens", b"max_output_tokens", "model", b"model", "reserved_tokens", b"reserved_tokens", "summary_through_step", b"summary_through_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -757,6 +761,94 @@ class Bill(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class Compaction(message.Message):
+    """From here on the model is sent a part of the history in a shorter form; the ledger keeps all of it. Parts are named by their
+    steps, which a fork takes over as they are.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    @typing.final
+    class ClearedResults(message.Message):
+        """In the place of each result stands that it was removed. Calls and answers stay."""
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        THROUGH_STEP_FIELD_NUMBER: builtins.int
+        RESULTS_FIELD_NUMBER: builtins.int
+        INPUT_TOKENS_BEFORE_FIELD_NUMBER: builtins.int
+        INPUT_TOKENS_AFTER_FIELD_NUMBER: builtins.int
+        through_step: builtins.int
+        """Of the calls through this step."""
+        results: builtins.int
+        """How many."""
+        input_tokens_before: builtins.int
+        """Tokens of the next call's input before, estimated."""
+        input_tokens_after: builtins.int
+        """And after."""
+        def __init__(
+            self,
+            *,
+            through_step: builtins.int = ...,
+            results: builtins.int = ...,
+            input_tokens_before: builtins.int = ...,
+            input_tokens_after: builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["input_tokens_after", b"input_tokens_after", "input_tokens_before", b"input_tokens_before", "results", b"results", "through_step", b"through_step"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @typing.final
+    class Summary(message.Message):
+        """The goal stays, and so do words that the model has not read yet."""
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        THROUGH_STEP_FIELD_NUMBER: builtins.int
+        TEXT_FIELD_NUMBER: builtins.int
+        through_step: builtins.int
+        """Through this step: its answer and the results of its calls are the last that the summary stands for."""
+        text: builtins.str
+        """What the model reads instead."""
+        def __init__(
+            self,
+            *,
+            through_step: builtins.int = ...,
+            text: builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["text", b"text", "through_step", b"through_step"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    CLEARED_RESULTS_FIELD_NUMBER: builtins.int
+    SUMMARY_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def cleared_results(self) -> Compaction.ClearedResults:
+        """Old results of tools are left out."""
+
+    @builtins.property
+    def summary(self) -> Compaction.Summary:
+        """A summary stands for the beginning of the conversation. Follows at once the answer of the attempt that asked for it."""
+
+    def __init__(
+        self,
+        *,
+        cleared_results: Compaction.ClearedResults | None = ...,
+        summary: Compaction.Summary | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["cleared_results", b"cleared_results", "how", b"how", "summary", b"summary"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cleared_results", b"cleared_results", "how", b"how", "summary", b"summary"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_how: _TypeAlias = typing.Literal["cleared_results", "summary"]  # noqa: Y015
+    _WhichOneofArgType_how: _TypeAlias = typing.Literal["how", b"how"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_how) -> _WhichOneofReturnType_how | None: ...
+
+@typing.final
 class EntryBody(message.Message):
     """One fact, without the envelope. The field number is the entry's kind, in the database too."""
 
@@ -779,6 +871,7 @@ class EntryBody(message.Message):
     CONTROL_STEP_FIELD_NUMBER: builtins.int
     CONTROL_FAILURE_FIELD_NUMBER: builtins.int
     RESULT_REJECTED_FIELD_NUMBER: builtins.int
+    COMPACTION_FIELD_NUMBER: builtins.int
     @builtins.property
     def submitted(self) -> TaskSubmitted:
         """The goal was accepted."""
@@ -847,6 +940,10 @@ class EntryBody(message.Message):
     def result_rejected(self) -> ResultRejected:
         """An answer was no result."""
 
+    @builtins.property
+    def compaction(self) -> Compaction:
+        """The conversation was made shorter."""
+
     def __init__(
         self,
         *,
@@ -867,12 +964,13 @@ class EntryBody(message.Message):
         control_step: ControlStep | None = ...,
         control_failure: ControlFailure | None = ...,
         result_rejected: ResultRejected | None = ...,
+        compaction: Compaction | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "cancel_request", b"cancel_request", "control_failure", b"control_failure", "control_step", b"control_step", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "result_rejected", b"result_rejected", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "cancel_request", b"cancel_request", "compaction", b"compaction", "control_failure", b"control_failure", "control_step", b"control_step", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "result_rejected", b"result_rejected", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "cancel_request", b"cancel_request", "control_failure", b"control_failure", "control_step", b"control_step", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "result_rejected", b"result_rejected", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "cancel_request", b"cancel_request", "compaction", b"compaction", "control_failure", b"control_failure", "control_step", b"control_step", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "result_rejected", b"result_rejected", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = typing.Literal["submitted", "transition", "tools_defined", "model_attempt", "model_failure", "attempt_lost", "assistant_message", "tool_intent", "tool_outcome", "user_message", "cancel_request", "wait_resolution", "operator_request", "forked", "control_step", "control_failure", "result_rejected"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = typing.Literal["submitted", "transition", "tools_defined", "model_attempt", "model_failure", "attempt_lost", "assistant_message", "tool_intent", "tool_outcome", "user_message", "cancel_request", "wait_resolution", "operator_request", "forked", "control_step", "control_failure", "result_rejected", "compaction"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

@@ -407,6 +407,7 @@ class AgentSpec(message.Message):
     TOOLS_FIELD_NUMBER: builtins.int
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
     APPROVE_TOOLS_FIELD_NUMBER: builtins.int
+    CONTEXT_WINDOW_TOKENS_FIELD_NUMBER: builtins.int
     loop: builtins.str
     """Which loop drives it; empty: "messages", or "control" where TaskSpec.control is set. Workers offer the loops they know."""
     model: builtins.str
@@ -415,6 +416,10 @@ class AgentSpec(message.Message):
     """The system prompt; at most 256 KiB."""
     max_output_tokens: builtins.int
     """The most tokens one model call may produce; 0: the worker's default. At most 64,000."""
+    context_window_tokens: builtins.int
+    """The most tokens of one model call, input and output together; 0: what the worker knows of the model, and never more than
+    that. 1,024 to 10,000,000. A conversation that comes near it is made shorter, see Compaction.
+    """
     @builtins.property
     def tools(self) -> ToolAllowlist:
         """The tools it may use; absent: all of the tenant's."""
@@ -434,10 +439,11 @@ class AgentSpec(message.Message):
         tools: ToolAllowlist | None = ...,
         max_output_tokens: builtins.int = ...,
         approve_tools: abc.Iterable[builtins.str] | None = ...,
+        context_window_tokens: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["tools", b"tools"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["approve_tools", b"approve_tools", "loop", b"loop", "max_output_tokens", b"max_output_tokens", "model", b"model", "system", b"system", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["approve_tools", b"approve_tools", "context_window_tokens", b"context_window_tokens", "loop", b"loop", "max_output_tokens", b"max_output_tokens", "model", b"model", "system", b"system", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

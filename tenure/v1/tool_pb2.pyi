@@ -151,7 +151,7 @@ class ToolDefinition(message.Message):
     input_schema_json: builtins.str
     """JSON schema of its arguments."""
     output_limit_bytes: builtins.int
-    """The most bytes of output that are kept."""
+    """The most bytes of output that the model is shown. More is kept in the workspace, see Outcome.output_path."""
     effect_class: EffectClass.ValueType
     """What may be done when its runner dies."""
     @builtins.property
@@ -186,16 +186,19 @@ class Outcome(message.Message):
     DETAIL_FIELD_NUMBER: builtins.int
     DURATION_FIELD_NUMBER: builtins.int
     CALL_ATTEMPT_FIELD_NUMBER: builtins.int
+    OUTPUT_PATH_FIELD_NUMBER: builtins.int
     status: OutcomeStatus.ValueType
     """How it ended."""
     content: builtins.str
     """What the model reads; UTF-8, may hold \\u0000."""
     truncated: builtins.bool
-    """The content was cut at the tool's output limit."""
+    """The content was cut at the tool's output limit, or at the caller's."""
     detail: builtins.str
     """A finer class, for example a sandbox's OUT_OF_MEMORY; may be empty."""
     call_attempt: builtins.int
     """Which attempt of the call gave this; counts from 1."""
+    output_path: builtins.str
+    """Where the whole output is, a path inside the task's workspace; empty: nowhere else than in `content`."""
     @builtins.property
     def duration(self) -> duration_pb2.Duration:
         """From start to end."""
@@ -209,10 +212,11 @@ class Outcome(message.Message):
         detail: builtins.str = ...,
         duration: duration_pb2.Duration | None = ...,
         call_attempt: builtins.int = ...,
+        output_path: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["duration", b"duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["call_attempt", b"call_attempt", "content", b"content", "detail", b"detail", "duration", b"duration", "status", b"status", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["call_attempt", b"call_attempt", "content", b"content", "detail", b"detail", "duration", b"duration", "output_path", b"output_path", "status", b"status", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

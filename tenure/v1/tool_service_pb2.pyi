@@ -83,6 +83,7 @@ class ExecuteRequest(message.Message):
     ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
     TIMEOUT_FIELD_NUMBER: builtins.int
+    OUTPUT_LIMIT_BYTES_FIELD_NUMBER: builtins.int
     call_id: builtins.str
     """"<step>.<index>" of the committed intent; 3 to 32 characters."""
     tool: builtins.str
@@ -92,6 +93,10 @@ class ExecuteRequest(message.Message):
     traceparent: builtins.str
     """W3C traceparent of the caller's span, for calls in frames: metadata belongs to the stream, this to the call. At most
     128 characters; may be empty, and what is none is ignored.
+    """
+    output_limit_bytes: builtins.int
+    """The most bytes of output that the caller can use, if that is less than the tool's own limit. Absent or 0: the tool's own. At
+    least 1,024. A call that is joined keeps what it began with.
     """
     @builtins.property
     def token(self) -> token_pb2.FencingToken:
@@ -112,10 +117,11 @@ class ExecuteRequest(message.Message):
         arguments_json: builtins.str = ...,
         traceparent: builtins.str = ...,
         timeout: duration_pb2.Duration | None = ...,
+        output_limit_bytes: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["timeout", b"timeout", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "timeout", b"timeout", "token", b"token", "tool", b"tool", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "output_limit_bytes", b"output_limit_bytes", "timeout", b"timeout", "token", b"token", "tool", b"tool", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

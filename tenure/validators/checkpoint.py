@@ -62,6 +62,8 @@ def _reserve(reserve: checkpoint.Reserve, v: Violations) -> None:
     v.require(reserve.input_tokens >= 0, "reserve.input_tokens", "must not be negative")
     v.between("reserve.min_output_tokens", reserve.min_output_tokens, 1, max(1, reserve.max_output_tokens))
     v.require(reserve.max_output_tokens >= 1, "reserve.max_output_tokens", "must be 1 or more")
+    through = reserve.summary_through_step
+    v.require(0 <= through < max(1, reserve.step), "reserve.summary_through_step", "must be 0, or before the step")
 
 
 def _transition(transition: checkpoint.Transition, v: Violations) -> None:

@@ -15,6 +15,8 @@ from tenure.validators.limits import (
     MAX_OUTPUT_TOKENS,
     MAX_RESULT_CORRECTIONS,
     MAX_SYSTEM_BYTES,
+    MAX_WINDOW_TOKENS,
+    MIN_WINDOW_TOKENS,
     NAME,
     TOOL_NAME,
 )
@@ -46,6 +48,8 @@ def _agent(agent: task_pb2.AgentSpec, v: Violations, field: str) -> None:
     v.require(len(agent.system.encode()) <= MAX_SYSTEM_BYTES, f"{field}.system", f"at most {MAX_SYSTEM_BYTES} bytes")
     check_tools(agent.tools, v, f"{field}.tools")
     v.between(f"{field}.max_output_tokens", agent.max_output_tokens, 0, MAX_OUTPUT_TOKENS)
+    if agent.context_window_tokens:
+        v.between(f"{field}.context_window_tokens", agent.context_window_tokens, MIN_WINDOW_TOKENS, MAX_WINDOW_TOKENS)
     v.require(len(agent.approve_tools) <= MAX_APPROVE_TOOLS, f"{field}.approve_tools", f"at most {MAX_APPROVE_TOOLS}")
     for index, name in enumerate(agent.approve_tools):
         v.require(bool(TOOL_NAME.match(name)), f"{field}.approve_tools[{index}]", "must be 1 to 64 of [a-zA-Z0-9_-]")

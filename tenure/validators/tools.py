@@ -6,7 +6,7 @@ from typing import Final
 
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.validators.fields import check_calls, check_frame, check_guarded, check_task_id, check_token
-from tenure.validators.limits import CALL_ID, MAX_ARGUMENT_BYTES
+from tenure.validators.limits import CALL_ID, MAX_ARGUMENT_BYTES, MIN_OUTPUT_BYTES
 from tenure.validators.violations import Check, Violations
 
 
@@ -17,6 +17,8 @@ def _execute(request: tools.ExecuteRequest, v: Violations) -> None:
     size = len(request.arguments_json.encode())
     v.require(size <= MAX_ARGUMENT_BYTES, "arguments_json", f"at most {MAX_ARGUMENT_BYTES} bytes")
     v.length("traceparent", request.traceparent, 0, 128)
+    fits = request.output_limit_bytes == 0 or request.output_limit_bytes >= MIN_OUTPUT_BYTES
+    v.require(fits, "output_limit_bytes", f"must be {MIN_OUTPUT_BYTES} or more")
 
 
 CHECKS: Final[dict[type, Check]] = {

@@ -10,6 +10,7 @@ from tenure.domain import entries as facts
 from tenure.domain.budget import TokenUsage
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire import control
+from tenure.wire.compaction import compaction_to_domain, compaction_to_wire
 from tenure.wire.enums import STATES
 from tenure.wire.operators import operator_request_to_domain, operator_request_to_wire
 from tenure.wire.task import spec_to_domain, spec_to_wire, usage_to_domain, usage_to_wire
@@ -108,7 +109,12 @@ def _failure_to_wire(fact: facts.ModelFailure) -> ledger_pb2.EntryBody:
 
 def _attempt_to_domain(message: ledger_pb2.ModelAttempt) -> facts.ModelAttempt:
     return facts.ModelAttempt(
-        message.attempt_number, message.model, message.input_tokens, message.max_output_tokens, message.reserved_tokens
+        message.attempt_number,
+        message.model,
+        message.input_tokens,
+        message.max_output_tokens,
+        message.reserved_tokens,
+        message.summary_through_step,
     )
 
 
@@ -120,6 +126,7 @@ def _attempt_to_wire(fact: facts.ModelAttempt) -> ledger_pb2.EntryBody:
             input_tokens=fact.input_tokens,
             max_output_tokens=fact.max_output_tokens,
             reserved_tokens=fact.reserved_tokens,
+            summary_through_step=fact.summary_through_step,
         )
     )
 
@@ -170,6 +177,7 @@ _TO_DOMAIN: dict[str, Callable[[Any], facts.Body]] = {
     "control_step": control.step_to_domain,
     "control_failure": control.failure_to_domain,
     "result_rejected": lambda m: facts.ResultRejected(m.text, tuple(m.violations)),
+    "compaction": compaction_to_domain,
 }
 
 _TO_WIRE: dict[type, Callable[[Any], ledger_pb2.EntryBody]] = {
@@ -212,6 +220,7 @@ _TO_WIRE: dict[type, Callable[[Any], ledger_pb2.EntryBody]] = {
     facts.ResultRejected: lambda f: ledger_pb2.EntryBody(
         result_rejected=ledger_pb2.ResultRejected(text=f.text, violations=f.violations)
     ),
+    facts.Compaction: lambda f: ledger_pb2.EntryBody(compaction=compaction_to_wire(f)),
 }
 
 

@@ -52,6 +52,7 @@ def spec_to_wire(spec: TaskSpec) -> task_pb2.TaskSpec:
             tools=allowlist_to_wire(spec.agent.tools),
             max_output_tokens=spec.agent.max_output_tokens,
             approve_tools=spec.agent.approve_tools,
+            context_window_tokens=spec.agent.context_window_tokens,
         ),
         limits=task_pb2.Limits(
             max_tokens=spec.limits.max_tokens,
@@ -121,6 +122,7 @@ def _agent_to_domain(agent: task_pb2.AgentSpec, default_loop: str) -> AgentSpec:
         tools=tuple(agent.tools.names) if agent.HasField("tools") else None,
         max_output_tokens=agent.max_output_tokens,
         approve_tools=tuple(agent.approve_tools),
+        context_window_tokens=agent.context_window_tokens,
     )
 
 

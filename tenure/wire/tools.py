@@ -41,6 +41,7 @@ def outcome_to_domain(outcome: tool_pb2.Outcome) -> Outcome:
         detail=outcome.detail,
         duration_seconds=seconds(outcome.duration),
         call_attempt=outcome.call_attempt,
+        output_path=outcome.output_path,
     )
 
 
@@ -52,6 +53,7 @@ def outcome_to_wire(outcome: Outcome) -> tool_pb2.Outcome:
         detail=outcome.detail,
         duration=duration(outcome.duration_seconds),
         call_attempt=outcome.call_attempt,
+        output_path=outcome.output_path,
     )
 
 

@@ -117,14 +117,19 @@ def test_a_model_that_never_finishes_fails_with_its_partial_result() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("stop", "reason"),
-    [("refusal", "MODEL_REFUSED"), ("model_context_window_exceeded", "CONTEXT_WINDOW_EXCEEDED")],
-)
-def test_an_answer_that_ends_the_conversation_fails_the_task(stop: str, reason: str) -> None:
-    move = next_move(fold(ledger((1, attempt()), (1, answer(text("no"), stop=stop)))))
+def test_an_answer_that_refuses_fails_the_task() -> None:
+    move = next_move(fold(ledger((1, attempt()), (1, answer(text("no"), stop="refusal")))))
     assert isinstance(move, CloseOut)
-    assert (move.to_state, move.reason, move.result) == (TaskState.FAILED, reason, "no")
+    assert (move.to_state, move.reason, move.result) == (TaskState.FAILED, "MODEL_REFUSED", "no")
+
+
+def test_an_answer_that_the_window_cut_off_is_asked_for_again_once() -> None:
+    cut = answer(text("no"), stop="model_context_window_exceeded")
+    once = fold(ledger((1, attempt()), (1, cut)))
+    assert (next_move(once), once.must_shorten) == (CallModel(2, 1), True)
+    move = next_move(fold(ledger((1, attempt()), (1, cut), (2, attempt()), (2, cut))))
+    assert isinstance(move, CloseOut)
+    assert (move.to_state, move.reason) == (TaskState.FAILED, "CONTEXT_WINDOW_EXCEEDED")
 
 
 def test_a_ledger_with_a_hole_is_not_folded() -> None:

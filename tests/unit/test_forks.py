@@ -8,7 +8,7 @@ from tenure.domain.errors import InvalidRequest, WrongState
 from tenure.domain.forks import Piece, choose_point, ends_with_answer, fork_points, is_last_word, pieces_to_copy
 
 # Each letter an entry: Submitted, Transition, tools Defined, model attempt (M), Failure, Lost, Answer, Intent, Outcome,
-# User's words, Cancel, Wait's resolution. A digit raises the step.
+# User's words, Cancel, Wait's resolution, comPaction. A digit raises the step.
 KINDS = {
     "S": "submitted",
     "T": "transition",
@@ -22,6 +22,7 @@ KINDS = {
     "U": "user_message",
     "C": "cancel_request",
     "W": "wait_resolution",
+    "P": "compaction",
 }
 
 
@@ -55,6 +56,7 @@ WHOLE = "STTD1MAIIOO2MAT"
         ("STTD1MAI", [1, 2, 3, 4]),
         ("STTD1MAUIO", [1, 2, 3, 4, 9]),
         ("STTD1MAIUO", [1, 2, 3, 4, 9]),
+        ("STTD1MAIOP2MAP3MA", [1, 2, 3, 4, 8, 9, 12, 14]),
     ],
 )
 def test_a_history_is_cut_where_no_call_is_open_and_the_model_is_not_asked(story: str, points: list[int]) -> None:

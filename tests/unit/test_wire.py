@@ -32,7 +32,7 @@ from tenure.wire.task import spec_to_domain, spec_to_wire
 
 SPEC = TaskSpec(
     goal="find out\u0000",
-    agent=AgentSpec("messages", "sim-hello", "be brief", (), 1000),
+    agent=AgentSpec("messages", "sim-hello", "be brief", (), 1000, context_window_tokens=8000),
     limits=Limits(5000, 7, 90.5),
     policy=TaskPolicy(
         on_in_doubt=InDoubtPolicy.TELL_MODEL, retry=RetryPolicy(0, 1.5, 3.0, 60.0), max_result_corrections=0
@@ -48,12 +48,14 @@ BODIES = [
     facts.Submitted(SPEC, "r1"),
     facts.Transition(TaskState.FAILED, "MODEL_REFUSED", "no", "partial", None, TaskState.RUNNING),
     facts.ToolsDefined((ToolDefinition("t", "does", '{"type":"object"}', EffectClass.KEYED, 1.5, 99),), ("raed_file",)),
-    facts.ModelAttempt(2, "m", 10, 20, 30),
+    facts.ModelAttempt(2, "m", 10, 20, 30, summary_through_step=1),
     facts.ModelFailure(2, "RATE_LIMITED", "slow down", True, 429, 1.25, USAGE, "req_1"),
     facts.AttemptLost(1, USAGE),
     facts.AssistantMessage(1, ({"type": "text", "text": "a\u0000é"},), "end_turn", USAGE, "m", "req_2", 0.5),
     facts.ToolIntent("1.0", "toolu_1", "t", '{"n":1}'),
-    facts.ToolOutcome("1.0", Outcome(OutcomeStatus.TIMED_OUT, "too slow", True, "X", 2.0, 3)),
+    facts.ToolOutcome("1.0", Outcome(OutcomeStatus.TIMED_OUT, "too slow", True, "X", 2.0, 3, "outputs/1.0.txt")),
+    facts.Compaction(facts.ClearedResults(3, 2, 9000, 5000)),
+    facts.Compaction(facts.Summary(3, "so far")),
     facts.UserMessage("more", "r2"),
     facts.ResultRejected("no\u0000", ("$: one", "$.a: two")),
     facts.Transition(TaskState.SUCCEEDED, "FINAL_ANSWER", "", "3", None, TaskState.RUNNING, result_json="3"),

@@ -14,6 +14,7 @@ from tenure.audit.reading import claim, opens, own, place, settled_by_waits
 from tenure.audit.task_history import TaskHistory
 from tenure.domain.entries import (
     AssistantMessage,
+    Compaction,
     ControlFailure,
     ControlStep,
     ModelAttempt,
@@ -37,6 +38,7 @@ OWNERS_ONLY: Final = (
     ControlStep,
     ControlFailure,
     ResultRejected,
+    Compaction,
 )
 """What only the holder of a claim may write."""
 

@@ -11,6 +11,7 @@ from tenure.audit.task_history import TaskHistory
 from tenure.audit.violation import Violation
 from tenure.domain.entries import (
     AssistantMessage,
+    Compaction,
     ControlStep,
     Forked,
     ModelAttempt,
@@ -34,6 +35,7 @@ _COPIED: Final = (
     WaitResolution,
     ControlStep,
     ResultRejected,
+    Compaction,
 )
 _HASH_BYTES: Final = 8
 

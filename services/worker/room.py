@@ -1,0 +1,84 @@
+"""How much room a conversation has left in the model's window: what its next call takes, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from services.worker.claim_ledger import ClaimLedger
+from services.worker.estimate import BYTES_PER_TOKEN, Counted, InputEstimate
+from services.worker.parts import ModelDefaults
+from tenure.domain.compaction import AskSummary, MakeRoom, Window, make_room, window_of
+from tenure.domain.conversation import Message
+from tenure.domain.summary import SUMMARY_SYSTEM, summary_messages, summary_output_tokens
+from tenure.domain.task import TaskSpec
+from tenure.domain.turn import CallModel
+
+TOKENS_AROUND_SUMMARY: Final = 256
+"""What is around the conversation in the request for a summary."""
+
+
+def window_for(spec: TaskSpec, defaults: ModelDefaults) -> Window:
+    """The window of the task's model, under what the task and this worker allow."""
+    return window_of(
+        spec.agent.model or defaults.model,
+        max_output_tokens=spec.agent.max_output_tokens or defaults.max_output_tokens,
+        limits=(spec.agent.context_window_tokens, defaults.context_window_tokens),
+    )
+
+
+class Room:
+    """Of one task under one claim; reads the fold as it stands."""
+
+    def __init__(
+        self, ledger: ClaimLedger, window: Window, system: str, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        self._ledger, self._window, self._system, self._tools = ledger, window, system, tools
+        self._estimate = InputEstimate(system, tools)
+        self._changes = 0
+
+    def is_short(self, move: CallModel, to_come: Message | None) -> bool:
+        """Whether something is to be decided before the call. `to_come`: what the ledger does not have yet."""
+        return self._ledger.point.must_shorten or (
+            not move.summary_through_step and self._expected(to_come) > self._window.near
+        )
+
+    def make(self, move: CallModel) -> MakeRoom | None:
+        """What to do before the call. All that is pending is in the ledger by now."""
+        point = self._ledger.point
+        content = point.pending_content
+        to_come: Message | None = {"role": "user", "content": content} if content else None
+        made = make_room(point, self._expected(to_come), self._window)
+        return None if move.summary_through_step and isinstance(made, AskSummary) else made
+
+    def upper_bound(self, move: CallModel, to_come: Message | None = None) -> int:
+        """Tokens of the call's input, at most."""
+        if move.summary_through_step:
+            asked = self.summary_messages(move.summary_through_step)
+            return InputEstimate(SUMMARY_SYSTEM, ()).upper_bound(asked)
+        return self._bound(to_come, self._ledger.point.counted)
+
+    def output_tokens(self, move: CallModel) -> int:
+        """The longest answer."""
+        return summary_output_tokens(self._window.tokens) if move.summary_through_step else self._window.output_tokens
+
+    def summary_messages(self, through_step: int) -> list[Message]:
+        """The request for a summary. Half as much as would fit when the provider has counted more than was thought."""
+        tokens = self._window.tokens - summary_output_tokens(self._window.tokens) - TOKENS_AROUND_SUMMARY
+        fits = tokens // 2 if self._ledger.point.overflows else tokens
+        return summary_messages(self._ledger.point, through_step, fits * BYTES_PER_TOKEN)
+
+    def _expected(self, to_come: Message | None) -> int:
+        """Of the next turn: as the provider counted, or as was estimated when results were cleared."""
+        point = self._ledger.point
+        conversation = point.conversation
+        cleared = (conversation.expected_messages, conversation.expected_tokens)
+        return self._bound(to_come, point.counted or (cleared if conversation.expected_tokens else None))
+
+    def _bound(self, to_come: Message | None, counted: Counted | None) -> int:
+        """A compaction changes messages that were measured: then all are measured anew."""
+        conversation = self._ledger.point.conversation
+        if conversation.changes != self._changes:
+            self._estimate = InputEstimate(self._system, self._tools)
+            self._changes = conversation.changes
+        return self._estimate.upper_bound(conversation.messages, () if to_come is None else (to_come,), counted)
