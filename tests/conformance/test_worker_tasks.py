@@ -119,10 +119,10 @@ async def test_a_passing_failure_of_the_provider_costs_another_attempt_only(benc
 
 async def test_a_refused_request_fails_the_task_in_the_providers_words(bench):
     await bench.start_worker()
-    bench.simulator.order_fault(status=400, message="prompt is too long", count=10)
+    bench.simulator.order_fault(status=400, message="that model is gone", count=10)
     task = await bench.ended(await bench.submit("sim-hello"))
     assert (state_name(task.state), task.reason) == ("FAILED", "MODEL_REJECTED")
-    assert "prompt is too long" in task.message
+    assert "that model is gone" in task.message
 
 
 async def test_a_provider_that_stays_down_has_the_task_scheduled_then_failed(bench):
