@@ -14,5 +14,6 @@ pytest_plugins = [
     "tests.fix_sandbox",
     "tests.fix_simulator",
     "tests.fix_tools",
+    "tests.fix_webhooks",
     "tests.fix_worker",
 ]

@@ -19,6 +19,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
@@ -27,6 +28,7 @@ import pytest
 
 from services.checkpoint.main import Settings, assemble
 from services.checkpoint.queries import MIGRATIONS
+from services.checkpoint.webhooks.settings import WebhookSettings
 from tenure.domain.token import Claims
 from tenure.runtime.process import Process
 from tenure.runtime.rpc_channel import TenureChannel, open_channel
@@ -38,7 +40,7 @@ from tenure.v1 import checkpoint_service_pb2_grpc, ledger_pb2, task_pb2, token_p
 from tenure.wire.token import sign_claims
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from tests.fix_postgres import FreshDatabase
 
@@ -213,14 +215,21 @@ class MakeCheckpoint(Protocol):
     """Starts a replica in this process, over a fresh database unless given one."""
 
     async def __call__(
-        self, *, dsn: str = "", stopping: asyncio.Event | None = None, max_schedules_per_tenant: int = 1000
+        self,
+        *,
+        dsn: str = "",
+        stopping: asyncio.Event | None = None,
+        max_schedules_per_tenant: int = 1000,
+        webhook: WebhookSettings | None = None,
     ) -> Checkpoint: ...
 
 
 class MakeCheckpointProcess(Protocol):
     """Starts a replica as a process."""
 
-    async def __call__(self, *, dsn: str = "", failpoints: str = "") -> CheckpointProcess: ...
+    async def __call__(
+        self, *, dsn: str = "", failpoints: str = "", environment: Mapping[str, str] = MappingProxyType({})
+    ) -> CheckpointProcess: ...
 
 
 @pytest.fixture(scope="session")
@@ -237,10 +246,18 @@ async def checkpoint(fresh_database: FreshDatabase, signing_keys: Path) -> Async
     async with AsyncExitStack() as stack:
 
         async def make(
-            *, dsn: str = "", stopping: asyncio.Event | None = None, max_schedules_per_tenant: int = 1000
+            *,
+            dsn: str = "",
+            stopping: asyncio.Event | None = None,
+            max_schedules_per_tenant: int = 1000,
+            webhook: WebhookSettings | None = None,
         ) -> Checkpoint:
             dsn = dsn or await fresh_database(MIGRATIONS)
-            address = await _start_here(stack, dsn, signing_keys, stopping, max_schedules_per_tenant)
+            changes = {
+                "max_schedules_per_tenant": max_schedules_per_tenant,
+                "webhook": webhook or WebhookSettings(),
+            }
+            address = await _start_here(stack, dsn, signing_keys, stopping, changes)
             channel = await stack.enter_async_context(open_channel(address))
             return Checkpoint(address, dsn, signing_keys, channel)
 
@@ -248,7 +265,7 @@ async def checkpoint(fresh_database: FreshDatabase, signing_keys: Path) -> Async
 
 
 async def _start_here(
-    stack: AsyncExitStack, dsn: str, keys: Path, stopping: asyncio.Event | None, max_schedules_per_tenant: int
+    stack: AsyncExitStack, dsn: str, keys: Path, stopping: asyncio.Event | None, changes: dict[str, Any]
 ) -> str:
     """The real composition, in this process."""
     process = Process()
@@ -257,7 +274,7 @@ async def _start_here(
         postgres_dsn=Secret(dsn),
         verifying_keys_file=keys / "verifying.json",
         sweep_interval_seconds=0.05,
-        max_schedules_per_tenant=max_schedules_per_tenant,
+        **changes,
         common=CommonSettings(),
     )
     if stopping is not None:
@@ -272,21 +289,24 @@ async def checkpoint_process(fresh_database: FreshDatabase, signing_keys: Path) 
     """Makes processes for this test; they are stopped at its end."""
     async with AsyncExitStack() as stack:
 
-        async def make(*, dsn: str = "", failpoints: str = "") -> CheckpointProcess:
+        async def make(
+            *, dsn: str = "", failpoints: str = "", environment: Mapping[str, str] = MappingProxyType({})
+        ) -> CheckpointProcess:
             dsn = dsn or await fresh_database(MIGRATIONS)
-            environment = {
+            variables = {
                 **os.environ,
                 "TENURE_CHECKPOINT_LISTEN": "127.0.0.1:0",
                 "TENURE_CHECKPOINT_POSTGRES_DSN": dsn,
                 "TENURE_CHECKPOINT_VERIFYING_KEYS_FILE": str(signing_keys / "verifying.json"),
                 "TENURE_FAILPOINTS": failpoints,
+                **environment,
             }
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 "services.checkpoint",
                 cwd=REPOSITORY,
-                env=environment,
+                env=variables,
                 stderr=asyncio.subprocess.PIPE,
             )
             address, log = await _listening(process)

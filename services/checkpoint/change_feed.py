@@ -38,7 +38,7 @@ class Change(NamedTuple):
     cancel_requested: bool
     changed_at: datetime
 
-    def told(self, task: task_pb2.Task) -> task_pb2.TaskChange:
+    def told(self, task: task_pb2.Task | None) -> task_pb2.TaskChange:
         """As callers see it."""
         return task_pb2.TaskChange(
             task_id=self.task_id,

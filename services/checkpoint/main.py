@@ -22,6 +22,11 @@ from services.checkpoint.schedules.sweeping import ScheduleSweeper
 from services.checkpoint.servicer import CheckpointServicer, Ledger
 from services.checkpoint.sweeps import Sweeper
 from services.checkpoint.watching import Watching
+from services.checkpoint.webhooks.addresses import Networks
+from services.checkpoint.webhooks.dispatching import WebhookDispatcher
+from services.checkpoint.webhooks.servicer import WebhookServicer
+from services.checkpoint.webhooks.settings import PREFIX as WEBHOOK_PREFIX
+from services.checkpoint.webhooks.settings import WebhookSettings
 from tenure.runtime.duties import Duties
 from tenure.runtime.migrations import migrate
 from tenure.runtime.postgres import PoolOptions, open_pool, startup_guard
@@ -32,6 +37,7 @@ from tenure.runtime.settings import Address, Secret, group, setting
 from tenure.runtime.signing import Verifier
 from tenure.v1.checkpoint_service_pb2_grpc import add_CheckpointServiceServicer_to_server
 from tenure.v1.schedule_service_pb2_grpc import add_ScheduleServiceServicer_to_server
+from tenure.v1.webhook_service_pb2_grpc import add_WebhookServiceServicer_to_server
 from tenure.validators import validate
 
 NAME: Final = "checkpoint"
@@ -54,6 +60,7 @@ class Settings:
         "how long a watcher of all tasks may stay away", default=7 * 86_400.0, minimum=1, maximum=366 * 86_400.0
     )
     max_schedules_per_tenant: int = setting("most schedules of one tenant", default=1000, minimum=1)
+    webhook: WebhookSettings = group(WebhookSettings, WEBHOOK_PREFIX)
     common: CommonSettings = group(CommonSettings)
 
 
@@ -89,12 +96,17 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     duties.start("signals", sweeper.run_signals)
     duties.start("old signals", sweeper.run_forgetting)
     duties.start("prune changes", ChangePruner(pool, settings.change_retention_seconds).run)
+    networks, kept_seconds = Networks(settings.webhook.allowed_networks), settings.change_retention_seconds
+    webhooks = WebhookDispatcher(pool, networks, settings.webhook, settings.sweep_interval_seconds, kept_seconds)
+    duties.start("webhooks", webhooks.run)
     server = RpcServer(settings.listen, validate=validate, stopping=process.stopping)
     watching, changes = Watching(pool, hub), ChangeWatching(pool, hub)
     ledger = Ledger(pool, verifier, batcher, watching, changes, refusals, replicas.announce, server.stopping)
     server.add("tenure.v1.CheckpointService", add_CheckpointServiceServicer_to_server, CheckpointServicer(ledger))
     schedules = ScheduleServicer(pool, replicas.announce, settings.max_schedules_per_tenant)
     server.add("tenure.v1.ScheduleService", add_ScheduleServiceServicer_to_server, schedules)
+    hooks = WebhookServicer(pool, networks, settings.webhook.max_per_tenant)
+    server.add("tenure.v1.WebhookService", add_WebhookServiceServicer_to_server, hooks)
     duties.start("close watches", lambda: _close_when(server.stopping, hub))
     return server
 

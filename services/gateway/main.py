@@ -12,6 +12,7 @@ from services.gateway.live import LiveText
 from services.gateway.peers import Peers
 from services.gateway.schedules import ScheduleServicer
 from services.gateway.tasks import TaskServicer
+from services.gateway.webhooks import WebhookServicer
 from tenure.runtime.process import Process
 from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.service import CommonSettings, run_service, serve
@@ -20,6 +21,7 @@ from tenure.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
 from tenure.v1.lease_service_pb2_grpc import add_LeaseServiceServicer_to_server
 from tenure.v1.schedule_service_pb2_grpc import add_ScheduleServiceServicer_to_server
 from tenure.v1.task_service_pb2_grpc import add_TaskServiceServicer_to_server
+from tenure.v1.webhook_service_pb2_grpc import add_WebhookServiceServicer_to_server
 from tenure.validators import validate
 
 
@@ -46,6 +48,7 @@ async def compose(process: Process, settings: Settings) -> None:
     leases = LeaseServicer(peers, server.stopping)
     server.add("tenure.v1.LeaseService", add_LeaseServiceServicer_to_server, leases)
     server.add("tenure.v1.ScheduleService", add_ScheduleServiceServicer_to_server, ScheduleServicer(peers))
+    server.add("tenure.v1.WebhookService", add_WebhookServiceServicer_to_server, WebhookServicer(peers))
     await serve(process, server)
 
 

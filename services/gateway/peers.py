@@ -16,6 +16,7 @@ from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from tenure.v1.lease_service_pb2_grpc import LeaseServiceStub
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
+from tenure.v1.webhook_service_pb2_grpc import WebhookServiceStub
 
 if TYPE_CHECKING:  # these exist for type checkers only
     from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceAsyncStub
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # these exist for type checkers only
     from tenure.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
     from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceAsyncStub
     from tenure.v1.tool_service_pb2_grpc import ToolServiceAsyncStub
+    from tenure.v1.webhook_service_pb2_grpc import WebhookServiceAsyncStub
 
 T = TypeVar("T")
 
@@ -44,6 +46,7 @@ class Peers:
         self.leases: LeaseServiceAsyncStub
         self.schedules: ScheduleServiceAsyncStub
         self.tools: ToolServiceAsyncStub
+        self.webhooks: WebhookServiceAsyncStub
 
     async def __aenter__(self) -> Self:
         channels = [
@@ -55,6 +58,7 @@ class Peers:
         self.leases = LeaseServiceStub(channels[1])
         self.schedules = ScheduleServiceStub(channels[0])
         self.tools = ToolServiceStub(channels[2])
+        self.webhooks = WebhookServiceStub(channels[0])
         return self
 
     async def __aexit__(self, *_: object) -> None:

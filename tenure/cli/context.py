@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
-from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from rich.console import Console
 
 from tenure.client import Client
 from tenure.dev.dev_file import read_addresses
+from tenure.wire.json_form import to_dict
 
 T = TypeVar("T")
 
@@ -54,16 +54,6 @@ class Context:
         """One line of JSON, in the contract's own names."""
         value = to_dict(message) if isinstance(message, Message) else message
         click.echo(json.dumps(value, ensure_ascii=False))
-
-
-def to_dict(message: Message) -> dict[str, Any]:
-    """A message as JSON with the contract's field names; zeros and empty texts are told too."""
-    return MessageToDict(
-        message,
-        preserving_proto_field_name=True,
-        always_print_fields_with_no_presence=True,
-        unquote_int64_if_possible=True,
-    )
 
 
 def find_gateway(asked: str | None, data_dir: Path) -> str:

@@ -46,9 +46,18 @@ _ADVICE: Final = {
 }
 
 _WITHOUT_ADVICE: Final = frozenset(
-    {"LEASE_NOT_HELD", "LEASE_LOST", "SCHEDULE_NOT_FOUND", "TOO_MANY_SCHEDULES", "WORKER_NOT_FOUND"}
+    {
+        "LEASE_NOT_HELD",
+        "LEASE_LOST",
+        "SCHEDULE_NOT_FOUND",
+        "TOO_MANY_SCHEDULES",
+        "WORKER_NOT_FOUND",
+        "WEBHOOK_NOT_FOUND",
+        "TOO_MANY_WEBHOOKS",
+        "DELIVERY_NOT_FOUND",
+    }
 )
-"""What is said of leases, schedules and workers needs no advice about tasks."""
+"""What is said of leases, schedules, webhooks and workers needs no advice about tasks."""
 
 
 def exit_of_task(task: task_pb2.Task) -> Exit:

@@ -26,6 +26,7 @@ from tenure.cli.show import entries, get, list_tasks
 from tenure.cli.submit import submit
 from tenure.cli.waits import resume, signal, waits
 from tenure.cli.watch import watch
+from tenure.cli.webhooks import webhooks
 from tenure.domain.errors import TenureError
 from tenure.runtime.rpc_channel import target_of
 from tenure.runtime.status import PeerFailed
@@ -112,6 +113,7 @@ for command in (
     explain_task,
     leases,
     schedules,
+    webhooks,
     admin,
     keys,
 ):

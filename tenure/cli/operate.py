@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import click
 
-from tenure.cli.context import Context, pass_context, to_dict
+from tenure.cli.context import Context, pass_context
 from tenure.cli.parameters import find_task, task_argument
 from tenure.cli.tables import make_table
 from tenure.cli.words import ago, distinct_ids
@@ -14,6 +14,7 @@ from tenure.client import Client
 from tenure.domain.epochs import describe_epoch
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import coordinator_service_pb2, token_pb2
+from tenure.wire.json_form import to_dict
 from tenure.wire.times import seconds
 
 

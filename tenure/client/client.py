@@ -13,6 +13,7 @@ from tenure.client.contact import Contact
 from tenure.client.lease_calls import LeaseCalls
 from tenure.client.schedules import ScheduleCalls
 from tenure.client.waits import WaitCalls
+from tenure.client.webhooks import WebhookCalls
 from tenure.domain.errors import TryLater
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.retrying import retrying
@@ -24,6 +25,7 @@ from tenure.v1.admin_service_pb2_grpc import AdminServiceStub
 from tenure.v1.lease_service_pb2_grpc import LeaseServiceStub
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
+from tenure.v1.webhook_service_pb2_grpc import WebhookServiceStub
 from tenure.wire.times import duration
 
 if TYPE_CHECKING:  # these exist for type checkers only
@@ -42,7 +44,7 @@ RETURN_PATIENCE: Final = RetryPolicy(max_attempts=12, initial_seconds=0.2, facto
 LIST_PAGE: Final = 500
 
 
-class Client(LeaseCalls, ScheduleCalls, WaitCalls):
+class Client(LeaseCalls, ScheduleCalls, WaitCalls, WebhookCalls):
     """A connection to the gateway: `host:port`, or its replicas as `ip:port,ip:port`.
 
     Errors are those of tenure.domain.errors; TryLater is retried a few times first, and for some ten seconds once the
@@ -62,6 +64,7 @@ class Client(LeaseCalls, ScheduleCalls, WaitCalls):
         self.admin = AdminServiceStub(self._channel)
         self.leases = LeaseServiceStub(self._channel)
         self.schedules = ScheduleServiceStub(self._channel)
+        self.webhooks = WebhookServiceStub(self._channel)
         return self
 
     async def __aexit__(self, *_: object) -> None:

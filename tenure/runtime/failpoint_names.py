@@ -62,6 +62,8 @@ declare("checkpoint.before_requeue", "a claim is gone, its task RUNNING for a mo
 declare("checkpoint.after_requeue", "a task is in the queue again, and nobody was told")
 declare("checkpoint.before_sweep", "tasks are due, their rows not locked yet")
 declare("checkpoint.after_sweep", "what was due is done, and nobody was told")
+declare("checkpoint.after_events", "changes are written down as deliveries, none is sent")
+declare("checkpoint.after_delivery", "a webhook has it, the ledger does not know")
 declare("checkpoint.before_raise", "a generation that is to be raised")
 declare("checkpoint.after_raise", "the generation is raised here, etcd is behind")
 declare("checkpoint.before_refusals", "refused writes that are in the log only")

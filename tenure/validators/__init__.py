@@ -3,7 +3,8 @@
 One hook of the server's interceptor calls `validate` for every request. A frame of a stream is checked for its own
 bounds only: what is inside is checked one by one by the service, so that one bad commit harms no neighbour.
 
-gateway.py, checkpoint.py, tools.py, sessions.py, leases.py, operators.py, waits.py   one table of checks each
+gateway.py, checkpoint.py, tools.py, sessions.py, leases.py, operators.py, waits.py, schedules.py, webhooks.py   one
+table of checks each
 specs.py   what a task may be        fields.py   what several services have        limits.py   the numbers
 """
 
@@ -14,7 +15,7 @@ from typing import Final
 from google.protobuf.message import Message
 
 from tenure.domain.errors import InvalidRequest
-from tenure.validators import checkpoint, gateway, leases, operators, schedules, sessions, tools, waits
+from tenure.validators import checkpoint, gateway, leases, operators, schedules, sessions, tools, waits, webhooks
 from tenure.validators.limits import (
     CALL_ID,
     MAX_ARGUMENT_BYTES,
@@ -72,6 +73,7 @@ _CHECKS: Final[dict[type, Check]] = {
     **leases.CHECKS,
     **operators.CHECKS,
     **waits.CHECKS,
+    **webhooks.CHECKS,
 }
 
 

@@ -59,6 +59,7 @@ GENERATION: Final = Scene(_tasks("keyed", "keyed"), (PlannedFault(0.5, "lose_gen
 STALE: Final = Scene(_tasks("slow-tools", "slow-tools"), (PlannedFault(1.0, "stale_write", "checkpoint"),))
 LEASES: Final = Scene((), (PlannedFault(0.0, "use_lease", "coordinator", 5.0),))
 SIGNALS: Final = Scene((), (PlannedFault(0.0, "send_signals", "checkpoint", 5.0),))
+WEBHOOKS: Final = Scene(_tasks("plain", "plain"), (PlannedFault(0.0, "receive_webhooks", "checkpoint", 5.0, "2"),))
 SLOW_START: Final = Scene(_tasks("keyed", "unsafe"), also="tools.before_effect=1#sleep(1500)")
 
 SCENES: Final = {
@@ -72,6 +73,8 @@ SCENES: Final = {
     "checkpoint.after_requeue": LOSSES,
     "checkpoint.before_sweep": DEADLINES,
     "checkpoint.after_sweep": DEADLINES,
+    "checkpoint.after_events": WEBHOOKS,
+    "checkpoint.after_delivery": WEBHOOKS,
     "checkpoint.before_raise": GENERATION,
     "checkpoint.after_raise": GENERATION,
     "checkpoint.before_refusals": STALE,

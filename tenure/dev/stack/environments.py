@@ -43,6 +43,7 @@ def _checkpoint(_name: str, _options: StackOptions, layout: Layout, places: Plac
         "TENURE_CHECKPOINT_POSTGRES_DSN": places.postgres_dsn,
         "TENURE_CHECKPOINT_VERIFYING_KEYS_FILE": str(layout.verifying_keys),
         "TENURE_CHECKPOINT_MIGRATE": "auto",
+        "TENURE_CHECKPOINT_WEBHOOK_ALLOWED_NETWORKS": "127.0.0.0/8,::1/128",
     }
 
 

@@ -22,6 +22,7 @@ from tenure.domain.token import Claims
 from tenure.runtime.rpc_channel import open_channel
 from tenure.runtime.signing import Signer
 from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import webhook_service_pb2 as webhooks
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.wire.enums import STATES
 from tenure.wire.token import sign_claims
@@ -30,6 +31,7 @@ from tests.fault.suite.schedule import PlannedFault, Schedule
 from tests.fault.suite.signals import send
 from tests.fault.suite.store_faults import freeze_store, kill_store, lose_generation, mend_stores, replace_etcd
 from tests.fix_proxy import Lost
+from tests.fix_webhooks import receiving
 
 Inject = Callable[[Installation, PlannedFault], Awaitable[None]]
 CALL_SECONDS: Final = 5.0
@@ -191,6 +193,24 @@ async def send_signals(install: Installation, fault: PlannedFault) -> None:
         await asyncio.sleep(PAUSE_SECONDS)
 
 
+async def receive_webhooks(install: Installation, fault: PlannedFault) -> None:
+    """An endpoint that is told of tasks until so many have succeeded: each event in its task's order, none left out."""
+    name = f"faults-{uuid4().hex}"
+    async with receiving() as receiver:
+        made = await install.users[0].create_webhook(
+            webhooks.CreateWebhookRequest(name=name, url=receiver.url, event_types=["task.*"])
+        )
+        receiver.secrets = [made.secret]
+        await receiver.until(int(fault.detail), lambda one: one.type == "task.succeeded")
+        await install.users[0].webhooks.DeleteWebhook(webhooks.DeleteWebhookRequest(webhook=name), timeout=CALL_SECONDS)
+    assert all(one.valid for one in receiver.came)
+    first = {one.webhook_id: one for one in reversed(receiver.took)}
+    for task_id in {one.task_id for one in receiver.took}:
+        told = [one for one in receiver.took if one.task_id == task_id and first[one.webhook_id] is one]
+        sequences = [one.data["sequence"] for one in told]
+        assert sequences == sorted(sequences), [(one.type, one.data["sequence"]) for one in told]
+
+
 async def model(install: Installation, fault: PlannedFault) -> None:
     """The next model calls fail as `detail` says."""
     order = json.loads(fault.detail)
@@ -220,4 +240,5 @@ INJECTORS: Final[dict[str, Inject]] = {
     "stale_write": stale_write,
     "use_lease": use_lease,
     "send_signals": send_signals,
+    "receive_webhooks": receive_webhooks,
 }

@@ -113,6 +113,11 @@ async def _options(
     environment = await lay(links, names, postgres.dsn(DATABASE), etcd)
     if size.deaf:
         environment[names("worker")[-1]]["TENURE_FAILPOINTS"] = DEAF
+    # A killed ledger's webhooks wait for its turns to run out.
+    environment["checkpoint"] = {
+        "TENURE_CHECKPOINT_WEBHOOK_TURN_SECONDS": "3",
+        "TENURE_CHECKPOINT_WEBHOOK_REQUEST_TIMEOUT_SECONDS": "1",
+    }
     environment["*"] = {"PYTHONPATH": str(REPOSITORY)}  # the code beside these tests, wherever that was checked out
     return StackOptions(**values, environment=environment)  # type: ignore[arg-type]  # its own fields
 

@@ -1,0 +1,162 @@
+"""The rows of webhooks, as the database has them and as callers see them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+from uuid import UUID
+
+from services.checkpoint.queries import fetch_all, fetch_one
+from tenure.domain.errors import NotFound
+from tenure.domain.webhooks import DeliveryState, GapReason
+from tenure.runtime.queries import Queries
+from tenure.v1 import task_pb2
+from tenure.v1 import webhook_service_pb2 as pb
+from tenure.wire.times import timestamp
+from tenure.wire.webhooks import DELIVERY_STATES, GAP_REASONS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from google.protobuf.timestamp_pb2 import Timestamp
+
+    from tenure.runtime.postgres import Connection
+
+WEBHOOKS: Final = Queries.load("services.checkpoint", "sql/webhooks.sql")
+GAPS_SHOWN: Final = 10
+NO_TASK: Final = "webhook/"
+"""How the lines of deliveries begin that tell of no task."""
+
+
+class WebhookRow(NamedTuple):
+    """The columns of `find`, `lock` and `list`, in their order."""
+
+    webhook_id: str
+    tenant: str
+    name: str
+    request_hash: bytes
+    url: str
+    event_types: list[str]
+    filter: bytes
+    secret: bytes
+    old_secret: bytes | None
+    old_secret_until: datetime | None
+    paused: bool
+    pause_code: str
+    pause_reason: str
+    pause_actor: str
+    feed_id: str
+    xid: int
+    position: int
+    read_at: datetime
+    turn: int
+    pending: int
+    dead: int
+    delivered: int
+    last_delivered_at: datetime | None
+    last_failed_at: datetime | None
+    problem: str
+    created_at: datetime
+    updated_at: datetime
+
+    def webhook(self, gaps: Sequence[pb.WebhookGap] = ()) -> pb.Webhook:
+        """As callers see it: without its secrets."""
+        return pb.Webhook(
+            webhook_id=self.webhook_id,
+            name=self.name,
+            url=self.url,
+            event_types=self.event_types,
+            filter=task_pb2.TaskFilter.FromString(self.filter),
+            paused=self.paused,
+            pause_code=self.pause_code,
+            pause_reason=self.pause_reason,
+            pause_actor=self.pause_actor,
+            pending_deliveries=self.pending,
+            dead_deliveries=self.dead,
+            delivered=self.delivered,
+            last_delivered_time=_optional(self.last_delivered_at),
+            last_failed_time=_optional(self.last_failed_at),
+            problem=self.problem,
+            old_secret_until_time=None if self.old_secret is None else _optional(self.old_secret_until),
+            gaps=gaps,
+            create_time=timestamp(self.created_at),
+            update_time=timestamp(self.updated_at),
+        )
+
+
+class DeliveryRow(NamedTuple):
+    """The columns of `deliveries` and `delivery`, in their order."""
+
+    ordinal: int
+    delivery_id: str
+    event_type: str
+    line: str
+    sequence: int
+    state: str
+    attempts: int
+    next_attempt_at: datetime | None
+    last_attempt_at: datetime | None
+    last_status: int
+    last_error: str
+    created_at: datetime
+    ended_at: datetime | None
+
+    def delivery(self) -> pb.WebhookDelivery:
+        """As callers see it."""
+        return pb.WebhookDelivery(
+            delivery_id=self.delivery_id,
+            event_type=self.event_type,
+            task_id="" if self.line.startswith(NO_TASK) else self.line,
+            sequence=self.sequence,
+            state=DELIVERY_STATES.to_wire(DeliveryState(self.state)),
+            attempts=self.attempts,
+            next_attempt_time=_optional(self.next_attempt_at),
+            last_attempt_time=_optional(self.last_attempt_at),
+            last_status_code=self.last_status,
+            last_error=self.last_error,
+            create_time=timestamp(self.created_at),
+            end_time=_optional(self.ended_at),
+        )
+
+
+async def read_webhook(connection: Connection, tenant: str, told: str, *, lock: bool = False) -> WebhookRow:
+    """By id or name. Raises NotFound, also for another tenant's."""
+    statement = WEBHOOKS.lock if lock else WEBHOOKS.find
+    found = await fetch_one(connection, statement, {"tenant": tenant, **_named(told)})
+    if found is None:
+        raise NotFound(f"there is no webhook {told}", reason="WEBHOOK_NOT_FOUND")
+    return WebhookRow(*found)
+
+
+async def as_told(connection: Connection, rows: Sequence[WebhookRow]) -> list[pb.Webhook]:
+    """Webhooks with what they missed."""
+    parameters = {"webhook_ids": [row.webhook_id for row in rows], "limit": GAPS_SHOWN}
+    gaps: dict[str, list[pb.WebhookGap]] = {row.webhook_id: [] for row in rows}
+    for webhook_id, reason, from_at, to_at, from_cursor, to_cursor in await fetch_all(
+        connection, WEBHOOKS.gaps, parameters
+    ):
+        gaps[webhook_id].append(gap_told(GapReason(reason), from_at, to_at, from_cursor, to_cursor))
+    return [row.webhook(gaps[row.webhook_id]) for row in rows]
+
+
+def gap_told(reason: GapReason, from_at: datetime, to_at: datetime, from_cursor: str, to_cursor: str) -> pb.WebhookGap:
+    """As callers and receivers see it."""
+    return pb.WebhookGap(
+        reason=GAP_REASONS.to_wire(reason),
+        from_time=timestamp(from_at),
+        to_time=timestamp(to_at),
+        from_cursor=from_cursor,
+        to_cursor=to_cursor,
+    )
+
+
+def _named(told: str) -> dict[str, str]:
+    """A name is never a UUID: the contract says so."""
+    try:
+        return {"webhook_id": str(UUID(told)), "name": ""}
+    except ValueError:
+        return {"webhook_id": "", "name": told}
+
+
+def _optional(moment: datetime | None) -> Timestamp | None:
+    return None if moment is None else timestamp(moment)

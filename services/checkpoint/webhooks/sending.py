@@ -1,0 +1,120 @@
+"""One request to a webhook: signed, bounded in time and in what is read, redirected nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+import httpcore2
+from standardwebhooks import Webhook
+
+from services.checkpoint.webhooks.addresses import CheckedBackend, Networks
+from tenure.domain.webhooks import Answer, retry_after_seconds
+from tenure.runtime import metrics
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+_log: Final = logging.getLogger(__name__)
+MOST_READ_BYTES: Final = 4096
+MOST_PROBLEM_CHARACTERS: Final = 300
+KEPT_ALIVE_SECONDS: Final = 4.0
+_USER_AGENT: Final = f"tenure/{version('tenure')}"
+_FAILURES: Final = (
+    httpcore2.TimeoutException,
+    httpcore2.NetworkError,
+    httpcore2.ProtocolError,
+    httpcore2.UnsupportedProtocol,
+)
+
+
+class Letter(NamedTuple):
+    """The columns of `take_deliveries`, in their order. `sent_at` is the database's time."""
+
+    ordinal: int
+    delivery_id: str
+    body: str
+    attempts: int
+    sent_at: datetime
+    url: str
+    secret: bytes
+    old_secret: bytes | None
+
+
+def headers_of(letter: Letter) -> list[tuple[str, str]]:
+    """With a signature by each secret that holds, the newest first."""
+    secrets = [letter.secret] if letter.old_secret is None else [letter.secret, letter.old_secret]
+    signatures = [Webhook(one).sign(letter.delivery_id, letter.sent_at, letter.body) for one in secrets]
+    return [
+        ("content-type", "application/json"),
+        ("user-agent", _USER_AGENT),
+        ("webhook-id", letter.delivery_id),
+        ("webhook-timestamp", str(int(letter.sent_at.timestamp()))),
+        ("webhook-signature", " ".join(signatures)),
+    ]
+
+
+class Sender:
+    """The connections of a process to all webhooks. It goes through no proxy, keeps no cookies and follows nothing."""
+
+    def __init__(self, networks: Networks, timeout_seconds: float, most_connections: int) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._backend = CheckedBackend(networks)
+        self._connections = httpcore2.AsyncConnectionPool(
+            max_connections=most_connections,
+            keepalive_expiry=KEPT_ALIVE_SECONDS,
+            network_backend=self._backend,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._connections.aclose()
+        self._backend.close()
+
+    async def send(self, letter: Letter) -> Answer:
+        """What came of it, within the timeout, whatever happens."""
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                answer = await self._send(letter)
+        except TimeoutError:
+            answer = Answer(problem=f"no answer within {self._timeout_seconds:g} s")
+        except _FAILURES as error:
+            answer = Answer(problem=_said(f"{type(error).__name__}: {error}".removesuffix(": ")))
+        except Exception:  # noqa: BLE001  logged, and told as a failure of this delivery: the others go on
+            _log.exception("a webhook could not be sent", extra={"delivery": letter.delivery_id})
+            answer = Answer(problem="internal error; see the log")
+        metrics.count("tenure_webhook_attempts_total", outcome="received" if answer.received else "failed")
+        return answer
+
+    async def _send(self, letter: Letter) -> Answer:
+        phases = dict.fromkeys(("connect", "read", "write", "pool"), self._timeout_seconds)
+        body = letter.body.encode()
+        async with self._connections.stream(
+            "POST", letter.url, headers=headers_of(letter), content=body, extensions={"timeout": phases}
+        ) as response:
+            told = {name.lower(): value for name, value in response.headers}
+            said = await _beginning(response)
+            if 200 <= response.status < 300:
+                return Answer(response.status)
+            asked = retry_after_seconds(told.get(b"retry-after", b"").decode("latin-1"), letter.sent_at)
+            return Answer(response.status, _said(f"HTTP {response.status}: {said}".removesuffix(": ")), asked)
+
+
+async def _beginning(response: httpcore2.Response) -> str:
+    """As much of the answer as is worth keeping; the rest is not waited for."""
+    read = b""
+    async for some in response.aiter_stream():
+        read += some
+        if len(read) >= MOST_READ_BYTES:
+            break
+    return read[:MOST_READ_BYTES].decode(errors="replace")
+
+
+def _said(text: str) -> str:
+    """On one line, of characters that Postgres and terminals can hold."""
+    flat = " ".join("".join(one if one.isprintable() else " " for one in text).split())
+    return flat if len(flat) <= MOST_PROBLEM_CHARACTERS else flat[: MOST_PROBLEM_CHARACTERS - 1] + "…"

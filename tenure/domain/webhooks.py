@@ -1,0 +1,195 @@
+"""The rules of webhooks: what a change is called, who wants it, what is sent of it, and what an answer means.
+
+The convention is Standard Webhooks (standardwebhooks.com): names of types, headers, retries, 410 and Retry-After.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from tenure.domain.retry import RetryPolicy
+from tenure.domain.states import TERMINAL, WAITING, TaskState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+TEST_EVENT: Final = "webhook.test"
+MISSED_EVENT: Final = "webhook.missed"
+CANCEL_REQUESTED_EVENT: Final = "task.cancel_requested"
+BUDGET_WARNING_EVENT: Final = "task.budget_warning"
+"""Wanted by default, and sent once the ledger tells of it."""
+
+MOST_BODY_BYTES: Final = 64 * 1024
+MOST_REPLAYED: Final = 1000
+MOST_RECEIVED_KEPT: Final = 1000
+DEFAULT_OVERLAP_SECONDS: Final = 24 * 3600.0
+LONGEST_RETRY_AFTER_SECONDS: Final = 6 * 3600.0
+RETRY: Final = RetryPolicy(max_attempts=10, initial_seconds=10.0, factor=4.0, cap_seconds=6 * 3600.0)
+
+_PATTERN: Final = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*(\.\*)?\Z")
+_LONG_TEXTS: Final = (("result",), ("message",), ("spec", "goal"), ("spec", "agent", "system"))
+_SHORT_BYTES: Final = 1000
+_ELLIPSIS: Final = " …"
+_GONE: Final = 410
+
+
+class DeliveryState(StrEnum):
+    """How far a delivery is."""
+
+    PENDING = "PENDING"
+    DELIVERED = "DELIVERED"
+    DEAD = "DEAD"
+
+
+class GapReason(StrEnum):
+    """Why a webhook missed changes."""
+
+    EXPIRED = "EXPIRED"
+    OTHER_FEED = "OTHER_FEED"
+    PUT_BACK = "PUT_BACK"
+
+
+class PauseCode:
+    """Why a webhook is paused: a plain namespace, because codes are an open set."""
+
+    OPERATOR = "OPERATOR"
+    GONE = "GONE"
+    DEAD_LETTERS_FULL = "DEAD_LETTERS_FULL"
+
+
+def state_event(state: TaskState) -> str:
+    """The type that tells of a task left in this state."""
+    return f"task.{state.lower()}"
+
+
+DEFAULT_EVENTS: Final = frozenset(
+    {state_event(state) for state in TERMINAL | WAITING} | {BUDGET_WARNING_EVENT},
+)
+KNOWN_EVENTS: Final = frozenset({state_event(state) for state in TaskState} | {CANCEL_REQUESTED_EVENT}) | DEFAULT_EVENTS
+"""What this release can tell of. Others may be asked for: a newer one may send them."""
+
+
+def event_of(state: TaskState, *, cancel_requested: bool) -> str:
+    """What a change is called. One that asks for the end is no second arrival in the state the task was in."""
+    return CANCEL_REQUESTED_EVENT if cancel_requested else state_event(state)
+
+
+def is_pattern(text: str) -> bool:
+    """`task.succeeded`, `task.*`."""
+    return len(text) <= 100 and _PATTERN.match(text) is not None
+
+
+def wants(patterns: Sequence[str], event: str) -> bool:
+    """Whether a webhook that asked for these is told; one that asked for nothing is told the usual."""
+    if not patterns:
+        return event in DEFAULT_EVENTS
+    return any(event == one or (one.endswith(".*") and event.startswith(one[:-1])) for one in patterns)
+
+
+def body_of(event: str, moment: datetime, data: dict[str, Any], most_bytes: int = MOST_BODY_BYTES) -> str:
+    """The JSON that is sent and signed. Of a task too large for it the long texts are cut, the longest first."""
+    told = {"type": event, "timestamp": moment.astimezone(UTC).isoformat().replace("+00:00", "Z"), "data": data}
+    text = _compact(told)
+    if len(text.encode()) <= most_bytes:
+        return text
+    cut: list[str] = []
+    for path in sorted(_LONG_TEXTS, key=lambda path: -len(_text_at(data, path))):
+        excess = len(text.encode()) - most_bytes
+        if excess <= 0:
+            break
+        if _cut(data, path, excess + 200):
+            cut.append(".".join(("task", *path)))
+        text = _compact({**told, "truncated": sorted(cut)})
+    if len(text.encode()) > most_bytes:
+        # Arguments, labels and waits can be long too: then the receiver asks for the task by its id.
+        data.pop("task", None)
+        text = _compact({**told, "truncated": ["task"]})
+    return text
+
+
+def _cut(data: dict[str, Any], path: Sequence[str], excess_bytes: int) -> bool:
+    """Shorten one text by so many bytes, if that leaves something worth reading; else to its beginning."""
+    text = _text_at(data, path).encode()
+    if len(text) <= _SHORT_BYTES:
+        return False
+    holder = data["task"]
+    for name in path[:-1]:
+        holder = holder[name]
+    # Each byte of the text is one or more in JSON: so the cut takes away at least as much as is asked for.
+    kept = text[: max(_SHORT_BYTES, len(text) - excess_bytes)].decode(errors="ignore")
+    holder[path[-1]] = kept + _ELLIPSIS
+    return True
+
+
+def _text_at(data: dict[str, Any], path: Sequence[str]) -> str:
+    value: Any = data.get("task") or {}
+    for name in path:
+        value = value.get(name, "") if isinstance(value, dict) else ""
+    return value if isinstance(value, str) else ""
+
+
+def _compact(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of one attempt: a status, or 0 and why there was none."""
+
+    status: int = 0
+    problem: str = ""
+    retry_after_seconds: float | None = None
+
+    @property
+    def received(self) -> bool:
+        return 200 <= self.status < 300
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What becomes of the delivery. `wait_seconds`: until the next attempt, when it stays PENDING."""
+
+    state: DeliveryState
+    wait_seconds: float = 0.0
+    hold_seconds: float = 0.0
+    pause_code: str = ""
+
+
+def judge(answer: Answer, attempts: int, luck: float, policy: RetryPolicy = RETRY) -> Verdict:
+    """After the attempt numbered `attempts`; `luck` in [0, 1) is the caller's dice.
+
+    What an overloaded endpoint asks for (429, 503 with Retry-After) holds back all that is sent there.
+    """
+    if answer.received:
+        return Verdict(DeliveryState.DELIVERED)
+    if answer.status == _GONE:
+        return Verdict(DeliveryState.PENDING, pause_code=PauseCode.GONE)
+    if attempts >= policy.max_attempts:
+        return Verdict(DeliveryState.DEAD)
+    asked = min(answer.retry_after_seconds or 0.0, LONGEST_RETRY_AFTER_SECONDS)
+    wait = policy.wait_seconds(attempts, luck, asked)
+    return Verdict(DeliveryState.PENDING, wait, hold_seconds=asked if answer.status in {429, 503} else 0.0)
+
+
+def retry_after_seconds(text: str, now: datetime) -> float | None:
+    """Of a Retry-After header, as seconds or as a date; None: it says nothing we understand."""
+    text = text.strip()
+    if re.fullmatch(r"\d{1,9}", text):
+        return float(text)
+    try:
+        until = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    until = until if until.tzinfo is not None else until.replace(tzinfo=UTC)
+    return max(0.0, (until - now).total_seconds())
+
+
+def unknown_events(patterns: Iterable[str]) -> list[str]:
+    """Those among them that no event of this release fits: a typing error, most likely."""
+    return [one for one in patterns if not any(wants([one], event) for event in KNOWN_EVENTS)]
