@@ -11,6 +11,7 @@ from services.checkpoint.rows import TaskRow
 from tenure.domain.schedules import OverlapPolicy, RunOutcome
 from tenure.domain.states import MOVES, TERMINAL, TaskState
 from tenure.domain.task import LeaseLostPolicy, Priority
+from tenure.domain.webhooks import DeliveryState, GapReason
 from tenure.v1 import ledger_pb2
 
 pytestmark = pytest.mark.server
@@ -56,6 +57,11 @@ async def test_the_policies_and_priorities_are_the_domains(ledger):
 async def test_the_overlap_policies_and_outcomes_of_schedules_are_the_domains(ledger):
     assert await allowed_by(ledger, "schedules_overlap") == set(OverlapPolicy)
     assert await allowed_by(ledger, "schedule_runs_outcome") == set(RunOutcome)
+
+
+async def test_the_states_of_deliveries_and_the_reasons_of_gaps_are_the_domains(ledger):
+    assert await allowed_by(ledger, "webhook_deliveries_state") == set(DeliveryState)
+    assert await allowed_by(ledger, "webhook_gaps_reason") == set(GapReason)
 
 
 async def test_endings_that_may_be_asked_for_are_ends_that_are_no_success(ledger):

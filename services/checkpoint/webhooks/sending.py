@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger(__name__)
 MOST_READ_BYTES: Final = 4096
+BODY_SECONDS: Final = 1.0
 MOST_PROBLEM_CHARACTERS: Final = 300
 KEPT_ALIVE_SECONDS: Final = 4.0
 _USER_AGENT: Final = f"tenure/{version('tenure')}"
@@ -98,19 +100,22 @@ class Sender:
         ) as response:
             told = {name.lower(): value for name, value in response.headers}
             said = await _beginning(response)
-            if 200 <= response.status < 300:
-                return Answer(response.status)
+            answer = Answer(response.status)
+            if answer.received:
+                return answer
             asked = retry_after_seconds(told.get(b"retry-after", b"").decode("latin-1"), letter.sent_at)
             return Answer(response.status, _said(f"HTTP {response.status}: {said}".removesuffix(": ")), asked)
 
 
 async def _beginning(response: httpcore2.Response) -> str:
-    """As much of the answer as is worth keeping; the rest is not waited for."""
+    """As much of the answer's body as is worth keeping. The status is the answer: no body takes that back."""
     read = b""
-    async for some in response.aiter_stream():
-        read += some
-        if len(read) >= MOST_READ_BYTES:
-            break
+    with suppress(TimeoutError, *_FAILURES):
+        async with asyncio.timeout(BODY_SECONDS):
+            async for some in response.aiter_stream():
+                read += some
+                if len(read) >= MOST_READ_BYTES:
+                    break
     return read[:MOST_READ_BYTES].decode(errors="replace")
 
 

@@ -20,7 +20,7 @@ from services.checkpoint.webhooks.reading import Place, read_on
 from services.checkpoint.webhooks.recording import record
 from services.checkpoint.webhooks.rows import WEBHOOKS
 from services.checkpoint.webhooks.sending import Letter
-from tenure.domain.errors import OutOfRange
+from tenure.domain.errors import OutOfRange, TenureError
 from tenure.domain.webhooks import MOST_RECEIVED_KEPT, judge
 from tenure.runtime.failpoint import failpoint
 from tenure.v1 import task_pb2
@@ -80,7 +80,7 @@ class Turn:
                 await self._work(sending)
         except asyncio.CancelledError:
             # We drain: the others need not wait for the turn to run out. What was under way is sent again.
-            with suppress(TimeoutError):
+            with suppress(TimeoutError, TenureError):  # then it runs out after all
                 async with asyncio.timeout(END_SECONDS):
                     await self._end()
             raise

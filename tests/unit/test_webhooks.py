@@ -1,0 +1,242 @@
+"""What a change is called, who wants it, what is sent of it, and what an answer means."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from standardwebhooks import Webhook
+
+from services.checkpoint.webhooks.addresses import Networks
+from services.checkpoint.webhooks.sending import Letter, headers_of
+from services.checkpoint.webhooks.settings import WebhookSettings
+from tenure.domain.errors import InvalidRequest
+from tenure.domain.retry import RetryPolicy
+from tenure.domain.states import MOVES, TERMINAL, WAITING, TaskState
+from tenure.domain.webhooks import (
+    BUDGET_WARNING_EVENT,
+    DEFAULT_EVENTS,
+    LONGEST_RETRY_AFTER_SECONDS,
+    MOST_BODY_BYTES,
+    Answer,
+    DeliveryState,
+    body_of,
+    event_of,
+    is_pattern,
+    judge,
+    retry_after_seconds,
+    unknown_events,
+    wants,
+)
+from tenure.v1 import task_pb2
+from tenure.v1 import webhook_service_pb2 as pb
+from tenure.validators import validate
+from tenure.wire.webhooks import new_secret, read_secret, secret_text
+
+NOW = datetime(2026, 11, 22, 8, 0, tzinfo=UTC)
+POLICY = RetryPolicy(max_attempts=4, initial_seconds=10.0, factor=4.0, cap_seconds=100.0)
+
+
+class TestEvents:
+    def test_ends_waits_and_warnings_are_told_unless_asked_otherwise(self):
+        told = {state for state in MOVES if wants([], event_of(state, cancel_requested=False))}
+        assert told == TERMINAL | WAITING
+        assert wants([], BUDGET_WARNING_EVENT)
+
+    def test_a_request_to_end_is_called_so_and_no_arrival_in_the_state(self):
+        assert event_of(TaskState.WAITING_USER, cancel_requested=True) == "task.cancel_requested"
+        assert event_of(TaskState.WAITING_USER, cancel_requested=False) == "task.waiting_user"
+
+    def test_a_star_stands_for_the_last_part(self):
+        assert wants(["task.*"], "task.running")
+        assert not wants(["task.*"], "tasks.running")
+        assert not wants(["task.running"], "task.running_out")
+
+    def test_types_that_nothing_is_called_yet_may_be_asked_for_and_are_known_as_such(self):
+        assert is_pattern("lease.lost")
+        assert unknown_events(["lease.lost", "task.suceeded", "task.failed", "task.*"]) == [
+            "lease.lost",
+            "task.suceeded",
+        ]
+
+    @pytest.mark.parametrize("text", ["", "*", "task.", ".task", "Task.failed", "task.*.x", "task failed", "t" * 101])
+    def test_what_is_no_type_is_refused(self, text):
+        assert not is_pattern(text)
+
+    def test_every_default_is_a_type(self):
+        assert all(is_pattern(event) for event in DEFAULT_EVENTS)
+
+
+class TestBodies:
+    def test_a_body_says_type_time_and_data(self):
+        told = json.loads(body_of("task.failed", NOW, {"task_id": "t"}))
+        assert told == {"type": "task.failed", "timestamp": "2026-11-22T08:00:00Z", "data": {"task_id": "t"}}
+
+    @given(
+        st.text(st.characters(codec="utf-8"), max_size=50),
+        st.integers(0, 40_000),
+        st.integers(0, 40_000),
+        st.integers(0, 40_000),
+    )
+    def test_however_large_a_task_is_its_body_is_bounded_and_says_what_was_cut(self, text, result, goal, system):
+        task = {
+            "task_id": "t",
+            "result": text * (result // 10),
+            "spec": {"goal": text * (goal // 10), "agent": {"system": text * (system // 10)}},
+        }
+        whole = json.dumps(task)
+        body = body_of("task.succeeded", NOW, {"task_id": "t", "task": json.loads(whole)}, 20_000)
+        told = json.loads(body)
+        assert len(body.encode()) <= 20_000
+        assert told["data"]["task_id"] == "t"
+        assert ("truncated" in told) == (json.dumps(told["data"].get("task")) != whole)
+
+    def test_the_longest_text_is_cut_first_and_the_others_stay(self):
+        data = {"task": {"result": "r" * 100_000, "spec": {"goal": "g" * 10_000}}}
+        told = json.loads(body_of("task.succeeded", NOW, data))
+        assert told["truncated"] == ["task.result"]
+        assert told["data"]["task"]["spec"]["goal"] == "g" * 10_000
+        assert MOST_BODY_BYTES - 1000 < len(json.dumps(told, separators=(",", ":"))) <= MOST_BODY_BYTES
+
+    def test_of_a_task_that_is_large_otherwise_only_its_id_is_told(self):
+        data = {"task_id": "t", "task": {"wait": {"arguments_json": "a" * 100_000}}}
+        told = json.loads(body_of("task.waiting_user", NOW, data))
+        assert (told["data"], told["truncated"]) == ({"task_id": "t"}, ["task"])
+
+
+class TestVerdicts:
+    @pytest.mark.parametrize("status", [200, 204, 299])
+    def test_any_2xx_is_a_receipt(self, status):
+        assert judge(Answer(status), 1, 0.5).state is DeliveryState.DELIVERED
+
+    @pytest.mark.parametrize("status", [0, 100, 301, 307, 400, 404, 429, 500, 503])
+    def test_anything_else_is_sent_again_until_the_tries_are_used_up(self, status):
+        assert judge(Answer(status), 3, 0.5, POLICY).state is DeliveryState.PENDING
+        assert judge(Answer(status), 4, 0.5, POLICY).state is DeliveryState.DEAD
+
+    @given(st.integers(1, 3), st.floats(0, 1, exclude_max=True))
+    def test_waits_have_full_jitter_and_grow_to_a_cap(self, attempts, luck):
+        wait = judge(Answer(500), attempts, luck, POLICY).wait_seconds
+        assert wait == luck * min(100.0, 10.0 * 4.0 ** (attempts - 1))
+
+    def test_what_the_endpoint_asks_for_is_the_least_and_bounded(self):
+        asked = judge(Answer(503, retry_after_seconds=50.0), 1, 0.0, POLICY)
+        assert (asked.wait_seconds, asked.hold_seconds) == (50.0, 50.0)
+        assert judge(Answer(500, retry_after_seconds=50.0), 1, 0.0, POLICY).hold_seconds == 0.0
+        assert judge(Answer(429, retry_after_seconds=1e9), 1, 0.0, POLICY).hold_seconds == LONGEST_RETRY_AFTER_SECONDS
+
+    def test_gone_pauses_and_gives_nothing_up(self):
+        verdict = judge(Answer(410), 99, 0.5, POLICY)
+        assert (verdict.state, verdict.pause_code) == (DeliveryState.PENDING, "GONE")
+
+    def test_retry_after_is_read_as_seconds_and_as_a_date(self):
+        assert retry_after_seconds(" 120 ", NOW) == 120.0
+        later = (NOW + timedelta(seconds=90)).strftime("%a, %d %b %Y %H:%M:%S GMT")
+        assert retry_after_seconds(later, NOW) == 90.0
+        assert retry_after_seconds("Thu, 01 Jan 1970 00:00:00 GMT", NOW) == 0.0
+        assert [retry_after_seconds(text, NOW) for text in ("", "soon", "-1", "1e9")] == [None] * 4
+
+
+class TestSignatures:
+    def test_a_letter_is_signed_with_each_secret_that_holds_the_newest_first(self):
+        old, new = read_secret(new_secret()), read_secret(new_secret())
+        sent_at = datetime.now(UTC)
+        headers = dict(headers_of(Letter(1, "id", '{"ü": 1}', 1, sent_at, "https://example.com", new, old)))
+        first, second = headers["webhook-signature"].split(" ")
+        for secret in (old, new):
+            assert Webhook(secret_text(secret)).verify('{"ü": 1}'.encode(), headers) == {"ü": 1}
+        assert Webhook(new).verify('{"ü": 1}', {**headers, "webhook-signature": first})
+        assert Webhook(old).verify('{"ü": 1}', {**headers, "webhook-signature": second})
+
+    @pytest.mark.parametrize("text", ["whsec_", "whsec_YQ==", "whsec_???", "d" * 44, "whsec_" + "A" * 92])
+    def test_what_is_no_secret_is_refused(self, text):
+        with pytest.raises(ValueError, match="whsec_"):
+            read_secret(text)
+
+
+class TestAddresses:
+    @pytest.mark.parametrize(
+        "address",
+        [
+            "127.0.0.1",
+            "10.1.2.3",
+            "172.16.0.1",
+            "192.168.1.1",
+            "169.254.169.254",
+            "100.64.0.1",
+            "0.0.0.0",
+            "224.0.0.1",
+            "255.255.255.255",
+            "::1",
+            "::",
+            "fe80::1",
+            "fd00::1",
+            "ff0e::1",
+            "::ffff:127.0.0.1",
+            "64:ff9b::10.0.0.1",
+            "2002:0a00:0001::1",
+        ],
+    )
+    def test_what_is_not_public_is_not_reached(self, address):
+        assert not Networks().allow(ip_address(address))
+
+    @pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:220:1::1", "64:ff9b::93.184.216.34"])
+    def test_what_is_public_is_reached(self, address):
+        assert Networks().allow(ip_address(address))
+
+    def test_a_network_that_is_allowed_is_reached_whatever_its_spelling(self):
+        networks = Networks(["10.1.0.0/16"])
+        assert networks.allow(ip_address("10.1.2.3"))
+        assert networks.allow(ip_address("::ffff:10.1.2.3"))
+        assert not networks.allow(ip_address("10.2.0.1"))
+
+    def test_settings_that_cannot_hold_are_told_together(self):
+        found = list(WebhookSettings(allowed_networks=("10.1.2.3/8",), turn_seconds=1.0).problems())
+        assert len(found) == 2
+        assert list(WebhookSettings().problems()) == []
+
+
+def create(**fields):
+    return pb.CreateWebhookRequest(**{"name": "hook", "url": "https://example.com/x?y=z", **fields})
+
+
+class TestRequests:
+    def test_a_name_and_a_url_are_all_a_webhook_needs(self):
+        validate(create())
+        validate(create(event_types=["task.*", "lease.lost"], secret=new_secret(), url="http://[2001:db8::1]:8080"))
+
+    @pytest.mark.parametrize(
+        ("fields", "field"),
+        [
+            ({"name": ""}, "name"),
+            ({"name": "00000000-0000-0000-0000-000000000000"}, "name"),
+            ({"url": ""}, "url"),
+            ({"url": "ftp://example.com"}, "url"),
+            ({"url": "file:///etc/passwd"}, "url"),
+            ({"url": "https://"}, "url"),
+            ({"url": "https://a:b@example.com"}, "url"),
+            ({"url": "https://example.com#x"}, "url"),
+            ({"url": "https://example.com:99999"}, "url"),
+            ({"url": "https://exa mple.com"}, "url"),
+            ({"url": "https://example.com/\r\nx: y"}, "url"),
+            ({"url": "https://example.com/" + "x" * 2000}, "url"),
+            ({"event_types": ["task"] * 51}, "event_types"),
+            ({"event_types": ["*"]}, "event_types"),
+            ({"filter": task_pb2.TaskFilter(states=[task_pb2.TASK_STATE_FAILED])}, "filter.states"),
+            ({"secret": "hunter2"}, "secret"),
+        ],
+    )
+    def test_what_does_not_fit_is_refused(self, fields, field):
+        with pytest.raises(InvalidRequest) as refused:
+            validate(create(**fields))
+        assert field in {violation.field for violation in refused.value.violations}
+
+    def test_deliveries_are_listed_in_bounded_pages_of_known_states(self):
+        validate(
+            pb.ListWebhookDeliveriesRequest(webhook="hook", page_token="12", states=[pb.WEBHOOK_DELIVERY_STATE_DEAD])
+        )
+        for fields in ({"page_size": 501}, {"page_token": "-1"}, {"page_token": "9" * 19}, {"states": [0]}):
+            with pytest.raises(InvalidRequest):
+                validate(pb.ListWebhookDeliveriesRequest(**{"webhook": "hook", **fields}))
