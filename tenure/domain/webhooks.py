@@ -33,7 +33,15 @@ LONGEST_RETRY_AFTER_SECONDS: Final = 6 * 3600.0
 RETRY: Final = RetryPolicy(max_attempts=10, initial_seconds=10.0, factor=4.0, cap_seconds=6 * 3600.0)
 
 _PATTERN: Final = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*(\.\*)?\Z")
-_LONG_TEXTS: Final = (("result",), ("message",), ("spec", "goal"), ("spec", "agent", "system"))
+_LONG_TEXTS: Final = (
+    ("result",),
+    ("result_json",),
+    ("message",),
+    ("spec", "goal"),
+    ("spec", "agent", "system"),
+    ("spec", "control", "input_json"),
+    ("spec", "result_schema_json"),
+)
 _SHORT_BYTES: Final = 1000
 _ELLIPSIS: Final = " …"
 _GONE: Final = 410
