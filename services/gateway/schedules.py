@@ -25,6 +25,10 @@ class ScheduleServicer(ScheduleServiceServicer):
     async def ListSchedules(self, request: pb.ListSchedulesRequest, _context: Any) -> pb.ListSchedulesResponse:
         return await patiently(lambda: self._peers.schedules.ListSchedules(request))
 
+    async def UpdateSchedule(self, request: pb.UpdateScheduleRequest, _context: Any) -> pb.UpdateScheduleResponse:
+        """A repeat behind this call finds the schedule as asked."""
+        return await patiently(lambda: self._peers.schedules.UpdateSchedule(request))
+
     async def PauseSchedule(self, request: pb.PauseScheduleRequest, _context: Any) -> pb.PauseScheduleResponse:
         asked = pb.PauseScheduleRequest(schedule=request.schedule, reason=request.reason, actor=caller())
         return await patiently(lambda: self._peers.schedules.PauseSchedule(asked))

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
-from zoneinfo import ZoneInfo
 
 import click
 import uuid_utils
-from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.cli.context import Context, pass_context
 from tenure.cli.parameters import DURATION
 from tenure.cli.schedules_shown import OVERLAPS, show_all, show_schedule, when_text
+from tenure.cli.schedules_typed import MOMENT, spec_of, timestamp_in
+from tenure.cli.schedules_updated import update
 from tenure.cli.submit import request_of, submit
 from tenure.cli.words import one_line, short_id
 from tenure.client import Client
 from tenure.domain.errors import NotFound
 from tenure.v1 import schedule_service_pb2 as pb
-from tenure.v1 import task_pb2
-from tenure.v1 import task_service_pb2 as api
 from tenure.wire.schedules import OVERLAP_POLICIES
-from tenure.wire.times import duration, timestamp
+from tenure.wire.times import duration
 
 _NOT_OF_A_SCHEDULE: Final = frozenset({"goal", "watched", "request_id"})
-_MOMENT: Final = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"])
 
 _schedule = click.argument("schedule", metavar="SCHEDULE")
 
@@ -47,8 +44,8 @@ def schedules() -> None:
     help="When a task of it has not ended: skip this one, let it wait, or cancel the one before.",
 )
 @click.option("--catch-up", type=DURATION, default=None, help="How late one may be, 1m to 744h. Default: 1h.")
-@click.option("--from", "start", type=_MOMENT, default=None, help="Not before, in the schedule's zone.")
-@click.option("--until", "end", type=_MOMENT, default=None, help="Not after, in the schedule's zone.")
+@click.option("--from", "start", type=MOMENT, default=None, help="Not before, in the schedule's zone.")
+@click.option("--until", "end", type=MOMENT, default=None, help="Not after, in the schedule's zone.")
 @pass_context
 def create(
     context: Context,
@@ -66,13 +63,13 @@ def create(
     """Submit GOAL whenever CRON says so; `-` reads it from standard input. The options of `tenure submit` say how."""
     asked = pb.CreateScheduleRequest(
         name=name,
-        spec=_spec_of(request_of(goal, **options)),
+        spec=spec_of(request_of(goal, **options)),
         cron=cron,
         time_zone=zone,
         overlap_policy=OVERLAP_POLICIES.to_wire(OVERLAPS[overlap]),
         catch_up_window=None if catch_up is None else duration(catch_up),
-        start_time=_timestamp(start, zone),
-        end_time=_timestamp(end, zone),
+        start_time=timestamp_in(zone, start),
+        end_time=timestamp_in(zone, end),
     )
 
     async def work(client: Client) -> None:
@@ -86,6 +83,7 @@ def create(
     context.run(work)
 
 
+schedules.add_command(update)
 create.params.extend(option for option in submit.params if option.name not in _NOT_OF_A_SCHEDULE)
 
 
@@ -186,29 +184,6 @@ def delete(context: Context, schedule: str) -> None:
             click.echo(f"{schedule} is deleted")
 
     context.run(work)
-
-
-def _spec_of(request: api.SubmitTaskRequest) -> task_pb2.TaskSpec:
-    """What the two have in common has the same names. The source is the schedule's."""
-    request.ClearField("source")
-    spec = task_pb2.TaskSpec()
-    for field, value in request.ListFields():
-        if field.name == "labels":
-            spec.labels.update(value)
-        elif field.message_type is not None:
-            getattr(spec, field.name).CopyFrom(value)
-        else:
-            setattr(spec, field.name, value)
-    return spec
-
-
-def _timestamp(told: datetime | None, zone: str) -> Timestamp | None:
-    if told is None:
-        return None
-    try:
-        return timestamp(told.replace(tzinfo=ZoneInfo(zone)).astimezone(UTC))
-    except (LookupError, ValueError, OSError):
-        raise click.BadParameter(f"{zone} is no IANA time zone", param_hint="--zone") from None
 
 
 def _tell(context: Context, schedule: pb.Schedule, words: str) -> None:

@@ -64,7 +64,7 @@ def show_schedule(context: Context, found: pb.GetScheduleResponse) -> None:
     failed = f", {schedule.failed_runs:,} failed" if schedule.failed_runs else ""
     waiting = f", {schedule.waiting_runs:,} waiting" if schedule.waiting_runs else ""
     rows: list[tuple[str, str | Text]] = [
-        ("schedule", f"{schedule.name} · {schedule.schedule_id}"),
+        ("schedule", f"{schedule.name} · {schedule.schedule_id} · revision {schedule.revision}"),
         ("cron", f"{schedule.cron} · {schedule.time_zone}"),
         ("next", _next(schedule)),
         ("paused", paused),

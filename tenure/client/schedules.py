@@ -24,6 +24,11 @@ class ScheduleCalls:
         answer: pb.CreateScheduleResponse = await self._patiently(self.schedules.CreateSchedule, request)
         return answer.schedule
 
+    async def update_schedule(self, request: pb.UpdateScheduleRequest) -> pb.Schedule:
+        """The schedule as asked; what is absent stays. Raises WrongState (SCHEDULE_CHANGED) at another revision."""
+        answer: pb.UpdateScheduleResponse = await self._patiently(self.schedules.UpdateSchedule, request)
+        return answer.schedule
+
     async def get_schedule(self, schedule: str, run_count: int = 0) -> pb.GetScheduleResponse:
         """A schedule by id or name, and what became of its newest due times."""
         asked = pb.GetScheduleRequest(schedule=schedule, run_count=run_count)

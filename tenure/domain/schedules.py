@@ -155,6 +155,15 @@ def what_is_due(times: Times, next_due: datetime, now: datetime, catch_up_second
     return Due(missed, tuple(runs[len(late) :]), following)
 
 
+def next_due_after_change(times: Times, now: datetime, decided_until: datetime | None) -> datetime | None:
+    """The first due time of a schedule whose times were changed now; None: it never comes due.
+
+    Until now the old times counted. `decided_until`: the last due time that was decided; later than now only when the
+    clock was put back, and what was decided stays decided.
+    """
+    return times.next_after(now if decided_until is None else max(now, decided_until))
+
+
 def plan_runs(policy: OverlapPolicy, *, is_active: bool, waiting: Sequence[datetime], due: Sequence[datetime]) -> Plan:
     """What becomes of the runs that wait and those that are newly due, both oldest first.
 

@@ -106,6 +106,7 @@ class Schedule(message.Message):
     PROBLEM_FIELD_NUMBER: builtins.int
     CREATE_TIME_FIELD_NUMBER: builtins.int
     UPDATE_TIME_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
     schedule_id: builtins.str
     """UUIDv7: another one each time a schedule of this name is created."""
     name: builtins.str
@@ -132,6 +133,8 @@ class Schedule(message.Message):
     """Due times that wait now."""
     problem: builtins.str
     """Why it could not be dealt with the last time; it is tried again every minute. Empty: all is well."""
+    revision: builtins.int
+    """Counts its updates; 1 when it was created."""
     @builtins.property
     def spec(self) -> task_pb2.TaskSpec:
         """What its tasks are, as sent."""
@@ -183,10 +186,11 @@ class Schedule(message.Message):
         problem: builtins.str = ...,
         create_time: timestamp_pb2.Timestamp | None = ...,
         update_time: timestamp_pb2.Timestamp | None = ...,
+        revision: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["catch_up_window", b"catch_up_window", "create_time", b"create_time", "end_time", b"end_time", "next_due_time", b"next_due_time", "spec", b"spec", "start_time", b"start_time", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["catch_up_window", b"catch_up_window", "create_time", b"create_time", "cron", b"cron", "end_time", b"end_time", "failed_runs", b"failed_runs", "name", b"name", "next_due_time", b"next_due_time", "overlap_policy", b"overlap_policy", "pause_actor", b"pause_actor", "pause_reason", b"pause_reason", "paused", b"paused", "problem", b"problem", "schedule_id", b"schedule_id", "skipped_runs", b"skipped_runs", "spec", b"spec", "start_time", b"start_time", "started_runs", b"started_runs", "time_zone", b"time_zone", "update_time", b"update_time", "waiting_runs", b"waiting_runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["catch_up_window", b"catch_up_window", "create_time", b"create_time", "cron", b"cron", "end_time", b"end_time", "failed_runs", b"failed_runs", "name", b"name", "next_due_time", b"next_due_time", "overlap_policy", b"overlap_policy", "pause_actor", b"pause_actor", "pause_reason", b"pause_reason", "paused", b"paused", "problem", b"problem", "revision", b"revision", "schedule_id", b"schedule_id", "skipped_runs", b"skipped_runs", "spec", b"spec", "start_time", b"start_time", "started_runs", b"started_runs", "time_zone", b"time_zone", "update_time", b"update_time", "waiting_runs", b"waiting_runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -314,6 +318,103 @@ class CreateScheduleResponse(message.Message):
     @builtins.property
     def schedule(self) -> Schedule:
         """The schedule."""
+
+    def __init__(
+        self,
+        *,
+        schedule: Schedule | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["schedule", b"schedule"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["schedule", b"schedule"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class UpdateScheduleRequest(message.Message):
+    """What a schedule is to have otherwise; what is absent stays as it is."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    SCHEDULE_FIELD_NUMBER: builtins.int
+    EXPECTED_REVISION_FIELD_NUMBER: builtins.int
+    SPEC_FIELD_NUMBER: builtins.int
+    CRON_FIELD_NUMBER: builtins.int
+    TIME_ZONE_FIELD_NUMBER: builtins.int
+    OVERLAP_POLICY_FIELD_NUMBER: builtins.int
+    CATCH_UP_WINDOW_FIELD_NUMBER: builtins.int
+    START_TIME_FIELD_NUMBER: builtins.int
+    END_TIME_FIELD_NUMBER: builtins.int
+    CLEAR_START_TIME_FIELD_NUMBER: builtins.int
+    CLEAR_END_TIME_FIELD_NUMBER: builtins.int
+    schedule: builtins.str
+    """Its id or its name."""
+    expected_revision: builtins.int
+    """Only if it is at this revision; 0: at whichever it is."""
+    cron: builtins.str
+    """When they come due."""
+    time_zone: builtins.str
+    """Where the expression is read, an IANA name."""
+    overlap_policy: OverlapPolicy.ValueType
+    """What a due time does while a task of it has not ended; UNSPECIFIED: as it is."""
+    clear_start_time: builtins.bool
+    """Takes the start's bound away; not together with start_time."""
+    clear_end_time: builtins.bool
+    """Takes the end's bound away; not together with end_time."""
+    @builtins.property
+    def spec(self) -> task_pb2.TaskSpec:
+        """What its tasks are, all of it anew; as in CreateScheduleRequest."""
+
+    @builtins.property
+    def catch_up_window(self) -> duration_pb2.Duration:
+        """How late a due time may still be made up for."""
+
+    @builtins.property
+    def start_time(self) -> timestamp_pb2.Timestamp:
+        """Nothing comes due before this."""
+
+    @builtins.property
+    def end_time(self) -> timestamp_pb2.Timestamp:
+        """Nothing comes due after this."""
+
+    def __init__(
+        self,
+        *,
+        schedule: builtins.str = ...,
+        expected_revision: builtins.int = ...,
+        spec: task_pb2.TaskSpec | None = ...,
+        cron: builtins.str | None = ...,
+        time_zone: builtins.str | None = ...,
+        overlap_policy: OverlapPolicy.ValueType = ...,
+        catch_up_window: duration_pb2.Duration | None = ...,
+        start_time: timestamp_pb2.Timestamp | None = ...,
+        end_time: timestamp_pb2.Timestamp | None = ...,
+        clear_start_time: builtins.bool = ...,
+        clear_end_time: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["_cron", b"_cron", "_time_zone", b"_time_zone", "catch_up_window", b"catch_up_window", "cron", b"cron", "end_time", b"end_time", "spec", b"spec", "start_time", b"start_time", "time_zone", b"time_zone"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_cron", b"_cron", "_time_zone", b"_time_zone", "catch_up_window", b"catch_up_window", "clear_end_time", b"clear_end_time", "clear_start_time", b"clear_start_time", "cron", b"cron", "end_time", b"end_time", "expected_revision", b"expected_revision", "overlap_policy", b"overlap_policy", "schedule", b"schedule", "spec", b"spec", "start_time", b"start_time", "time_zone", b"time_zone"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cron: _TypeAlias = typing.Literal["cron"]  # noqa: Y015
+    _WhichOneofArgType__cron: _TypeAlias = typing.Literal["_cron", b"_cron"]  # noqa: Y015
+    _WhichOneofReturnType__time_zone: _TypeAlias = typing.Literal["time_zone"]  # noqa: Y015
+    _WhichOneofArgType__time_zone: _TypeAlias = typing.Literal["_time_zone", b"_time_zone"]  # noqa: Y015
+    @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cron) -> _WhichOneofReturnType__cron | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__time_zone) -> _WhichOneofReturnType__time_zone | None: ...
+
+@typing.final
+class UpdateScheduleResponse(message.Message):
+    """It is as asked."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    SCHEDULE_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def schedule(self) -> Schedule:
+        """As it stands."""
 
     def __init__(
         self,

@@ -63,6 +63,11 @@ class ScheduleServiceStub:
                 request_serializer=tenure_dot_v1_dot_schedule__service__pb2.ListSchedulesRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_schedule__service__pb2.ListSchedulesResponse.FromString,
                 _registered_method=True)
+        self.UpdateSchedule = channel.unary_unary(
+                '/tenure.v1.ScheduleService/UpdateSchedule',
+                request_serializer=tenure_dot_v1_dot_schedule__service__pb2.UpdateScheduleRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_schedule__service__pb2.UpdateScheduleResponse.FromString,
+                _registered_method=True)
         self.PauseSchedule = channel.unary_unary(
                 '/tenure.v1.ScheduleService/PauseSchedule',
                 request_serializer=tenure_dot_v1_dot_schedule__service__pb2.PauseScheduleRequest.SerializeToString,
@@ -103,7 +108,7 @@ class ScheduleServiceServicer:
     """
 
     def CreateSchedule(self, request, context):
-        """Creates a schedule. The same name and payload as sent give the same schedule again, while it exists; another payload is
+        """Creates a schedule. The same name and payload as sent give the same schedule again, while it exists, as it stands; another is
         ALREADY_EXISTS / SCHEDULE_EXISTS {schedule_id}. An expression that never comes due between start and end is
         INVALID_ARGUMENT. RESOURCE_EXHAUSTED / TOO_MANY_SCHEDULES: 1,000 of a tenant (TENURE_CHECKPOINT_MAX_SCHEDULES_PER_TENANT).
         """
@@ -120,6 +125,18 @@ class ScheduleServiceServicer:
 
     def ListSchedules(self, request, context):
         """Lists schedules by name, paged.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateSchedule(self, request, context):
+        """Changes a schedule; what is absent stays as it is. The change counts from now: due times until now are the schedule's as it
+        was and are decided first, with what they lead to; when the expression, zone or bounds change, the next due time is the
+        first later one that they have. Tasks that were created stay as they are; runs that wait are started as the schedule is
+        then. FAILED_PRECONDITION / SCHEDULE_CHANGED {revision}: it is no longer at expected_revision. A schedule that is as asked
+        already is answered and stays as it is, whatever its revision: so a repeat is answered like the first time. Times that
+        never come due are INVALID_ARGUMENT. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -172,6 +189,11 @@ def add_ScheduleServiceServicer_to_server(servicer, server):
                     servicer.ListSchedules,
                     request_deserializer=tenure_dot_v1_dot_schedule__service__pb2.ListSchedulesRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_schedule__service__pb2.ListSchedulesResponse.SerializeToString,
+            ),
+            'UpdateSchedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateSchedule,
+                    request_deserializer=tenure_dot_v1_dot_schedule__service__pb2.UpdateScheduleRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_schedule__service__pb2.UpdateScheduleResponse.SerializeToString,
             ),
             'PauseSchedule': grpc.unary_unary_rpc_method_handler(
                     servicer.PauseSchedule,
@@ -289,6 +311,33 @@ class ScheduleService:
             '/tenure.v1.ScheduleService/ListSchedules',
             tenure_dot_v1_dot_schedule__service__pb2.ListSchedulesRequest.SerializeToString,
             tenure_dot_v1_dot_schedule__service__pb2.ListSchedulesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateSchedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.ScheduleService/UpdateSchedule',
+            tenure_dot_v1_dot_schedule__service__pb2.UpdateScheduleRequest.SerializeToString,
+            tenure_dot_v1_dot_schedule__service__pb2.UpdateScheduleResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,7 +48,7 @@ class ScheduleServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ScheduleServiceAsyncStub: ...
     CreateSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_service_pb2.CreateScheduleRequest, _schedule_service_pb2.CreateScheduleResponse]
-    """Creates a schedule. The same name and payload as sent give the same schedule again, while it exists; another payload is
+    """Creates a schedule. The same name and payload as sent give the same schedule again, while it exists, as it stands; another is
     ALREADY_EXISTS / SCHEDULE_EXISTS {schedule_id}. An expression that never comes due between start and end is
     INVALID_ARGUMENT. RESOURCE_EXHAUSTED / TOO_MANY_SCHEDULES: 1,000 of a tenant (TENURE_CHECKPOINT_MAX_SCHEDULES_PER_TENANT).
     """
@@ -56,6 +56,14 @@ class ScheduleServiceStub:
     """Reads a schedule and its newest runs. NOT_FOUND."""
     ListSchedules: _grpc.UnaryUnaryMultiCallable[_schedule_service_pb2.ListSchedulesRequest, _schedule_service_pb2.ListSchedulesResponse]
     """Lists schedules by name, paged."""
+    UpdateSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_service_pb2.UpdateScheduleRequest, _schedule_service_pb2.UpdateScheduleResponse]
+    """Changes a schedule; what is absent stays as it is. The change counts from now: due times until now are the schedule's as it
+    was and are decided first, with what they lead to; when the expression, zone or bounds change, the next due time is the
+    first later one that they have. Tasks that were created stay as they are; runs that wait are started as the schedule is
+    then. FAILED_PRECONDITION / SCHEDULE_CHANGED {revision}: it is no longer at expected_revision. A schedule that is as asked
+    already is answered and stays as it is, whatever its revision: so a repeat is answered like the first time. Times that
+    never come due are INVALID_ARGUMENT. NOT_FOUND.
+    """
     PauseSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_service_pb2.PauseScheduleRequest, _schedule_service_pb2.PauseScheduleResponse]
     """Lets nothing come due any more, and starts nothing that waits. Tasks that run are left alone. Pausing a paused schedule
     changes nothing, its reason included. NOT_FOUND.
@@ -89,7 +97,7 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateSchedule: _aio.UnaryUnaryMultiCallable[_schedule_service_pb2.CreateScheduleRequest, _schedule_service_pb2.CreateScheduleResponse]  # type: ignore[assignment]
-    """Creates a schedule. The same name and payload as sent give the same schedule again, while it exists; another payload is
+    """Creates a schedule. The same name and payload as sent give the same schedule again, while it exists, as it stands; another is
     ALREADY_EXISTS / SCHEDULE_EXISTS {schedule_id}. An expression that never comes due between start and end is
     INVALID_ARGUMENT. RESOURCE_EXHAUSTED / TOO_MANY_SCHEDULES: 1,000 of a tenant (TENURE_CHECKPOINT_MAX_SCHEDULES_PER_TENANT).
     """
@@ -97,6 +105,14 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
     """Reads a schedule and its newest runs. NOT_FOUND."""
     ListSchedules: _aio.UnaryUnaryMultiCallable[_schedule_service_pb2.ListSchedulesRequest, _schedule_service_pb2.ListSchedulesResponse]  # type: ignore[assignment]
     """Lists schedules by name, paged."""
+    UpdateSchedule: _aio.UnaryUnaryMultiCallable[_schedule_service_pb2.UpdateScheduleRequest, _schedule_service_pb2.UpdateScheduleResponse]  # type: ignore[assignment]
+    """Changes a schedule; what is absent stays as it is. The change counts from now: due times until now are the schedule's as it
+    was and are decided first, with what they lead to; when the expression, zone or bounds change, the next due time is the
+    first later one that they have. Tasks that were created stay as they are; runs that wait are started as the schedule is
+    then. FAILED_PRECONDITION / SCHEDULE_CHANGED {revision}: it is no longer at expected_revision. A schedule that is as asked
+    already is answered and stays as it is, whatever its revision: so a repeat is answered like the first time. Times that
+    never come due are INVALID_ARGUMENT. NOT_FOUND.
+    """
     PauseSchedule: _aio.UnaryUnaryMultiCallable[_schedule_service_pb2.PauseScheduleRequest, _schedule_service_pb2.PauseScheduleResponse]  # type: ignore[assignment]
     """Lets nothing come due any more, and starts nothing that waits. Tasks that run are left alone. Pausing a paused schedule
     changes nothing, its reason included. NOT_FOUND.
@@ -133,7 +149,7 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedule_service_pb2.CreateScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedule_service_pb2.CreateScheduleResponse, _abc.Awaitable[_schedule_service_pb2.CreateScheduleResponse]]:
-        """Creates a schedule. The same name and payload as sent give the same schedule again, while it exists; another payload is
+        """Creates a schedule. The same name and payload as sent give the same schedule again, while it exists, as it stands; another is
         ALREADY_EXISTS / SCHEDULE_EXISTS {schedule_id}. An expression that never comes due between start and end is
         INVALID_ARGUMENT. RESOURCE_EXHAUSTED / TOO_MANY_SCHEDULES: 1,000 of a tenant (TENURE_CHECKPOINT_MAX_SCHEDULES_PER_TENANT).
         """
@@ -153,6 +169,20 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_schedule_service_pb2.ListSchedulesResponse, _abc.Awaitable[_schedule_service_pb2.ListSchedulesResponse]]:
         """Lists schedules by name, paged."""
+
+    @_abc_1.abstractmethod
+    def UpdateSchedule(
+        self,
+        request: _schedule_service_pb2.UpdateScheduleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_schedule_service_pb2.UpdateScheduleResponse, _abc.Awaitable[_schedule_service_pb2.UpdateScheduleResponse]]:
+        """Changes a schedule; what is absent stays as it is. The change counts from now: due times until now are the schedule's as it
+        was and are decided first, with what they lead to; when the expression, zone or bounds change, the next due time is the
+        first later one that they have. Tasks that were created stay as they are; runs that wait are started as the schedule is
+        then. FAILED_PRECONDITION / SCHEDULE_CHANGED {revision}: it is no longer at expected_revision. A schedule that is as asked
+        already is answered and stays as it is, whatever its revision: so a repeat is answered like the first time. Times that
+        never come due are INVALID_ARGUMENT. NOT_FOUND.
+        """
 
     @_abc_1.abstractmethod
     def PauseSchedule(

@@ -10,6 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.domain.schedules import check_cron, read_zone
 from tenure.v1 import schedule_service_pb2 as schedules
+from tenure.v1 import task_pb2
 from tenure.validators.limits import NAME
 from tenure.validators.specs import check_spec
 from tenure.validators.violations import Check, Violations
@@ -25,9 +26,31 @@ _MOST_CRON: Final = 200
 def _create(request: schedules.CreateScheduleRequest, v: Violations) -> None:
     v.require(bool(NAME.match(request.name)), "name", "must be a name of up to 63 characters")
     v.require(not _is_uuid(request.name), "name", "must not be a UUID")
-    check_spec(request.spec, v, "spec.")
-    v.require(not request.spec.HasField("source"), "spec.source", "is the schedule's: leave it out")
+    _spec(request.spec, v)
     _cron(request.cron, v)
+    _rest(request, v)
+
+
+def _update(request: schedules.UpdateScheduleRequest, v: Violations) -> None:
+    _which(request, v)
+    v.require(request.expected_revision >= 0, "expected_revision", "must not be negative")
+    if request.HasField("spec"):
+        _spec(request.spec, v)
+    if request.HasField("cron"):
+        _cron(request.cron, v)
+    for name in ("start_time", "end_time"):
+        both = request.HasField(name) and getattr(request, f"clear_{name}")
+        v.require(not both, f"clear_{name}", f"not together with {name}")
+    _rest(request, v)
+
+
+def _spec(spec: task_pb2.TaskSpec, v: Violations) -> None:
+    check_spec(spec, v, "spec.")
+    v.require(not spec.HasField("source"), "spec.source", "is the schedule's: leave it out")
+
+
+def _rest(request: Any, v: Violations) -> None:
+    """What both have."""
     try:
         read_zone(request.time_zone or "UTC")
     except ValueError as error:
@@ -48,7 +71,7 @@ def _cron(cron: str, v: Violations) -> None:
         v.require(holds=False, field="cron", description=str(error))
 
 
-def _bounds(request: schedules.CreateScheduleRequest, v: Violations) -> None:
+def _bounds(request: Any, v: Violations) -> None:
     given = [name for name in ("start_time", "end_time") if request.HasField(name)]
     fit = [name for name in given if _is_usual(getattr(request, name))]
     for name in set(given) - set(fit):
@@ -97,6 +120,7 @@ def _is_uuid(text: str) -> bool:
 
 CHECKS: Final[dict[type, Check]] = {
     schedules.CreateScheduleRequest: _create,
+    schedules.UpdateScheduleRequest: _update,
     schedules.GetScheduleRequest: _get,
     schedules.ListSchedulesRequest: _list,
     schedules.PauseScheduleRequest: _pause,

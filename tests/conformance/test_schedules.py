@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, NotFound
+from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, NotFound, WrongState
 from tenure.runtime.rpc_channel import open_channel
 from tenure.v1 import schedule_service_pb2 as pb
 from tenure.v1 import task_pb2
@@ -43,6 +43,10 @@ class Schedules:
         return await self.stub.GetSchedule(
             pb.GetScheduleRequest(schedule=schedule, run_count=100), timeout=TIMEOUT_SECONDS
         )
+
+    async def update(self, schedule: str = "nightly", **fields: Any) -> pb.Schedule:
+        request = pb.UpdateScheduleRequest(schedule=schedule, **fields)
+        return (await self.stub.UpdateSchedule(request, timeout=TIMEOUT_SECONDS)).schedule
 
     async def pause(self, schedule: str, reason: str = "holidays") -> pb.Schedule:
         request = pb.PauseScheduleRequest(schedule=schedule, reason=reason, actor="alice")
@@ -270,6 +274,88 @@ class TestOverlap:
         await schedules.come_due(schedule, 2)
         await schedules.until(schedule, 2)
         assert (await schedules.replica.get(first.task_id)).state == task_pb2.TASK_STATE_CANCELLED
+
+
+class TestUpdates:
+    async def test_what_is_given_is_changed_and_the_rest_stays(self, schedules):
+        first = await schedules.create(time_zone="Europe/Berlin", catch_up_window={"seconds": 600})
+        changed = await schedules.update(cron="30 7 2 1 *", overlap_policy=pb.OVERLAP_POLICY_QUEUE)
+        assert (changed.cron, changed.overlap_policy) == ("30 7 2 1 *", pb.OVERLAP_POLICY_QUEUE)
+        assert (changed.time_zone, changed.catch_up_window, changed.spec) == (
+            first.time_zone,
+            first.catch_up_window,
+            first.spec,
+        )
+        assert (first.revision, changed.revision) == (1, 2)
+        assert changed.next_due_time.ToDatetime().strftime("%m-%d %H:%M") == "01-02 06:30"
+        bounded = await schedules.update(time_zone="UTC", end_time={"seconds": 4_000_000_000})
+        assert (bounded.next_due_time.ToDatetime().hour, bounded.HasField("end_time")) == (7, True)
+        assert not (await schedules.update(clear_end_time=True)).HasField("end_time")
+        assert (
+            await schedules.create(time_zone="Europe/Berlin", catch_up_window={"seconds": 600})
+            == (await schedules.get("nightly")).schedule
+        )
+
+    async def test_of_two_updates_of_one_revision_one_is_refused_and_a_repeat_is_answered(self, schedules):
+        await schedules.create()
+        changed = await schedules.update(cron="0 1 * * *", expected_revision=1)
+        with pytest.raises(WrongState) as refused:
+            await schedules.update(cron="0 2 * * *", expected_revision=1)
+        assert (refused.value.reason, refused.value.metadata) == ("SCHEDULE_CHANGED", {"revision": "2"})
+        assert await schedules.update(cron="0 1 * * *", expected_revision=1) == changed
+        with pytest.raises(NotFound):
+            await schedules.update("another", cron="0 1 * * *")
+
+    async def test_what_has_come_due_is_run_as_the_schedule_was_and_the_rest_as_it_is(self, schedules):
+        """No sweep has looked at it yet: the update decides it."""
+        schedule = await schedules.create()
+        await schedules.replica.query(
+            "update ledger.schedules set look_at = 'infinity', next_due_at = date_trunc('minute', clock_timestamp())"
+        )
+        changed = await schedules.update(cron="0 0 2 1 *", spec=task_pb2.TaskSpec(goal="tidy up twice"))
+        (run,) = await schedules.until(schedule, 1)
+        assert (await schedules.replica.get(run.task_id)).spec.goal == "tidy up"
+        assert (changed.started_runs, changed.next_due_time.ToDatetime().day) == (1, 2)
+        await end(schedules.replica, run.task_id)
+        await schedules.come_due(changed, 1)
+        later = (await schedules.until(schedule, 2))[-1]
+        assert (await schedules.replica.get(later.task_id)).spec.goal == "tidy up twice"
+
+    async def test_a_paused_schedule_stays_paused_and_goes_on_by_its_new_times(self, schedules):
+        await schedules.create()
+        await schedules.pause("nightly")
+        changed = await schedules.update(cron="0 0 3 1 *")
+        assert (changed.paused, changed.HasField("next_due_time")) == (True, False)
+        assert (await schedules.resume("nightly")).next_due_time.ToDatetime().day == 3
+
+    async def test_what_was_decided_is_not_due_again_after_a_clock_went_back(self, schedules):
+        """The database's clock cannot be set here: its due time is recorded for later instead."""
+        schedule = await schedules.create()
+        await schedules.come_due(schedule)
+        (run,) = await schedules.until(schedule, 1)
+        await schedules.replica.query("update ledger.schedule_runs set due_at = '2099-06-01T00:00:00Z'")
+        assert (await schedules.update(cron="0 0 * * *")).next_due_time.ToJsonString() == "2099-06-02T00:00:00Z"
+        assert run.task_id
+
+    @pytest.mark.parametrize(
+        ("wrong", "field"),
+        [
+            ({"cron": "99 * * * *"}, "cron"),
+            ({"cron": "0 0 30 2 *"}, "cron"),
+            ({"time_zone": "Mars/Olympus"}, "time_zone"),
+            ({"catch_up_window": {"seconds": 1}}, "catch_up_window"),
+            ({"end_time": {"seconds": 1}}, "cron"),
+            ({"end_time": {"seconds": 1}, "clear_end_time": True}, "clear_end_time"),
+            ({"spec": task_pb2.TaskSpec(goal="")}, "spec.goal"),
+            ({"expected_revision": -1}, "expected_revision"),
+        ],
+    )
+    async def test_what_can_never_run_is_refused_and_changes_nothing(self, schedules, wrong, field):
+        first = await schedules.create()
+        with pytest.raises(InvalidRequest) as refused:
+            await schedules.update(**wrong)
+        assert [violation.field for violation in refused.value.violations] == [field]
+        assert (await schedules.get("nightly")).schedule == first
 
 
 class TestVerbs:

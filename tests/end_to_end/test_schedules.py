@@ -121,6 +121,16 @@ async def test_the_command_creates_shows_pauses_triggers_and_deletes(installatio
     assert (found["schedule"]["paused"], found["runs"][0]["task_id"]) == (True, task_id)
     assert "07:30 Europe/Berlin" in (await run("schedules", "resume", "yearly")).out
 
+    update = ("schedules", "update", "yearly", "--goal", "say goodbye", "--zone", "UTC", "--label", "team=day")
+    assert "07:30 UTC" in (await run(*update, "--max-steps", "7")).out
+    (changed,) = (await run("--json", "schedules", "get", "yearly")).values
+    spec = changed["schedule"]["spec"]
+    assert (spec["goal"], spec["labels"], spec["limits"]["max_steps"]) == ("say goodbye", {"team": "day"}, 7)
+    assert (spec["agent"]["model"], changed["schedule"]["revision"]) == ("sim-hello", "2")
+    assert (await run("schedules", "update", "yearly", "--cron", "61 * * * *")).code == Exit.REFUSED
+    second = (await run("schedules", "trigger", "yearly")).out.strip()
+    assert (await installation.ended(second)).spec.goal == "say goodbye"
+
     assert (await run("schedules", "delete", "yearly")).code == Exit.OK
     assert (await run("schedules", "delete", "yearly")).code == Exit.REFUSED
     assert (await run("get", task_id)).code == Exit.OK

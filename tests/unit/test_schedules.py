@@ -17,6 +17,7 @@ from tenure.domain.schedules import (
     RunReason,
     Times,
     check_cron,
+    next_due_after_change,
     plan_runs,
     read_zone,
     run_id_of,
@@ -52,6 +53,24 @@ def dues(cron: str, after: str, count: int, zone: ZoneInfo = BERLIN) -> list[str
         moment = following
         found.append(moment.strftime("%d %H:%M"))
     return found
+
+
+class TestChanges:
+    @given(crons, zones, moments)
+    def test_new_times_count_from_now(self, cron, zone, now):
+        times = Times(cron, ZoneInfo(zone))
+        assert next_due_after_change(times, now, None) == times.next_after(now)
+        assert next_due_after_change(times, now, now - timedelta(days=1)) == times.next_after(now)
+
+    @given(crons, zones, moments, steps)
+    def test_what_was_decided_is_not_due_again_when_the_clock_was_put_back(self, cron, zone, decided_until, step):
+        found = next_due_after_change(Times(cron, ZoneInfo(zone)), decided_until - abs(step), decided_until)
+        assert found is None or found > decided_until
+
+    def test_a_sooner_expression_is_due_sooner_and_one_that_is_over_never(self):
+        now = utc("2026-03-01T12:00:30")
+        assert next_due_after_change(EVERY_MINUTE, now, None) == utc("2026-03-01T12:01")
+        assert next_due_after_change(Times("* * * * *", UTC, ends_at=now), now, None) is None
 
 
 class TestDueTimes:

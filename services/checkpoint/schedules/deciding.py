@@ -43,10 +43,11 @@ _WHY: Final = {
 
 
 class Decided(NamedTuple):
-    """What to announce, and how many due times came to which outcome."""
+    """What to announce, and how many due times came to which outcome. `more`: not all that are due were dealt with."""
 
     announcement: Announcement
     counts: dict[RunOutcome, int]
+    more: bool = False
 
 
 async def decide(connection: Connection, schedule_id: str) -> Decided:
@@ -54,7 +55,12 @@ async def decide(connection: Connection, schedule_id: str) -> Decided:
     found = await fetch_one(connection, SCHEDULES.lock_due, {"schedule_id": schedule_id})
     if found is None:
         return Decided(Announcement(), {})
-    row = ScheduleRow(*found)
+    return await decide_locked(connection, ScheduleRow(*found))
+
+
+async def decide_locked(connection: Connection, row: ScheduleRow) -> Decided:
+    """The same for a schedule that the caller has locked."""
+    schedule_id = row.schedule_id
     due = Due((), (), None)
     if row.next_due_at is not None:
         due = what_is_due(row.times, row.next_due_at, row.now, row.catch_up_seconds)
@@ -82,7 +88,7 @@ async def decide(connection: Connection, schedule_id: str) -> Decided:
         "failed": counts[RunOutcome.FAILED],
     }
     await connection.execute(SCHEDULES.advance, parameters)
-    return Decided(told, counts)
+    return Decided(told, counts, due.more)
 
 
 def _record(record: RunRecord, due: Due, plan: Plan) -> None:

@@ -52,6 +52,7 @@ class ScheduleRow(NamedTuple):
     problem: str
     created_at: datetime
     updated_at: datetime
+    revision: int
 
     @property
     def times(self) -> Times:
@@ -82,6 +83,7 @@ class ScheduleRow(NamedTuple):
             problem=self.problem,
             create_time=timestamp(self.created_at),
             update_time=timestamp(self.updated_at),
+            revision=self.revision,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from services.checkpoint.schedules import store
+from services.checkpoint.schedules.updating import update_schedule
 from tenure.runtime.tenancy import current_tenant
 from tenure.v1 import schedule_service_pb2 as pb
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceServicer
@@ -31,6 +32,11 @@ class ScheduleServicer(ScheduleServiceServicer):
 
     async def ListSchedules(self, request: pb.ListSchedulesRequest, _context: Any) -> pb.ListSchedulesResponse:
         return await store.list_schedules(self._pool, current_tenant(), request)
+
+    async def UpdateSchedule(self, request: pb.UpdateScheduleRequest, _context: Any) -> pb.UpdateScheduleResponse:
+        updated = await update_schedule(self._pool, current_tenant(), request)
+        self._announce(updated.announcement)
+        return pb.UpdateScheduleResponse(schedule=updated.schedule)
 
     async def PauseSchedule(self, request: pb.PauseScheduleRequest, _context: Any) -> pb.PauseScheduleResponse:
         return pb.PauseScheduleResponse(schedule=await store.pause_schedule(self._pool, current_tenant(), request))

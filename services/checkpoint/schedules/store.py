@@ -175,7 +175,7 @@ async def _new_row(
         "tenant": tenant,
         "name": request.name,
         "request_hash": digest,
-        "spec": request.spec.SerializeToString(),
+        "spec": request.spec.SerializeToString(deterministic=True),
         "cron": request.cron,
         "time_zone": request.time_zone or "UTC",
         "overlap_policy": OVERLAP_POLICIES.to_domain(request.overlap_policy).value,

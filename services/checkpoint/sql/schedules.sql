@@ -26,7 +26,7 @@ select clock_timestamp(), s.schedule_id::text, s.tenant, s.name, s.request_hash,
        s.catch_up_seconds, s.starts_at, s.ends_at, s.paused, s.pause_reason, s.pause_actor, s.next_due_at, s.started_runs,
        s.skipped_runs, s.failed_runs,
        (select count(*) from schedule_runs r where r.schedule_id = s.schedule_id and r.outcome = 'WAITING'),
-       s.problem, s.created_at, s.updated_at
+       s.problem, s.created_at, s.updated_at, s.revision
   from schedules s
  where s.tenant = %(tenant)b
    and (s.schedule_id = nullif(%(schedule_id)b::text, '')::uuid or s.name = nullif(%(name)b::text, ''));
@@ -43,7 +43,7 @@ select clock_timestamp(), s.schedule_id::text, s.tenant, s.name, s.request_hash,
        s.catch_up_seconds, s.starts_at, s.ends_at, s.paused, s.pause_reason, s.pause_actor, s.next_due_at, s.started_runs,
        s.skipped_runs, s.failed_runs,
        (select count(*) from schedule_runs r where r.schedule_id = s.schedule_id and r.outcome = 'WAITING'),
-       s.problem, s.created_at, s.updated_at
+       s.problem, s.created_at, s.updated_at, s.revision
   from held s;
 
 -- name: due
@@ -61,20 +61,20 @@ select clock_timestamp(), s.schedule_id::text, s.tenant, s.name, s.request_hash,
        s.catch_up_seconds, s.starts_at, s.ends_at, s.paused, s.pause_reason, s.pause_actor, s.next_due_at, s.started_runs,
        s.skipped_runs, s.failed_runs,
        (select count(*) from schedule_runs r where r.schedule_id = s.schedule_id and r.outcome = 'WAITING'),
-       s.problem, s.created_at, s.updated_at
+       s.problem, s.created_at, s.updated_at, s.revision
   from held s;
 
 -- name: list
 -- A page by name, cut at a sum of bytes but never to nothing.
 select moment, schedule_id, tenant, name, request_hash, spec, cron, time_zone, overlap_policy, catch_up_seconds, starts_at,
        ends_at, paused, pause_reason, pause_actor, next_due_at, started_runs, skipped_runs, failed_runs, waiting, problem,
-       created_at, updated_at
+       created_at, updated_at, revision
   from (select clock_timestamp() as moment, s.schedule_id::text, s.tenant, s.name, s.request_hash, s.spec, s.cron, s.time_zone,
                s.overlap_policy, s.catch_up_seconds, s.starts_at, s.ends_at, s.paused, s.pause_reason, s.pause_actor,
                s.next_due_at, s.started_runs, s.skipped_runs, s.failed_runs,
                (select count(*) from schedule_runs r
                  where r.schedule_id = s.schedule_id and r.outcome = 'WAITING') as waiting,
-               s.problem, s.created_at, s.updated_at,
+               s.problem, s.created_at, s.updated_at, s.revision,
                sum(octet_length(s.spec)) over (order by s.name) - octet_length(s.spec) as bytes_before
           from schedules s
          where s.tenant = %(tenant)b and s.name > %(after_name)b
@@ -118,6 +118,20 @@ update schedules
 update schedules
    set paused = false, pause_reason = '', pause_actor = '', next_due_at = %(next_due_at)b::timestamptz,
        look_at = clock_timestamp(), problem = '', updated_at = clock_timestamp()
+ where schedule_id = %(schedule_id)b::text::uuid;
+
+-- name: decided_until
+-- The last due time that was decided; triggers are none.
+select max(due_at) from schedule_runs
+ where schedule_id = %(schedule_id)b::text::uuid and source_run_id not like 'trigger/%%';
+
+-- name: update
+-- Under the lock. Looked at at once, unless it is paused: for the sake of what waits, and of a problem that may be over.
+update schedules
+   set spec = %(spec)b, cron = %(cron)b, time_zone = %(time_zone)b, overlap_policy = %(overlap_policy)b,
+       catch_up_seconds = %(catch_up_seconds)b, starts_at = %(starts_at)b::timestamptz, ends_at = %(ends_at)b::timestamptz,
+       next_due_at = %(next_due_at)b::timestamptz, look_at = case when not paused then clock_timestamp() end,
+       revision = revision + 1, problem = '', updated_at = clock_timestamp()
  where schedule_id = %(schedule_id)b::text::uuid;
 
 -- name: delete

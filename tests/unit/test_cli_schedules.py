@@ -1,0 +1,62 @@
+"""What `tenure schedules update` asks for: what was said, and nothing else."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import click
+import pytest
+
+from tenure.cli.schedules_updated import PARTS, update, update_request
+from tenure.cli.submit import submit
+from tenure.v1 import schedule_service_pb2 as pb
+from tenure.v1 import task_pb2
+
+NOT_OF_A_SCHEDULE = {"watched", "request_id", "conversation", "exclusive"}
+FOUND = pb.Schedule(
+    schedule_id="018f0000-0000-7000-8000-000000000001",
+    revision=4,
+    time_zone="Europe/Berlin",
+    spec=task_pb2.TaskSpec(
+        goal="tidy up",
+        agent=task_pb2.AgentSpec(model="m", tools=task_pb2.ToolAllowlist(names=["a", "b"])),
+        priority=task_pb2.PRIORITY_HIGH,
+        labels={"team": "night"},
+        limits=task_pb2.Limits(max_tokens=1000),
+    ),
+)
+
+
+def test_what_is_not_said_is_not_sent() -> None:
+    request = update_request(FOUND, {"cron": "0 7 * * *"})
+    assert request == pb.UpdateScheduleRequest(schedule=FOUND.schedule_id, expected_revision=4, cron="0 7 * * *")
+
+
+def test_a_part_of_the_task_is_replaced_and_the_others_are_as_they_were_found() -> None:
+    spec = update_request(FOUND, {"tools": ("c",), "labels": (("team", "day"),), "max_steps": 7}).spec
+    assert list(spec.agent.tools.names) == ["c"]
+    assert dict(spec.labels) == {"team": "day"}
+    assert spec.limits == task_pb2.Limits(max_tokens=1000, max_steps=7)
+    assert (spec.goal, spec.agent.model, spec.priority) == ("tidy up", "m", task_pb2.PRIORITY_HIGH)
+
+
+def test_none_and_the_default_can_be_asked_for() -> None:
+    spec = update_request(FOUND, {"no_tools": True, "model": "", "result_corrections": 0, "goal": "go"}).spec
+    assert (spec.goal, spec.agent.model, len(spec.agent.tools.names)) == ("go", "", 0)
+    assert spec.agent.HasField("tools")
+    assert spec.policy.HasField("max_result_corrections")
+
+
+def test_a_bound_is_read_in_the_schedules_zone_or_taken_away() -> None:
+    noon = datetime(2027, 1, 1, 12)  # noqa: DTZ001  as it is typed
+    assert update_request(FOUND, {"start": noon}).start_time.ToJsonString() == "2027-01-01T11:00:00Z"
+    assert update_request(FOUND, {"start": noon, "zone": "UTC"}).start_time.ToJsonString() == "2027-01-01T12:00:00Z"
+    assert update_request(FOUND, {"no_until": True}).clear_end_time
+    with pytest.raises(click.UsageError):
+        update_request(FOUND, {"start": noon, "no_from": True})
+
+
+def test_every_option_that_says_what_a_task_is_can_be_changed() -> None:
+    options = {option.name for option in submit.params} - NOT_OF_A_SCHEDULE
+    assert options == set(PARTS)
+    assert set(PARTS) <= {option.name for option in update.params}
