@@ -126,7 +126,7 @@ async def test_the_command_creates_shows_pauses_triggers_and_deletes(installatio
     (changed,) = (await run("--json", "schedules", "get", "yearly")).values
     spec = changed["schedule"]["spec"]
     assert (spec["goal"], spec["labels"], spec["limits"]["max_steps"]) == ("say goodbye", {"team": "day"}, 7)
-    assert (spec["agent"]["model"], changed["schedule"]["revision"]) == ("sim-hello", "2")
+    assert (spec["agent"]["model"], changed["schedule"]["revision"]) == ("sim-hello", 2)
     assert (await run("schedules", "update", "yearly", "--cron", "61 * * * *")).code == Exit.REFUSED
     second = (await run("schedules", "trigger", "yearly")).out.strip()
     assert (await installation.ended(second)).spec.goal == "say goodbye"
