@@ -1,0 +1,156 @@
+"""What all loops of tasks have in common: open, fold, work until the task is left; tools, interruptions.
+
+What a loop does in between is its own: see task_loop.py (agents) and control/loop.py (functions).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from services.worker.claim_ledger import ClaimLedger, Fact
+from services.worker.close_out import leave
+from services.worker.holdings import Holding
+from services.worker.interrupts import Interrupted, Interruption
+from services.worker.parts import Parts
+from services.worker.room import window_for
+from services.worker.tool_step import ToolStep
+from tenure.domain import entries as facts
+from tenure.domain.compaction import Window
+from tenure.domain.errors import SequenceConflict, WrongState
+from tenure.domain.fold import ResumePoint
+from tenure.domain.messages import UNREAD_MESSAGES
+from tenure.domain.retry import RetryPolicy
+from tenure.domain.states import Reason, ReleaseReason, TaskState
+from tenure.domain.task import TaskSpec
+from tenure.domain.tools import ToolDefinition
+from tenure.domain.turn import ExecuteTools
+from tenure.domain.waiting_calls import move_to_wait, wait_of
+from tenure.domain.waits import Wait
+from tenure.runtime.failpoint import failpoint
+from tenure.runtime.retrying import retrying
+
+_log: Final = logging.getLogger(__name__)
+MOST_CONFLICTS: Final = 3
+LIST_TOOLS_TRIES: Final = RetryPolicy(max_attempts=8, initial_seconds=0.2, factor=2.0, cap_seconds=5.0)
+
+
+class Loop:
+    """`run` returns the reason to release the claim with. Raises Fenced (drop it), anything else (let it go)."""
+
+    _tools: ToolStep
+    _window: Window
+
+    def __init__(self, parts: Parts, holding: Holding) -> None:
+        self._parts, self._holding = parts, holding
+        self._ledger = ClaimLedger(parts.ledger, holding)
+        self._pending: list[Fact] = []
+
+    async def run(self) -> ReleaseReason:
+        """Works until the task is left."""
+        await failpoint("worker.after_grant")
+        await self._ledger.open()
+        await failpoint("worker.after_open")
+        conflicts = 0
+        while conflicts < MOST_CONFLICTS:
+            try:
+                return await self._work()
+            except Interrupted as interrupted:
+                return await self._stop(interrupted)
+            except SequenceConflict as conflict:
+                _log.warning("the task is opened again", extra={"why": str(conflict)})
+                conflicts += 1
+            except WrongState as refusal:
+                if refusal.reason != UNREAD_MESSAGES:
+                    raise
+                _log.info("a message came with the last answer", extra={"why": str(refusal)})
+            await self._ledger.open()
+        raise SequenceConflict(f"{MOST_CONFLICTS} conflicts under one claim")
+
+    async def _work(self) -> ReleaseReason:
+        """Works from the resume point until the task is left."""
+        raise NotImplementedError
+
+    def _begin(self) -> None:
+        """After an Open: nothing is pending."""
+        self._window = window_for(self._spec, self._parts.defaults)
+        policy = self._spec.policy.on_in_doubt
+        self._tools = ToolStep(self._parts, self._holding, self._ledger, policy, self._window)
+        self._pending = []
+
+    @property
+    def _point(self) -> ResumePoint:
+        return self._ledger.point
+
+    @property
+    def _spec(self) -> TaskSpec:
+        assert self._point.spec is not None, "the first entry of every ledger is the spec"
+        return self._point.spec
+
+    async def _define_tools(self) -> Sequence[ToolDefinition]:
+        """The tools as they are at the first Open go into the ledger; a resumed task keeps them."""
+        tools = self._point.tools
+        if tools is None:
+            defined = await self._holding.interrupts.guard(self._list_tools())
+            if defined.unknown_names:
+                _log.warning("the task allows tools that there are not", extra={"tools": list(defined.unknown_names)})
+            self._pending.append((0, defined))
+            tools = defined.tools
+        self._tools.use_tools(tools)
+        return tools
+
+    async def _list_tools(self) -> facts.ToolsDefined:
+        async def ask() -> facts.ToolsDefined:
+            await self._parts.trust.wait_open()
+            return await self._parts.tools.list_tools(self._holding.token)
+
+        return await retrying(ask, LIST_TOOLS_TRIES)
+
+    async def _wait_trusted(self) -> None:
+        """Nothing new begins outside of the trust window; what is known is written down all the same."""
+        if self._parts.trust.is_open:
+            return
+        await self._ledger.append(self._pending)
+        self._pending = []
+        await self._holding.interrupts.guard(self._parts.trust.wait_open())
+
+    async def _execute_calls(self, move: ExecuteTools) -> facts.Transition | None:
+        """Runs them; their outcomes are pending then. A transition: the task waits for what one of them asks for."""
+        await failpoint("worker.after_intent")
+        try:
+            in_doubt = await self._tools.run(move.step, move.intents)
+        finally:
+            self._pending += self._tools.uncommitted
+            self._tools.uncommitted = []
+        await failpoint("worker.after_execute")
+        if in_doubt:
+            calls = ", ".join(f"{intent.call_id} ({intent.tool})" for intent in in_doubt)
+            told = f"it is not known whether these calls happened: {calls}"
+            return facts.Transition(TaskState.WAITING_USER, Reason.TOOL_IN_DOUBT, told)
+        for ask in move.asks:
+            wanted = wait_of(ask)
+            if isinstance(wanted, Wait):
+                return move_to_wait(wanted)
+            self._pending.append((move.step, facts.ToolOutcome(ask.call_id, wanted)))
+        return None
+
+    async def _stop(self, interrupted: Interrupted) -> ReleaseReason:
+        """Interrupted: one commit with all that is known leaves the task, as it is to be left."""
+        kind = interrupted.kind
+        if kind is Interruption.DRAIN:
+            told = interrupted.message or "its worker shuts down"
+            transition = facts.Transition(TaskState.QUEUED, Reason.WORKER_DRAINED, told)
+        else:
+            transition = self._requested_ending()
+        self._settle_open_attempt()
+        await leave(self._parts, self._holding, self._ledger, self._pending, transition)
+        return ReleaseReason.WORKER_DRAINED if kind is Interruption.DRAIN else ReleaseReason.CLOSED
+
+    def _requested_ending(self) -> facts.Transition:
+        """The ledger knows best which end was asked for (a cancel, a deadline), and writes that one."""
+        told = self._point.cancel_reason or "its end was asked for"
+        return facts.Transition(TaskState.CANCELLED, Reason.CANCEL_REQUESTED, told, self._point.last_text)
+
+    def _settle_open_attempt(self) -> None:
+        """Whatever was broken off and needs its end in the ledger becomes pending."""
