@@ -7,10 +7,11 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from services.worker.control.functions import load_functions
 from services.worker.drain import drain
 from services.worker.holdings import Holdings
 from services.worker.ledger_client import LedgerClient
@@ -22,7 +23,7 @@ from services.worker.session import Session, WorkerIdentity
 from services.worker.supervisor import Supervisor
 from services.worker.tools_client import ToolsClient
 from services.worker.trust_gate import TrustGate
-from tenure.domain.task import DEFAULT_LOOP
+from tenure.domain.task import CONTROL_LOOP, DEFAULT_LOOP, offered_loop
 from tenure.runtime.duties import Duties
 from tenure.runtime.process import Process
 from tenure.runtime.rpc_channel import open_channel
@@ -34,7 +35,7 @@ from tenure.validators import MAX_CHOICES, MIN_WINDOW_TOKENS, NAME, validate
 
 _log: Final = logging.getLogger(__name__)
 LIVE_GRACE_SECONDS: Final = 0.1
-KNOWN_LOOPS: Final = frozenset({DEFAULT_LOOP})
+KNOWN_LOOPS: Final = frozenset({DEFAULT_LOOP, CONTROL_LOOP})
 ANY_INTERFACE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104  compared with, not bound to
 NO_KEY: Final = "none"  # an endpoint of one's own may want no key; the library insists on sending some
 
@@ -45,11 +46,6 @@ class ProviderSettings:
 
     api_key: Secret = setting("the provider's key", default=Secret(""), variable="ANTHROPIC_API_KEY")
     base_url: str = setting("another endpoint than the provider's", default="", variable="ANTHROPIC_BASE_URL")
-
-    def problems(self) -> Iterator[str]:
-        """Without either, every call would fail; better not to begin."""
-        if not self.api_key and not self.base_url:
-            yield "ANTHROPIC_API_KEY is missing (or ANTHROPIC_BASE_URL, for an endpoint that wants no key)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +60,8 @@ class Settings:
     tools_address: tuple[Address, ...] = setting("tool services", default=(Address("127.0.0.1:8473"),))
     slots: int = setting("tasks at once", default=16, minimum=1, maximum=1024)
     queues: tuple[str, ...] = setting("queues to take tasks from", default=("default",))
-    loops: tuple[str, ...] = setting("loops it knows", default=(DEFAULT_LOOP,))
+    loops: tuple[str, ...] = setting("loops it knows; control with its modules", default=(DEFAULT_LOOP,))
+    control_modules: tuple[str, ...] = setting("modules whose FUNCTIONS it runs as control work", default=())
     model: str = setting("for tasks that name none", default="claude-opus-4-8")
     max_output_tokens: int = setting(
         "of one model call, for tasks that name none", default=8192, minimum=1, maximum=64000
@@ -87,12 +84,17 @@ class Settings:
         for loop in self.loops:
             if loop not in KNOWN_LOOPS:
                 yield f"TENURE_WORKER_LOOPS: this worker knows no loop {loop!r}, only {', '.join(sorted(KNOWN_LOOPS))}"
+        if CONTROL_LOOP in self.loops and not self.control_modules:
+            yield "TENURE_WORKER_CONTROL_MODULES is missing: without functions there is no control work to do"
+        if DEFAULT_LOOP in self.loops and not self.provider.api_key and not self.provider.base_url:
+            yield "ANTHROPIC_API_KEY is missing (or ANTHROPIC_BASE_URL, for an endpoint that wants no key)"
 
-    def identity(self, port: int) -> WorkerIdentity:
-        """What coordinators are told. Bound to all interfaces, others reach it under its host's name."""
+    def identity(self, port: int, functions: Iterable[str]) -> WorkerIdentity:
+        """What coordinators are told; each function is a loop. Bound to all interfaces, it has its host's name."""
         host = socket.gethostname() if self.listen.host in ANY_INTERFACE else self.listen.rpartition(":")[0]
         worker_id = self.id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-        return WorkerIdentity(worker_id, self.queues, self.loops, self.advertise or f"{host}:{port}")
+        loops = (*(loop for loop in self.loops if loop != CONTROL_LOOP), *map(offered_loop, functions))
+        return WorkerIdentity(worker_id, self.queues, loops, self.advertise or f"{host}:{port}")
 
 
 async def compose(process: Process, settings: Settings) -> None:
@@ -109,7 +111,7 @@ async def compose(process: Process, settings: Settings) -> None:
         return max(0, settings.slots - len(holdings) - rests.count())
 
     addresses = settings.coordinator_addresses
-    session = Session(addresses, settings.identity(port), holdings, trust, free_slots)
+    session = Session(addresses, settings.identity(port, parts.functions), holdings, trust, free_slots)
     supervisor = await process.open(Supervisor(parts, holdings, rests, session.release, settings.slots))
     duties.start("session", lambda: session.run(supervisor.take))
     await process.run_until_stopped()
@@ -118,6 +120,7 @@ async def compose(process: Process, settings: Settings) -> None:
 
 async def _open_parts(process: Process, settings: Settings, trust: TrustGate, duties: Duties) -> Parts:
     """What all tasks share; its streams run as duties."""
+    functions = load_functions(settings.control_modules)
     ledger = LedgerClient(await process.open(open_channel(settings.checkpoint_address)))
     tools = ToolsClient(await process.open(open_channel(settings.tools_address)))
     model = await process.open(
@@ -131,7 +134,7 @@ async def _open_parts(process: Process, settings: Settings, trust: TrustGate, du
     duties.start("commit stream", ledger.run)
     duties.start("tool stream", tools.run)
     defaults = ModelDefaults(settings.model, settings.max_output_tokens, settings.context_window_tokens)
-    return Parts(ledger, tools, model, trust, defaults)
+    return Parts(ledger, tools, model, trust, defaults, functions)
 
 
 async def _serve_live_text(process: Process, settings: Settings, holdings: Holdings) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from services.worker.ledger_client import LedgerClient
 from services.worker.model import ModelClient
 from services.worker.tools_client import ToolsClient
 from services.worker.trust_gate import TrustGate
+from tenure.control import Function
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class Parts:
     model: ModelClient
     trust: TrustGate
     defaults: ModelDefaults
+    functions: Mapping[str, Function] = field(default_factory=dict)
 
     @property
     def in_reach(self) -> bool:

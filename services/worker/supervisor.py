@@ -7,13 +7,16 @@ import logging
 from collections.abc import Callable
 from typing import Final, Self
 
+from services.worker.control.loop import ControlLoop
 from services.worker.holdings import Holding, Holdings
+from services.worker.loop import Loop
 from services.worker.parts import Parts
 from services.worker.rests import Rests
 from services.worker.task_loop import TaskLoop
 from tenure.domain.epochs import describe_epoch
 from tenure.domain.errors import Fenced, TryLater, Unauthenticated, WrongState
 from tenure.domain.states import ReleaseReason
+from tenure.domain.task import offered_function
 from tenure.runtime import metrics, semconv
 from tenure.runtime.logs import log_context
 from tenure.runtime.status import PeerFailed
@@ -23,6 +26,11 @@ from tenure.runtime.tenancy import set_tenant
 _log: Final = logging.getLogger(__name__)
 Release = Callable[[Holding, ReleaseReason], None]
 """Gives a claim back, with the reason."""
+
+
+def loop_of(parts: Parts, holding: Holding) -> Loop:
+    """What drives the task: the claim says what it was given out for."""
+    return ControlLoop(parts, holding) if offered_function(holding.loop) else TaskLoop(parts, holding)
 
 
 class Supervisor:
@@ -86,7 +94,7 @@ class Supervisor:
         }
         try:
             with span(f"{semconv.INVOKE_AGENT} {holding.loop}", attributes):
-                return await TaskLoop(self._parts, holding).run()
+                return await loop_of(self._parts, holding).run()
         except Fenced as fenced:
             _log.warning("fenced: the task is dropped", extra={"why": str(fenced)})
             return ReleaseReason.FENCED

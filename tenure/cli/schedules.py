@@ -33,7 +33,7 @@ def schedules() -> None:
 
 @schedules.command(short_help="Create a schedule.")
 @click.argument("name")
-@click.argument("goal")
+@click.argument("goal", required=False, default="")
 @click.option("--cron", required=True, help='Minute, hour, day of month, month, day of week: "0 7 * * MON-FRI".')
 @click.option("--zone", default="UTC", show_default=True, help="Where it is read, for example Europe/Berlin.")
 @click.option(

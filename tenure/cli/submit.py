@@ -1,4 +1,4 @@
-"""`tenure submit`: hands a goal to an agent."""
+"""`tenure submit`: hands a goal to an agent, or has a function run."""
 
 from __future__ import annotations
 
@@ -33,9 +33,11 @@ LEASE_LOST: Final = {
 }
 
 
-@click.command(short_help="Hand GOAL to an agent.")
-@click.argument("goal")
+@click.command(short_help="Hand GOAL to an agent, or have a function run.")
+@click.argument("goal", required=False, default="")
 @click.option("--watch", "watched", is_flag=True, help="Stay and show its steps, to its end.")
+@click.option("--function", metavar="NAME", default="", help="Run this function of the workers' instead of an agent.")
+@click.option("--input", "given", metavar="JSON", default="", help="What the function is given; `-`: standard input.")
 @click.option("--model", default="", help="The model. Default: the worker's.")
 @click.option("--system", default="", help="The system prompt.")
 @click.option("--tools", type=NAMES, help="Only these tools, a,b,c. Default: all.")
@@ -45,7 +47,7 @@ LEASE_LOST: Final = {
 @click.option("--max-steps", type=click.IntRange(min=1), default=None, help="Model turns.")
 @click.option("--max-output-tokens", type=click.IntRange(1, 64_000), default=None, help="Output of one model call.")
 @click.option("--timeout", type=DURATION, default=None, help="From submit to end, for example 10m; at most 24h.")
-@click.option("--priority", type=click.Choice(list(PRIORITIES)), default="normal", help="Which tasks go first.")
+@click.option("--priority", type=click.Choice(list(PRIORITIES)), default=None, help="Which tasks go first.")
 @click.option("--queue", default="", help="The queue whose workers may take it.")
 @click.option("--label", "labels", type=LABEL, multiple=True, help="key=value; may be repeated.")
 @click.option("--conversation", metavar="ID", default="", help="The conversation it belongs to.")
@@ -79,7 +81,7 @@ LEASE_LOST: Final = {
 )
 @pass_context
 def submit(context: Context, /, goal: str, watched: bool, **options: Any) -> None:
-    """Hand GOAL to an agent; `-` reads it from standard input.
+    """Hand GOAL to an agent; `-` reads it from standard input. With --function it is only told to people.
 
     Prints the task's id. With --watch its steps are shown, and the exit code is 0 when it succeeded.
     """
@@ -110,13 +112,15 @@ def request_of(
     max_steps: int | None = None,
     max_output_tokens: int | None = None,
     timeout: float | None = None,
-    priority: str = "normal",
+    priority: str | None = None,
     queue: str = "",
     labels: tuple[tuple[str, str], ...] = (),
     request_id: str = "",
     on_in_doubt: str = "wait",
     on_lease_lost: str = "resume",
     loop: str = "",
+    function: str = "",
+    given: str = "",
     retries: int | None = None,
     conversation: str = "",
     exclusive: bool = False,
@@ -128,11 +132,14 @@ def request_of(
         raise click.UsageError("--tools and --no-tools cannot be given together")
     if exclusive and not conversation:
         raise click.UsageError("--exclusive needs a --conversation")
-    kind = task_pb2.SOURCE_KIND_CONVERSATION if conversation else task_pb2.SOURCE_KIND_MANUAL
+    if not function and (given or not goal):
+        raise click.UsageError("--input needs a --function" if given else "say what the GOAL is, or name a --function")
+    if "-" == goal == given:
+        raise click.UsageError("the goal and --input cannot both come from standard input")
     allowed = None if tools is None and not no_tools else task_pb2.ToolAllowlist(names=tools or ())
     return api.SubmitTaskRequest(
         request_id=request_id,
-        goal=sys.stdin.read().strip() if goal == "-" else goal,
+        goal=_text(goal),
         agent=task_pb2.AgentSpec(
             loop=loop,
             model=model,
@@ -152,12 +159,24 @@ def request_of(
             retry=None if retries is None else task_pb2.RetryPolicy(max_attempts=retries),
             max_result_corrections=result_corrections,
         ),
-        priority=PRIORITIES[priority],
+        priority=None if priority is None else PRIORITIES[priority],
         queue=queue,
         labels=dict(labels),
-        source=task_pb2.Source(kind=kind, source_id=conversation, exclusive=exclusive),
+        source=task_pb2.Source(kind=_source(function, conversation), source_id=conversation, exclusive=exclusive),
+        control=task_pb2.ControlWork(function=function, input_json=_text(given)) if function else None,
         result_schema_json=result_schema or "",
     )
+
+
+def _text(said: str) -> str:
+    return sys.stdin.read().strip() if said == "-" else said
+
+
+def _source(function: str, conversation: str) -> task_pb2.SourceKind.ValueType:
+    """What asks: a conversation, a backend's own control work, or a person."""
+    if conversation:
+        return task_pb2.SOURCE_KIND_CONVERSATION
+    return task_pb2.SOURCE_KIND_CONTROL if function else task_pb2.SOURCE_KIND_MANUAL
 
 
 def _say_submitted(task: task_pb2.Task) -> None:

@@ -9,6 +9,7 @@ from typing import Final
 from tenure.domain.budget import Budget
 from tenure.domain.epochs import describe_epoch
 from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState
+from tenure.domain.task import offered_function
 
 MOST_LINES: Final = 10
 _CALLS_TOLD: Final = 3
@@ -32,6 +33,9 @@ REASONS: Final = {
     Reason.MODEL_RATE_LIMITED: "the model's provider asked to slow down",
     Reason.MODEL_UNAVAILABLE: "the model did not answer",
     Reason.MODEL_REJECTED: "the model's provider refused the request",
+    Reason.FUNCTION_RETURNED: "its function returned",
+    Reason.FUNCTION_FAILED: "its function failed",
+    Reason.FUNCTION_DIVERGED: "its function is not the one that began it",
     Reason.OPERATOR_REQUEUE: "an operator requeued it",
     Reason.OPERATOR_TRANSFER: "an operator took it from its worker",
     Reason.OPERATOR_CLOSE_OUT: "an operator closed it out",
@@ -148,11 +152,11 @@ def _workers(facts: Facts) -> str:
         there = (
             f"{others} other worker{'s are' if others > 1 else ' is'} there" if others else "no worker is there at all"
         )
-        return f"No worker serves queue {facts.queue} and loop {facts.loop}; {there}"
+        return f"No worker serves queue {facts.queue} and {_offer(facts)}; {there}"
     ready = [one for one in serving if not one.draining]
     if not ready:
-        return f"All workers that serve queue {facts.queue} and loop {facts.loop} are draining"
-    return f"Workers that serve queue {facts.queue} and loop {facts.loop}: {_names([one.worker_id for one in ready])}"
+        return f"All workers that serve queue {facts.queue} and {_offer(facts)} are draining"
+    return f"Workers that serve queue {facts.queue} and {_offer(facts)}: {_names([one.worker_id for one in ready])}"
 
 
 def _calls(facts: Facts) -> Iterator[str]:
@@ -202,7 +206,13 @@ def _what_moves_it(facts: Facts) -> str:
 def _taker(facts: Facts) -> str:
     if facts.workers is None or any(not one.draining for one in _serving(facts.workers, facts)):
         return "a worker with a free slot"
-    return f"a worker of queue {facts.queue} and loop {facts.loop} that is started"
+    return f"a worker of queue {facts.queue} and {_offer(facts)} that is started"
+
+
+def _offer(facts: Facts) -> str:
+    """What a worker must have to take it."""
+    function = offered_function(facts.loop)
+    return f"the function {function}" if function else f"loop {facts.loop}"
 
 
 def _serving(workers: Sequence[WorkerFact], facts: Facts) -> list[WorkerFact]:

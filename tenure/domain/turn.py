@@ -81,7 +81,7 @@ NextMove = CallModel | ExecuteTools | Nudge | JudgeAnswer | CloseOut
 def next_move(point: ResumePoint) -> NextMove:
     """What to do after the entries so far. Meets no open model attempt: Open settles what an old owner left."""
     if point.open_intents:
-        return _tools(point)
+        return calls_to_make(point)
     if point.summary_through_step:
         return CallModel(point.step, point.attempts_in_step + 1, point.summary_through_step)
     if point.answer is None:
@@ -93,8 +93,8 @@ def next_move(point: ResumePoint) -> NextMove:
     return _after_answer(point, point.answer.stop_reason)
 
 
-def _tools(point: ResumePoint) -> ExecuteTools:
-    """Calls to run, and calls that wait for somebody: those are asked for one after another."""
+def calls_to_make(point: ResumePoint) -> ExecuteTools:
+    """The open calls: those to run, and those that wait for somebody, which are asked for one after another."""
     tools = {tool.name for tool in point.tools or ()}
     approve_tools = point.spec.agent.approve_tools if point.spec is not None else ()
     runs: list[ToolIntent] = []

@@ -5,7 +5,7 @@ bounds only: what is inside is checked one by one by the service, so that one ba
 
 gateway.py, checkpoint.py, tools.py, sessions.py, leases.py, operators.py, waits.py, schedules.py, webhooks.py   one
 table of checks each
-specs.py   what a task may be        fields.py   what several services have        limits.py   the numbers
+specs.py, control.py   what a task may be        fields.py   what several services have        limits.py   the numbers
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from tenure.domain.errors import InvalidRequest
 from tenure.validators import checkpoint, gateway, leases, operators, schedules, sessions, tools, waits, webhooks
 from tenure.validators.limits import (
     CALL_ID,
+    FUNCTION_NAME,
     MAX_ARGUMENT_BYTES,
     MAX_CHOICES,
     MAX_COMMIT_BYTES,
+    MAX_CONTROL_JSON_BYTES,
     MAX_ENTRIES,
     MAX_FRAME_BYTES,
     MAX_FRAME_ITEMS,
@@ -42,9 +44,11 @@ from tenure.validators.violations import Check, Violations
 
 __all__ = [
     "CALL_ID",
+    "FUNCTION_NAME",
     "MAX_ARGUMENT_BYTES",
     "MAX_CHOICES",
     "MAX_COMMIT_BYTES",
+    "MAX_CONTROL_JSON_BYTES",
     "MAX_ENTRIES",
     "MAX_FRAME_BYTES",
     "MAX_FRAME_ITEMS",

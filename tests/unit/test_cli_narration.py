@@ -77,6 +77,18 @@ def test_a_failed_call_says_how(teller, ledger):
     assert '✗ execute_python code="x"  FAILED (OUT_OF_MEMORY)  0.2 s' in teller.seen
 
 
+def test_a_functions_steps_are_told_with_what_they_came_to(teller, ledger):
+    done = ledger_pb2.ControlStep(name="count", result_json='{"rows":3}', duration=duration(1.5))
+    failure = ledger_pb2.ControlFailure(error_class="ConnectionError", message="no route", retryable=True)
+    failed = ledger_pb2.ControlStep(name="notify", failure=failure, duration=duration(0.2))
+    teller.tell(
+        ledger.entry(1, control_step=done), ledger.entry(2, control_step=failed), ledger.entry(control_failure=failure)
+    )
+    assert '✓ step 1: count, 1.5 s: {"rows":3}' in teller.seen
+    assert "✗ step 2: notify, 0.2 s, failed: ConnectionError, may be tried again" in teller.seen
+    assert "✗ the function failed: ConnectionError, may be tried again: no route" in teller.seen
+
+
 def test_arguments_are_cut_to_the_width(ledger):
     teller = Teller(terminal=True, width=60)
     teller.tell(ledger.intent("1.0", "write_file", content="long " * 100), ledger.outcome("1.0", "word " * 100))

@@ -52,3 +52,16 @@ def test_a_conversation_is_the_source_and_may_have_one_task_only() -> None:
     assert request_of("go").source == task_pb2.Source(kind=task_pb2.SOURCE_KIND_MANUAL)
     with pytest.raises(click.UsageError):
         request_of("go", exclusive=True)
+
+
+def test_a_function_is_named_and_given_its_input() -> None:
+    request = request_of("", function="month_end", given='{"month": 10}')
+    assert (request.control.function, request.control.input_json) == ("month_end", '{"month": 10}')
+    assert request.source.kind == task_pb2.SOURCE_KIND_CONTROL
+    assert not request_of("go").HasField("control")
+
+
+@pytest.mark.parametrize(("goal", "given"), [("", ""), ("go", "{}")], ids=["no goal", "an input for nobody"])
+def test_who_names_no_function_needs_a_goal_and_has_no_input(goal: str, given: str) -> None:
+    with pytest.raises(click.UsageError, match="--function"):
+        request_of(goal, given=given)

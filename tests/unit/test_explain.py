@@ -58,6 +58,14 @@ def test_a_running_task_without_a_claim_is_about_to_be_queued():
     assert "its claim is gone: it is about to be queued again" in told(lease_seconds=0.0)
 
 
+def test_control_work_that_nobody_can_do_is_told_with_its_function():
+    says = told("QUEUED", loop="control.month_end", workers=(SERVES,))
+    assert "No worker serves queue batch and the function month_end; 1 other worker is there" in says
+    assert "a worker of queue batch and the function month_end that is started" in says
+    here = replace(SERVES, loops=("control.month_end",))
+    assert "and the function month_end: worker-1" in told("QUEUED", loop="control.month_end", workers=(here,))
+
+
 @pytest.mark.parametrize(
     ("workers", "says"),
     [

@@ -8,7 +8,8 @@ from tenure.domain.errors import InvalidRequest, WrongState
 from tenure.domain.forks import Piece, choose_point, ends_with_answer, fork_points, is_last_word, pieces_to_copy
 
 # Each letter an entry: Submitted, Transition, tools Defined, model attempt (M), Failure, Lost, Answer, Intent, Outcome,
-# User's words, Cancel, Wait's resolution, comPaction. A digit raises the step.
+# User's words, Cancel, Wait's resolution, comPaction, stEp of a
+# function, its failure (X). A digit raises the step.
 KINDS = {
     "S": "submitted",
     "T": "transition",
@@ -23,6 +24,8 @@ KINDS = {
     "C": "cancel_request",
     "W": "wait_resolution",
     "P": "compaction",
+    "E": "control_step",
+    "X": "control_failure",
 }
 
 
@@ -57,6 +60,7 @@ WHOLE = "STTD1MAIIOO2MAT"
         ("STTD1MAUIO", [1, 2, 3, 4, 9]),
         ("STTD1MAIUO", [1, 2, 3, 4, 9]),
         ("STTD1MAIOP2MAP3MA", [1, 2, 3, 4, 8, 9, 12, 14]),
+        ("STT1E2DIIOO3E4IXO", [1, 2, 3, 4, 9, 10, 13]),
     ],
 )
 def test_a_history_is_cut_where_no_call_is_open_and_the_model_is_not_asked(story: str, points: list[int]) -> None:
@@ -75,6 +79,13 @@ def test_a_step_ends_with_its_calls(step: int, point: int) -> None:
 
 def test_a_step_without_all_outcomes_gives_the_nearest_earlier_point() -> None:
     assert choose_point(ledger("STTD1MAIO2MAIIO"), step=2) == 8
+
+
+def test_a_function_takes_its_steps_and_calls_along() -> None:
+    story = "STT1E2DIO3EXT"
+    kept = pieces_to_copy(ledger(story), 10, with_tools=True)
+    assert letters(story, [piece.sequence for piece in kept]) == "EDIOE"
+    assert not ends_with_answer(kept)
 
 
 def test_a_step_that_was_not_made_is_refused() -> None:

@@ -69,6 +69,37 @@ def test_a_results_schema_and_its_corrections_are_checked_wherever_they_come() -
     assert fields(failed) == {"transition.result_json"}
 
 
+def test_control_work_needs_a_function_and_no_goal() -> None:
+    validate(tasks.SubmitTaskRequest(control=task_pb2.ControlWork(function="month_end", input_json='{"month": 10}')))
+    validate(
+        tasks.SubmitTaskRequest(
+            agent=task_pb2.AgentSpec(loop="control"), control=task_pb2.ControlWork(function="month_end")
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("control", "loop", "field"),
+    [
+        ({"function": ""}, "", "control.function"),
+        ({"function": "x" * 56}, "", "control.function"),
+        ({"function": "no spaces"}, "", "control.function"),
+        ({"function": "f", "input_json": "{"}, "", "control.input_json"),
+        ({"function": "f", "input_json": "NaN"}, "", "control.input_json"),
+        ({"function": "f", "input_json": "[" * 100_000}, "", "control.input_json"),
+        ({"function": "f", "input_json": f'"{"x" * 262_144}"'}, "", "control.input_json"),
+        ({"function": "f"}, "messages", "agent.loop"),
+        (None, "control", "agent.loop"),
+        (None, "control.f", "agent.loop"),
+    ],
+)
+def test_control_work_is_kept_within_its_bounds(control: dict[str, str] | None, loop: str, field: str) -> None:
+    request = tasks.SubmitTaskRequest(goal="go", agent=task_pb2.AgentSpec(loop=loop))
+    if control is not None:
+        request.control.CopyFrom(task_pb2.ControlWork(**control))
+    assert fields(request) == {field}
+
+
 def test_a_goal_is_counted_in_bytes() -> None:
     assert fields(tasks.SubmitTaskRequest(goal="é" * (MAX_GOAL_BYTES // 2 + 1))) == {"goal"}
 

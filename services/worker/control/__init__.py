@@ -1,0 +1,1 @@
+"""Control work: functions of backends' own, run like agents, without a model."""

@@ -1,0 +1,241 @@
+"""Control work on real services: functions with the same lease, record, fence and close-out as agents."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tenure.dev.stack import Stack
+from tenure.dev.stack.errors import ServiceDied
+from tenure.dev.stack.service import ServiceProcess
+from tenure.domain import entries as facts
+from tenure.domain.retry import RetryPolicy
+from tenure.domain.states import TaskState
+from tenure.domain.task import AgentSpec, ControlWork, Limits, TaskPolicy, TaskSpec
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.wire.enums import state_name
+from tenure.wire.task import spec_to_wire
+from tests.fix_simulator import REPOSITORY
+from tests.fix_worker import CALL_SECONDS, WorkerBench
+
+MODULE = "tests.control_functions"
+PATIENCE_SECONDS = 60.0
+SOON = TaskPolicy(retry=RetryPolicy(max_attempts=2, initial_seconds=0.01, factor=1.0, cap_seconds=0.01))
+EFFECTS = ["keyed", "last", "total 6"]
+
+
+class Functions:
+    """Control tasks of one test: what they are given, and what they left behind."""
+
+    def __init__(self, bench: WorkerBench, folder: Path, queue: str) -> None:
+        self.bench, self.folder, self.queue = bench, folder, queue
+        self.file = f"record-{uuid.uuid4().hex}"
+
+    async def worker(self, *, failpoints: str = "", modules: str = MODULE) -> ServiceProcess:
+        """One of the test's own, that has the functions and no model."""
+        self.queue = self.bench.queue
+        return await self.bench.start_worker(failpoints=failpoints, loops="control", control_modules=modules)
+
+    async def submit(self, function: str, given: Any = None, *, limits: Limits | None = None) -> str:
+        """By default it is given its files."""
+        control = ControlWork(function, json.dumps(self.given() if given is None else given))
+        spec = TaskSpec(
+            goal="",
+            agent=AgentSpec(loop="control"),
+            limits=limits or Limits(),
+            policy=SOON,
+            queue=self.queue,
+            control=control,
+        )
+        request = pb.CreateTaskRequest(request_id=str(uuid.uuid4()), spec=spec_to_wire(spec))
+        return str((await self.bench.ledger.CreateTask(request, timeout=CALL_SECONDS)).task.task_id)
+
+    def given(self, **more: Any) -> dict[str, Any]:
+        files = {"trace": str(self.folder / "trace"), "gate": str(self.folder / "gate"), "file": self.file}
+        return {**files, "numbers": [1, 2, 3], **more}
+
+    def open_gate(self) -> None:
+        (self.folder / "gate").touch()
+
+    def made(self) -> list[str]:
+        """The steps that were really made."""
+        path = self.folder / "trace"
+        return path.read_text().split() if path.exists() else []
+
+    async def has_made(self, *steps: str) -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while self.made() != list(steps):
+                await asyncio.sleep(0.02)
+
+    def effects(self) -> list[str]:
+        path = self.bench.stack.layout.records / f"{self.file}.jsonl"
+        return sorted(json.loads(line)["line"] for line in path.read_text().splitlines()) if path.exists() else []
+
+
+@pytest.fixture(scope="module")
+def functions_queue(worker_stack: Stack) -> Iterator[str]:
+    """Served by one worker for all tests that break nothing."""
+    worker = worker_stack.add_worker(
+        {
+            "TENURE_WORKER_QUEUES": "functions",
+            "TENURE_WORKER_LOOPS": "control",
+            "TENURE_WORKER_CONTROL_MODULES": MODULE,
+            "PYTHONPATH": str(REPOSITORY),
+        }
+    )
+    yield "functions"
+    worker.kill()
+    assert "unexpected error" not in worker.log()
+
+
+@pytest.fixture
+def functions(bench: WorkerBench, functions_queue: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Functions:
+    add = bench.stack.add_worker
+    monkeypatch.setattr(bench.stack, "add_worker", lambda more: add({**more, "PYTHONPATH": str(REPOSITORY)}))
+    return Functions(bench, tmp_path, functions_queue)
+
+
+async def test_a_function_is_run_to_its_result(functions: Functions) -> None:
+    functions.open_gate()
+    task_id = await functions.submit("records")
+    task = await functions.bench.ended(task_id)
+    assert (state_name(task.state), task.reason) == (TaskState.SUCCEEDED, "FUNCTION_RETURNED"), task.message
+    assert json.loads(task.result) == {"total": 6, "said": True, "key": "4"}
+    assert functions.made() == ["total", "gate"]
+    assert functions.effects() == EFFECTS
+    assert functions.bench.model_calls(task_id) == []
+
+
+async def test_killed_workers_are_replaced_and_nothing_happens_twice(functions: Functions) -> None:
+    """One is killed in a step, which is made again; the next when the outcomes of its calls were known to it alone."""
+    killed = await functions.worker()
+    task_id = await functions.submit("records")
+    await functions.has_made("total", "gate")
+    killed.kill()
+    dying = await functions.worker(failpoints="worker.after_execute=1#kill9")
+    await functions.has_made("total", "gate", "gate")
+    functions.open_gate()
+    await functions.bench.died(dying)
+    await functions.worker()
+    task = await functions.bench.ended(task_id)
+    assert (state_name(task.state), task.claim_count) == (TaskState.SUCCEEDED, 3), task.message
+    assert functions.made() == ["total", "gate", "gate"]
+    assert functions.effects() == EFFECTS
+    steps = [step.name for step in await functions.bench.bodies(task_id, facts.ControlStep)]
+    assert steps == ["total", "gate"]
+
+
+async def test_a_drain_gives_a_function_back_at_once(functions: Functions) -> None:
+    draining = await functions.worker()
+    task_id = await functions.submit("records")
+    await functions.has_made("total", "gate")
+    assert await draining.drain() == 0
+    assert (TaskState.QUEUED, "WORKER_DRAINED") in await functions.bench.transitions(task_id)
+
+
+async def test_a_cancel_reaches_a_function_in_its_step(functions: Functions) -> None:
+    task_id = await functions.submit("records")
+    await functions.has_made("total", "gate")
+    await functions.bench.cancel(task_id)
+    task = await functions.bench.ended(task_id)
+    assert state_name(task.state) == TaskState.CANCELLED
+    assert task.owner == ""
+    assert (await functions.bench.entries(task_id))[-1].actor.startswith("worker"), "its own worker closed it out"
+
+
+async def test_a_function_that_does_not_let_itself_be_cancelled_is_left(functions: Functions) -> None:
+    task_id = await functions.submit("stubborn")
+    await functions.has_made("block")
+    await functions.bench.cancel(task_id)
+    assert state_name((await functions.bench.ended(task_id)).state) == TaskState.CANCELLED
+    await functions.has_made("block", "cancelled")
+
+
+async def test_a_passed_deadline_ends_a_function(functions: Functions) -> None:
+    task_id = await functions.submit("records", limits=Limits(timeout_seconds=1.5))
+    task = await functions.bench.ended(task_id)
+    assert (state_name(task.state), task.reason) == (TaskState.TIMED_OUT, "DEADLINE_PASSED")
+
+
+async def test_a_failure_is_retried_and_what_was_lived_with_stays(functions: Functions) -> None:
+    task_id = await functions.submit("failing", functions.given(how="retry"))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while functions.made().count("last") < 2:
+            await asyncio.sleep(0.02)
+    functions.open_gate()
+    task = await functions.bench.ended(task_id)
+    assert state_name(task.state) == TaskState.SUCCEEDED, task.message
+    assert json.loads(task.result) == "ValueError"
+    assert functions.made().count("shaky") == 1
+    moves = await functions.bench.transitions(task_id)
+    assert (TaskState.RETRY_SCHEDULED, "FUNCTION_FAILED") in moves
+    failed = await functions.bench.bodies(task_id, facts.ControlFailure)
+    assert {(failure.error_class, failure.retryable) for failure in failed} == {("TryAgain", True)}
+
+
+async def test_a_mistake_fails_the_task_and_says_which(functions: Functions) -> None:
+    task_id = await functions.submit("failing", functions.given(how="bug"))
+    task = await functions.bench.ended(task_id)
+    assert (state_name(task.state), task.reason) == (TaskState.FAILED, "FUNCTION_FAILED")
+    assert "KeyError" in task.message
+    assert functions.made() == ["shaky", "last"]
+
+
+async def test_retries_come_to_an_end(functions: Functions) -> None:
+    task_id = await functions.submit("failing", functions.given(how="retry"))
+    task = await functions.bench.ended(task_id)
+    assert (state_name(task.state), task.reason) == (TaskState.FAILED, "FUNCTION_FAILED")
+    assert "after 2 retries" in task.message
+    assert functions.made() == ["shaky", "last", "last", "last"]
+
+
+async def test_a_function_that_changed_fails_by_name(functions: Functions) -> None:
+    task = await functions.bench.ended(await functions.submit("changed"))
+    assert (state_name(task.state), task.reason) == (TaskState.FAILED, "FUNCTION_DIVERGED")
+    assert "first" in task.message
+    assert "second" in task.message
+
+
+@pytest.mark.parametrize(
+    ("given", "state", "told"),
+    [
+        ({"any": ["JSON", None]}, TaskState.SUCCEEDED, ""),
+        ("no JSON", TaskState.FAILED, "TypeError"),
+        ("too large", TaskState.FAILED, "ValueError"),
+        ("too large a step", TaskState.FAILED, "ValueError"),
+        ("both at once", TaskState.FAILED, "RuntimeError"),
+        ("steps", TaskState.COST_EXCEEDED, "limit of 4 steps"),
+    ],
+    ids=str,
+)
+async def test_what_a_function_returns_is_kept_or_refused(
+    functions: Functions, given: Any, state: TaskState, told: str
+) -> None:
+    task_id = await functions.submit("returning", given, limits=Limits(max_steps=4))
+    task = await functions.bench.ended(task_id)
+    assert state_name(task.state) == state, task.message
+    assert told in task.message
+    if state is TaskState.SUCCEEDED:
+        assert json.loads(task.result) == given
+
+
+async def test_only_who_has_a_function_is_given_its_tasks(functions: Functions) -> None:
+    await functions.bench.start_worker()
+    functions.queue = functions.bench.queue
+    task_id = await functions.submit("returning", 7)
+    agents = await functions.bench.submit("sim-hello")
+    assert state_name((await functions.bench.ended(agents)).state) == TaskState.SUCCEEDED
+    assert state_name((await functions.bench.task(task_id)).state) == TaskState.QUEUED
+
+
+async def test_a_worker_whose_modules_do_not_hold_says_so_and_does_not_begin(functions: Functions) -> None:
+    with pytest.raises(ServiceDied, match="ended with code 2"):
+        await functions.worker(modules="tests.no_such_module,json")
+    assert "no_such_module" in functions.bench.workers[-1].log()
+    assert "json has no FUNCTIONS" in functions.bench.workers[-1].log()

@@ -1,0 +1,178 @@
+"""Control work's rules: what the record answers, and what follows a failure."""
+
+from __future__ import annotations
+
+import pytest
+
+from tenure.control import StepFailed, TryAgain
+from tenure.control.failures import failure_of
+from tenure.domain.control import (
+    Call,
+    Diverged,
+    after_function_failure,
+    check_end,
+    missing_calls,
+    recorded_step,
+    step_limit,
+)
+from tenure.domain.entries import (
+    Body,
+    ControlFailure,
+    ControlStep,
+    Entry,
+    Forked,
+    OperatorRequest,
+    Requeue,
+    Submitted,
+    ToolIntent,
+    ToolOutcome,
+    Transition,
+)
+from tenure.domain.fold import ResumePoint, fold
+from tenure.domain.retry import RetryPolicy
+from tenure.domain.states import TaskState
+from tenure.domain.task import ControlWork, Limits, TaskSpec, offered_function
+from tenure.domain.tools import Outcome, OutcomeStatus
+
+SPEC = TaskSpec(goal="", limits=Limits(max_steps=3), control=ControlWork("month_end"))
+QUEUED = Transition(TaskState.QUEUED, "SUBMITTED")
+DONE = Outcome(OutcomeStatus.SUCCEEDED, "done")
+
+
+def after(*facts: tuple[int, Body]) -> ResumePoint:
+    begin: list[tuple[int, Body]] = [(0, Submitted(SPEC)), (0, QUEUED)]
+    return fold(Entry(sequence, *fact) for sequence, fact in enumerate([*begin, *facts], 1))
+
+
+def called(step: int, *tools: str) -> list[tuple[int, Body]]:
+    intents = [(step, ToolIntent(f"{step}.{index}", "", tool, "{}")) for index, tool in enumerate(tools)]
+    return [*intents, *((step, ToolOutcome(f"{step}.{index}", DONE)) for index in range(len(tools)))]
+
+
+def test_a_recorded_step_is_answered_and_a_new_one_is_made() -> None:
+    point = after((1, ControlStep("count", "3")))
+    recorded = recorded_step(point, 1, "count")
+    assert recorded is not None
+    assert recorded.result_json == "3"
+    assert recorded_step(point, 2, "next") is None
+
+
+@pytest.mark.parametrize(
+    ("point", "step", "name"),
+    [
+        (after((1, ControlStep("count", "3"))), 1, "sum"),
+        (after(*called(1, "pay")), 1, "count"),
+    ],
+    ids=["another name", "a call stands there"],
+)
+def test_another_step_than_the_recorded_one_is_a_divergence(point: ResumePoint, step: int, name: str) -> None:
+    with pytest.raises(Diverged):
+        recorded_step(point, step, name)
+
+
+def test_calls_are_written_once_and_the_rest_of_a_cut_commit_is_added() -> None:
+    calls = [Call("pay", "{}"), Call("tell", "{}")]
+    assert [intent.call_id for intent in missing_calls(after(), 1, calls)] == ["1.0", "1.1"]
+    assert [intent.call_id for intent in missing_calls(after((1, ToolIntent("1.0", "", "pay", "{}"))), 1, calls)] == [
+        "1.1"
+    ]
+    assert missing_calls(after(*called(1, "pay", "tell")), 1, calls) == []
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        after(*called(1, "tell")),
+        after((1, ToolIntent("1.0", "", "pay", '{"sum":2}'))),
+        after(*called(1, "pay", "tell")),
+        after((1, ControlStep("count", "3"))),
+        after((1, ControlStep("count", "3")), (2, ControlStep("sum", "3"))),
+    ],
+    ids=["another tool", "other arguments", "more calls", "a step", "a step, and one more"],
+)
+def test_other_calls_than_the_recorded_ones_are_a_divergence(point: ResumePoint) -> None:
+    with pytest.raises(Diverged):
+        missing_calls(point, 1, [Call("pay", "{}")])
+
+
+def test_a_function_that_returns_early_has_diverged() -> None:
+    point = after((1, ControlStep("count", "3")))
+    check_end(point, 1)
+    with pytest.raises(Diverged):
+        check_end(point, 0)
+
+
+def test_steps_are_limited_and_an_operators_extra_steps_count() -> None:
+    assert step_limit(after(), 3) is None
+    limit = step_limit(after(), 4)
+    assert limit is not None
+    assert (limit.to_state, limit.reason) == (TaskState.COST_EXCEEDED, "STEP_LIMIT")
+    assert step_limit(after((0, OperatorRequest("more", Requeue(extra_steps=1)))), 4) is None
+
+
+def test_a_fork_may_make_as_many_steps_beside_those_it_copied() -> None:
+    bodies: list[tuple[int, Body]] = [
+        (0, Submitted(SPEC)),
+        (0, Forked("t", 4, 2)),
+        (1, ControlStep("one", "1")),
+        (2, ControlStep("two", "2")),
+        (0, QUEUED),
+    ]
+    point = fold(Entry(sequence, *fact) for sequence, fact in enumerate(bodies, 1))
+    assert step_limit(point, 5) is None
+    assert step_limit(point, 6) is not None
+
+
+def test_retries_are_counted_since_the_last_new_step() -> None:
+    retry = Transition(TaskState.RETRY_SCHEDULED, "FUNCTION_FAILED", from_state=TaskState.RUNNING)
+    assert after((0, retry), (0, retry)).retries == 2
+    assert after((0, retry), (1, ControlStep("count", "3"))).retries == 0
+
+
+@pytest.mark.parametrize(
+    ("failure", "retries", "state"),
+    [
+        (ControlFailure("TryAgain", "later", True), 0, TaskState.RETRY_SCHEDULED),
+        (ControlFailure("TryAgain", "later", True), 3, TaskState.FAILED),
+        (ControlFailure("KeyError", "month", False), 0, TaskState.FAILED),
+    ],
+)
+def test_what_may_go_better_is_tried_again(failure: ControlFailure, retries: int, state: TaskState) -> None:
+    move = after_function_failure(failure, retries, RetryPolicy(), luck=0.5)
+    assert (move.to_state, move.reason) == (state, "FUNCTION_FAILED")
+    assert failure.error_class in move.message
+
+
+def test_what_was_asked_for_is_waited_but_no_longer_than_a_day() -> None:
+    failure = ControlFailure("TryAgain", "much later", True, 10**9)
+    assert after_function_failure(failure, 0, RetryPolicy(), luck=0.0).retry_delay_seconds == 24 * 3600
+
+
+class Known(Exception):  # noqa: N818
+    retryable = False
+
+
+@pytest.mark.parametrize(
+    ("error", "retryable"),
+    [
+        (ConnectionResetError("gone"), True),
+        (TimeoutError(), True),
+        (TryAgain("soon", retry_after_seconds=2), True),
+        (Known("no"), False),
+        (KeyError("month"), False),
+        (StepFailed("pay", ControlFailure("ConnectionError", "gone", True)), True),
+    ],
+)
+def test_failures_are_typed(error: Exception, retryable: bool) -> None:
+    assert failure_of(error).retryable is retryable
+
+
+def test_a_failure_can_be_sent_whatever_it_says() -> None:
+    failure = failure_of(ValueError("\ud800" + "x" * 5000))
+    assert len(failure.message.encode()) <= 4000
+
+
+def test_functions_are_offered_like_loops() -> None:
+    assert SPEC.dispatch_loop == "control.month_end"
+    assert offered_function(SPEC.dispatch_loop) == "month_end"
+    assert offered_function("messages") == offered_function("control") == ""
