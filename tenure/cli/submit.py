@@ -159,7 +159,7 @@ def request_of(
             retry=None if retries is None else task_pb2.RetryPolicy(max_attempts=retries),
             max_result_corrections=result_corrections,
         ),
-        priority=None if priority is None else PRIORITIES[priority],
+        priority=task_pb2.PRIORITY_UNSPECIFIED if priority is None else PRIORITIES[priority],
         queue=queue,
         labels=dict(labels),
         source=task_pb2.Source(kind=_source(function, conversation), source_id=conversation, exclusive=exclusive),
