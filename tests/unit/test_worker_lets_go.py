@@ -56,7 +56,8 @@ async def test_tools_that_stay_away_have_the_task_let_go_before_its_worker_is_ta
     monkeypatch.setattr(tool_step, "PATIENCE_SECONDS", 0.3)
     held = holding()
     parts = cast("Any", SimpleNamespace(trust=Open(), tools=Raises(Unavailable("no tools"))))
-    step = tool_step.ToolStep(parts, held, cast("Any", None), InDoubtPolicy.WAIT_FOR_PERSON)
+    window = cast("Any", SimpleNamespace(result_bytes=64 * 1024))
+    step = tool_step.ToolStep(parts, held, cast("Any", None), InDoubtPolicy.WAIT_FOR_PERSON, window)
     with pytest.raises(TryLater):
         async with asyncio.timeout(5.0):
             await step.run(1, [ToolIntent("1.0", "id", "t", "{}")])
