@@ -81,14 +81,15 @@ delete from webhooks where webhook_id = %(webhook_id)b::text::uuid;
 
 -- name: take_turns
 -- Webhooks that have something to do, those whose turn was longest ago first, each for one replica at a time. Something to do: a
--- delivery that is due, a change not read, or a cursor that grows old though nothing happened.
+-- delivery that is due, a change not read, or a cursor that grows old though nothing happened. `now()` is stable and so compared
+-- by the index, where thousands may wait for a later time.
 with due as materialized (
   select w.webhook_id from webhooks w
    where not w.paused and w.turn_until <= clock_timestamp()
      and (   w.read_at < clock_timestamp() - make_interval(secs => %(refresh_seconds)b)
           or (w.hold_until <= clock_timestamp()
               and exists (select from webhook_deliveries d
-                           where d.webhook_id = w.webhook_id and d.next_attempt_at <= clock_timestamp()))
+                           where d.webhook_id = w.webhook_id and d.next_attempt_at <= now()))
           or (w.pending < %(most_pending)b
               and exists (select from changes c
                            where c.tenant = w.tenant and (c.xid, c.position) > (w.xid, w.position)
@@ -160,7 +161,7 @@ with held as materialized (
      for no key update
 ), due as materialized (
   select d.webhook_id, d.ordinal from webhook_deliveries d join held using (webhook_id)
-   where d.next_attempt_at <= clock_timestamp() and d.sent_in_turn is distinct from %(turn)b
+   where d.next_attempt_at <= now() and d.sent_in_turn is distinct from %(turn)b
    order by d.next_attempt_at, d.ordinal
    limit %(limit)b
 )
