@@ -93,7 +93,9 @@ MOVES: Final[dict[TaskState, frozenset[TaskState]]] = {
     TaskState.WAITING_EXTERNAL: frozenset(
         {TaskState.QUEUED, TaskState.TIMED_OUT, TaskState.CANCELLED, TaskState.FAILED}
     ),
-    TaskState.RETRY_SCHEDULED: frozenset({TaskState.QUEUED, TaskState.CANCELLED, TaskState.TIMED_OUT}),
+    TaskState.RETRY_SCHEDULED: frozenset(
+        {TaskState.QUEUED, TaskState.CANCELLED, TaskState.TIMED_OUT, TaskState.FAILED}
+    ),
     # Out of an end leads an operator's requeue alone, and it begins the next attempt: see `check_move`.
     TaskState.SUCCEEDED: frozenset(),
     TaskState.FAILED: frozenset({TaskState.QUEUED}),

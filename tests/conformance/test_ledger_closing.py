@@ -3,6 +3,7 @@
 import asyncio
 
 import grpc
+import psycopg
 import pytest
 
 from tenure.domain.errors import NotFound, OutOfRange, Unavailable
@@ -72,10 +73,11 @@ async def test_an_end_that_no_hint_told_of_is_found_by_the_poll(checkpoint):
     replica = await checkpoint()
     task = await replica.create()
     answer = await listening(replica, task.task_id)
-    await replica.query(
-        "update ledger.tasks set state = 'CANCELLED', ended_at = now() "
-        "from (select set_config('search_path', 'ledger', false)) as path(name) where name <> ''"
-    )
+    async with await psycopg.AsyncConnection.connect(replica.dsn) as postgres:
+        await postgres.execute(
+            "insert into ledger.entries select task_id, 3, tenant, 0, '', 1, 0, 2, 'x', now(), '' from ledger.tasks"
+        )
+        await postgres.execute("update ledger.tasks set state = 'CANCELLED', ended_at = now(), sequence = 3")
     assert await answer == CLOSED
 
 
