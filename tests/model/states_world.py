@@ -1,0 +1,196 @@
+"""One task in a real ledger, and everything that may be tried with it: by the service, and by SQL written by hand.
+
+Both come as the role that docs/postgres.md makes for the service. Nothing else looks at this database: its sweeps are
+run when they are asked for, on deadlines that are put into the past by hand.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+from psycopg import conninfo
+
+from services.checkpoint import sweeps
+from services.checkpoint.committing import commit_batch
+from services.checkpoint.create import create_task
+from services.checkpoint.foreign import append_foreign
+from services.checkpoint.opening import open_task
+from services.checkpoint.prepared import prepare
+from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS, in_ledger_transaction
+from services.checkpoint.queue import register_grants
+from services.checkpoint.requeue import requeue_lost
+from services.checkpoint.signals import send_signal
+from tenure.domain.fold import fold
+from tenure.domain.states import TERMINAL, TaskState
+from tenure.domain.token import Claims
+from tenure.runtime.postgres import PoolOptions, open_pool
+from tenure.runtime.signing import Signer, Verifier
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import ledger_pb2, task_pb2
+from tenure.wire.entries import entries_to_domain
+from tenure.wire.enums import STATES
+from tenure.wire.token import sign_claims
+
+TENANT = "default"
+PAGE = Path(__file__).parents[2] / "docs" / "postgres.md"
+_epochs = itertools.count((1 << 40) + 1)
+
+
+@asynccontextmanager
+async def service_role(owner_dsn):
+    """The role of docs/postgres.md under a name of its own, as roles are the whole server's; the DSN it comes with."""
+    name = f"ledger_service_{uuid4().hex}"
+    async with await psycopg.AsyncConnection.connect(owner_dsn, autocommit=True) as owner:
+        (statements,) = re.findall(r"```sql\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        await owner.execute(statements.replace("ledger_service", name).encode())
+        await owner.execute(f"alter role {name} password 'secret'".encode())
+        try:
+            yield conninfo.make_conninfo(owner_dsn, user=name, password="secret")
+        finally:
+            await owner.execute(f"drop owned by {name}; drop role {name}".encode())
+
+
+@asynccontextmanager
+async def open_world(dsn, keys):
+    options = PoolOptions(max_size=3, settings=SESSION_SETTINGS)
+    async with (
+        open_pool(dsn, service="test", schema=SCHEMA, options=options) as pool,
+        await psycopg.AsyncConnection.connect(dsn, autocommit=True) as by_hand,
+    ):
+        yield World(pool, by_hand, Signer.load(keys / "signing.json"), Verifier(keys / "verifying.json"))
+
+
+class World:
+    def __init__(self, pool, by_hand, signer, verifier):
+        self.pool, self.by_hand, self.signer, self.verifier = pool, by_hand, signer, verifier
+
+    async def create(self):
+        request = pb.CreateTaskRequest(request_id=str(uuid4()), spec=task_pb2.TaskSpec(goal="do it"))
+        return (await create_task(self.pool, TENANT, request)).task.task_id
+
+    async def grant(self, task_id):
+        claims = Claims(f"tasks/{task_id}", TENANT, next(_epochs), str(uuid4()), "worker-1")
+        grant = pb.RegisterGrantsRequest.Grant(task_id=task_id, epoch=claims.epoch, claim_id=claims.claim_id)
+        assert await register_grants(self.pool, [grant]) == [claims.claim_id]
+        return claims
+
+    async def open(self, claims):
+        await open_task(self.pool, claims)
+
+    async def commit(self, claims, number, sequence, *entries, **fields):
+        request = pb.CommitRequest(
+            token=sign_claims(self.signer, claims, datetime.now(UTC)),
+            commit_id=str(uuid4()),
+            commit_number=number,
+            known_sequence=sequence,
+            entries=entries,
+            **fields,
+        )
+        commits = [prepare(request, self.verifier, validated=True)]
+        (result,), _ = await in_ledger_transaction(self.pool, partial(commit_batch, commits=commits))
+        if isinstance(result, Exception):
+            raise result
+
+    async def append(self, task_id, **fact):
+        request = pb.AppendForeignRequest(task_id=task_id, request_id=str(uuid4()), actor="alice", **fact)
+        await append_foreign(self.pool, TENANT, request)
+
+    async def signal(self, name):
+        request = pb.SendSignalRequest(correlation_id=name, request_id=str(uuid4()), payload_json="1", actor="bob")
+        await send_signal(self.pool, TENANT, request)
+
+    async def lose(self, task_id, claim_id):
+        lost = pb.RequeueLostRequest.Lost(task_id=task_id, claim_id=claim_id, reason="CLAIM_LOST")
+        put_back, _ = await requeue_lost(self.pool, [lost])
+        return put_back == [task_id]
+
+    async def expire(self, task_id, column):
+        """Its time has come: first by hand, then by the sweep that looks for it."""
+        await self.by_hand.execute(f"update ledger.tasks set {column} = now() where task_id = %s".encode(), [task_id])
+        sweep = {
+            "next_retry_at": sweeps.queue_due_retries,
+            "wait_deadline_at": sweeps.expire_waits,
+            "deadline_at": sweeps.end_overdue,
+        }
+        await sweep[column](self.pool)
+
+    async def row(self, task_id):
+        """All of the task's row but what offers and grants leave there."""
+        statement = "select to_jsonb(t) - '{offered_until,granted,granted_claim}'::text[] from ledger.tasks t"
+        cursor = await self.by_hand.execute(f"{statement} where task_id = %s".encode(), [task_id])
+        ((row,),) = await cursor.fetchall()
+        return row
+
+    async def entries(self, task_id):
+        cursor = await self.by_hand.execute(
+            "select sequence, epoch, claim_id, attempt, step, actor, body from ledger.entries where task_id = %s "
+            "order by sequence",
+            [task_id],
+        )
+        return [
+            ledger_pb2.Entry(
+                sequence=sequence,
+                epoch=epoch,
+                claim_id=claim_id,
+                attempt=attempt,
+                step=step,
+                actor=actor,
+                body=ledger_pb2.EntryBody.FromString(body),
+            )
+            for sequence, epoch, claim_id, attempt, step, actor, body in await cursor.fetchall()
+        ]
+
+    async def point(self, task_id):
+        return fold(entries_to_domain(await self.entries(task_id)))
+
+    async def execute(self, statement, *parameters):
+        """One statement by hand."""
+        await self.by_hand.execute(statement.encode(), parameters)
+
+    async def move(self, task_id, current, target, *, told, begins_attempt):
+        """A move by hand, as well-formed as its author can make it: the row says all that its new state asks for."""
+        async with self.by_hand.transaction():
+            if told:
+                await self._tell(task_id, current, target)
+            attempt = ", attempt = attempt + 1, result = ''" if begins_attempt else ""
+            await self.execute(f"update ledger.tasks set {dress(target)}{attempt} where task_id = %s", task_id)
+
+    async def _tell(self, task_id, current, target):
+        transition = ledger_pb2.StateTransition(
+            from_state=STATES.to_wire(current), to_state=STATES.to_wire(target), reason="BY_HAND"
+        )
+        await self.execute(
+            "insert into ledger.entries select task_id, sequence + 1, tenant, 0, '', attempt, step, 2, 'hand', now(), "
+            "%s from ledger.tasks where task_id = %s",
+            ledger_pb2.EntryBody(transition=transition).SerializeToString(),
+            task_id,
+        )
+        await self.execute("update ledger.tasks set sequence = sequence + 1 where task_id = %s", task_id)
+
+
+def dress(target):
+    """What a row says besides its state."""
+    held = target is TaskState.RUNNING
+    waits = target in {TaskState.WAITING_USER, TaskState.WAITING_EXTERNAL}
+    columns = {
+        "state": f"'{target}'",
+        "holds": str(held).lower(),
+        "owner": "'hand'" if held else "''",
+        "model_open": "false",
+        "ended_at": "now()" if target in TERMINAL else "null",
+        "next_retry_at": "now() + interval '1 h'" if target is TaskState.RETRY_SCHEDULED else "null",
+        "waiting_since": "now()" if waits else "null",
+        "wait": "''",
+        "wait_deadline_at": "null",
+        "wait_correlation": "''",
+    }
+    if held:  # a claim of one's own making
+        columns |= {"epoch": "granted + 1", "granted": "granted + 1", "claim_id": "'hand'", "granted_claim": "'hand'"}
+    return ", ".join(f"{column} = {value}" for column, value in columns.items())

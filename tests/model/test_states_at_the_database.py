@@ -1,0 +1,272 @@
+"""The database holds the same moves as the domain, whoever comes: the service, or SQL by hand under the service's role.
+
+Hypothesis makes up sequences of both. The expectation is the domain's rules; after each step the row, the entries and
+the rules say the same, and what was refused has left no trace. STATE_HISTORIES=1000 plays more of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from itertools import pairwise
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from services.checkpoint.queries import MIGRATIONS
+from tenure.domain.endings import Ending
+from tenure.domain.epochs import Fence
+from tenure.domain.errors import TenureError, WrongState
+from tenure.domain.states import MOVES, TERMINAL, WAITING, TaskState, check_move
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import ledger_pb2, task_pb2
+from tenure.wire.enums import STATES
+from tests.fix_checkpoint import entry, words
+from tests.model.expected_task import NOBODY, Expected
+from tests.model.hand_written import OF_ANY_TASK, OF_ENDED_TASKS, OF_OTHER_TABLES, OF_TASKS_THAT_NOBODY_HOLDS
+from tests.model.states_world import open_world, service_role
+
+pytestmark = pytest.mark.server
+HISTORIES = int(os.environ.get("STATE_HISTORIES", "12"))
+SETTINGS = settings(
+    max_examples=HISTORIES, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
+PARKED = (TaskState.WAITING_USER, TaskState.WAITING_EXTERNAL, TaskState.RETRY_SCHEDULED)
+ENDS = sorted(TERMINAL)
+WAYS = {
+    TaskState.QUEUED: [TaskState.QUEUED],
+    TaskState.RUNNING: [TaskState.QUEUED, TaskState.RUNNING],
+    **{state: [TaskState.QUEUED, TaskState.RUNNING, state] for state in (*PARKED, *ENDS)},
+}
+"""How a new task gets there."""
+CLOSED_OUT = (TaskState.FAILED, TaskState.TIMED_OUT, TaskState.CANCELLED)
+REFUSED = (psycopg.errors.IntegrityError, psycopg.errors.InsufficientPrivilege)
+
+
+async def test_the_database_and_the_domain_allow_the_same(fresh_database, signing_keys):
+    loop = asyncio.get_running_loop()
+    async with (
+        service_role(await fresh_database(MIGRATIONS)) as dsn,
+        open_world(dsn, signing_keys) as world,
+    ):
+        await asyncio.to_thread(run_state_machine_as_test, lambda: OneTask(world, loop), settings=SETTINGS)
+
+
+async def test_every_move_that_is_in_the_table_and_no_other_can_be_made_by_hand(fresh_database, signing_keys):
+    async with service_role(await fresh_database(MIGRATIONS)) as dsn, open_world(dsn, signing_keys) as world:
+        for current, to in itertools.product(TaskState, TaskState):
+            if current is to:
+                continue
+            task_id = await world.create()
+            for before, after in pairwise(WAYS[current]):
+                await world.move(task_id, before, after, told=True, begins_attempt=False)
+            begins_attempt = current in TERMINAL and to not in TERMINAL
+            with pytest.raises(REFUSED):
+                await world.move(task_id, current, to, told=False, begins_attempt=begins_attempt)
+            try:
+                check_move(current, to, begins_attempt=begins_attempt)
+            except WrongState:
+                with pytest.raises(REFUSED, match=f"{current} task"):
+                    await world.move(task_id, current, to, told=True, begins_attempt=begins_attempt)
+            else:
+                await world.move(task_id, current, to, told=True, begins_attempt=begins_attempt)
+                assert (await world.row(task_id))["state"] == to
+
+
+class OneTask(RuleBasedStateMachine):
+    def __init__(self, world, loop):
+        super().__init__()
+        self.world, self.loop = world, loop
+
+    def run(self, work):
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+
+    def check(self, predict, work):
+        """What the rules say of it is what the ledger does."""
+        expected = self.outcome(predict)
+        before = self.run(self.seen())
+        try:
+            found = self.run(work), None
+        except TenureError as refusal:
+            found = None, type(refusal)
+        assert found == expected
+        after = self.run(self.seen())
+        if expected[1] is not None:
+            assert after == before
+        self.agree(*after)
+
+    def outcome(self, predict):
+        try:
+            return predict(), None
+        except TenureError as refusal:
+            return None, type(refusal)
+
+    async def seen(self):
+        return await self.world.row(self.task.task_id), await self.world.point(self.task.task_id)
+
+    def agree(self, row, point):
+        task = self.task
+        assert (row["state"], row["attempt"], row["holds"]) == (task.state, task.attempt, task.holds)
+        assert (row["epoch"], row["claim_id"]) == (task.opened.epoch, task.opened.claim_id)
+        assert tuple(row["open_calls"]) == task.calls
+        assert row["ending_state"] == (task.ending.to_state if task.ending else "")
+        assert (point.state, point.sequence) == (task.state, row["sequence"])
+        self.sequence = row["sequence"]
+
+    @initialize()
+    def submit(self):
+        self.task = Expected(self.run(self.world.create()))
+        self.granted = None
+        self.agree(*self.run(self.seen()))
+
+    @rule()
+    def grant_and_open(self):
+        self.granted = self.run(self.world.grant(self.task.task_id))
+        self.task.claims.append(self.granted)
+        self.open(self.granted)
+
+    @precondition(lambda self: self.task.claims)
+    @rule(luck=st.integers(0, 9))
+    def open_again(self, luck):
+        self.open(self.task.claims[luck % len(self.task.claims)])
+
+    def open(self, claims):
+        granted = self.granted.fence if self.granted else NOBODY
+        self.check(lambda: self.task.open(claims, granted), self.world.open(claims))
+
+    @precondition(lambda self: self.task.claims)
+    @rule(luck=st.integers(0, 9), number=st.sampled_from([1, 1, 1, 1, 0, 2]))
+    def say(self, luck, number):
+        claims, number = self.owner(luck), max(1, self.task.commits + number)
+        self.commit(claims, number, {}, words())
+
+    @precondition(lambda self: self.task.holds and self.task.claims)
+    @rule(luck=st.integers(0, 9), to=st.sampled_from([TaskState.QUEUED, *ENDS]))
+    def leave(self, luck, to):
+        transition = pb.Transition(to_state=STATES.to_wire(to), reason="WHY")
+        self.commit(self.owner(luck), self.task.commits + 1, {"to": to}, transition=transition)
+
+    @precondition(lambda self: self.task.holds and self.task.claims)
+    @rule(luck=st.integers(0, 9), to=st.sampled_from(PARKED))
+    def park(self, luck, to):
+        transition = pb.Transition(to_state=STATES.to_wire(to), reason="WHY")
+        if to is TaskState.RETRY_SCHEDULED:
+            transition.retry_delay.FromSeconds(3600)
+            self.commit(self.owner(luck), self.task.commits + 1, {"to": to}, transition=transition)
+            return
+        call = f"{self.sequence}.0"
+        kind = "QUESTION" if to is TaskState.WAITING_USER else "EVENT"
+        transition.wait.CopyFrom(task_pb2.Wait(call_id=call, kind=f"WAIT_KIND_{kind}", question="?"))
+        if kind == "EVENT":
+            transition.wait.correlation_id = self.task.task_id
+        intent = ledger_pb2.ToolIntent(call_id=call, tool_use_id="use", tool="ask_user", arguments_json="{}")
+        predicted = {"to": to, "opens": call}
+        self.commit(
+            self.owner(luck), self.task.commits + 1, predicted, entry(0, tool_intent=intent), transition=transition
+        )
+
+    def owner(self, luck):
+        """Mostly the newest, now and then one of before."""
+        return self.task.claims[0 if luck == 9 else -1]
+
+    def commit(self, claims, number, predicted, *entries, **fields):
+        self.check(
+            lambda: self.task.commit(claims, number, **predicted),
+            self.world.commit(claims, number, self.sequence, *entries, **fields),
+        )
+
+    @rule()
+    def cancel(self):
+        fact = ledger_pb2.CancelRequest(reason="enough")
+        self.check(
+            lambda: self.task.cancel(Ending(TaskState.CANCELLED, "", "", "")),
+            self.world.append(self.task.task_id, cancel_request=fact),
+        )
+
+    @rule(to=st.sampled_from(CLOSED_OUT))
+    def close_out(self, to):
+        act = ledger_pb2.OperatorRequest.CloseOut(to_state=STATES.to_wire(to))
+        self.check(
+            lambda: self.task.ask_end(Ending(to, "", "", "")),
+            self.world.append(
+                self.task.task_id, operator_request=ledger_pb2.OperatorRequest(reason="so", close_out=act)
+            ),
+        )
+
+    @rule()
+    def requeue(self):
+        asked = ledger_pb2.OperatorRequest(reason="so", requeue=ledger_pb2.OperatorRequest.Requeue())
+        self.check(self.task.requeue, self.world.append(self.task.task_id, operator_request=asked))
+
+    @precondition(lambda self: self.task.state in WAITING or self.task.state in TERMINAL)
+    @rule()
+    def answer(self):
+        row, _ = self.run(self.seen())
+        wait = task_pb2.Wait.FromString(bytes.fromhex(row["wait"].removeprefix("\\x")))
+        if self.task.state is TaskState.WAITING_EXTERNAL and self.task.waiting_call:
+            self.check(lambda: self.task.answer(self.task.state), self.world.signal(self.task.task_id))
+            return
+        answer = pb.WaitAnswer(wait_id=wait.wait_id or "w0", reply="blue")
+        work = self.world.append(self.task.task_id, wait_answer=answer)
+        self.check(lambda: self.task.answer(TaskState.WAITING_USER), work)
+
+    @precondition(lambda self: self.task.claims)
+    @rule(luck=st.integers(0, 9))
+    def lose(self, luck):
+        claims = self.owner(luck)
+        self.check(lambda: self.task.lose(claims), self.world.lose(self.task.task_id, claims.claim_id))
+
+    @rule(what=st.sampled_from(["next_retry_at", "wait_deadline_at", "deadline_at"]))
+    def expire(self, what):
+        timed_out = Ending(TaskState.TIMED_OUT, "", "", "")
+        row, _ = self.run(self.seen())
+        if row[what] is None:
+            return
+        predict = {
+            "next_retry_at": self.task.retry,
+            "wait_deadline_at": lambda: self.task.expire_wait(timed_out),
+            "deadline_at": lambda: self.task.time_out(timed_out),
+        }
+        self.check(predict[what], self.world.expire(self.task.task_id, what))
+        self.run(self.world.execute("update ledger.tasks set deadline_at = now() + interval '1 day'"))
+
+    @rule(luck=st.integers(0, 99), told=st.sampled_from([True, True, True, False]))
+    def move_by_hand(self, luck, told):
+        """Every other one is a move of the table."""
+        choice = sorted(MOVES[self.task.state] if luck % 2 else TaskState) or sorted(TaskState)
+        to = choice[luck // 2 % len(choice)]
+        before, task = self.run(self.seen()), self.task
+        work = self.world.move(
+            task.task_id, task.state, to, told=told, begins_attempt=task.state in TERMINAL and to not in TERMINAL
+        )
+        try:
+            self.run(work)
+        except REFUSED:
+            assert self.run(self.seen()) == before
+            if told:
+                assert self.outcome(lambda: task.move_by_hand(to, NOBODY))[1] is not None
+            return
+        row, point = self.run(self.seen())
+        if to is not task.state:
+            assert told
+            task.move_by_hand(to, Fence(row["epoch"], row["claim_id"]))
+            self.agree(row, point)
+
+    @rule(luck=st.integers(0, 999))
+    def tamper(self, luck):
+        living = self.task.state not in TERMINAL
+        changes = OF_ANY_TASK + ([] if living else OF_ENDED_TASKS)
+        changes += [] if self.task.holds else OF_TASKS_THAT_NOBODY_HOLDS
+        statements = [f"update ledger.tasks set {change} where task_id = %s" for change in changes] + OF_OTHER_TABLES
+        statements += ["delete from ledger.tasks where task_id = %s"] if living else []
+        self.refused(statements[luck % len(statements)])
+
+    def refused(self, statement):
+        before = self.run(self.seen())
+        with pytest.raises(REFUSED):
+            self.run(self.world.execute(statement, self.task.task_id))
+        assert self.run(self.seen()) == before
