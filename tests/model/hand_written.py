@@ -23,7 +23,8 @@ OF_ANY_TASK = _several("""
 """What may be set in no task, in whatever state."""
 
 OF_ENDED_TASKS = _several("""
-    result = 'x'; reason = 'x'; message = 'x'; open_calls = '{1.0}'; ended_at = now() + interval '1 s'
+    result = 'x'; result_json = 'x'; reason = 'x'; message = 'x'; open_calls = '{1.0}';
+    ended_at = now() + interval '1 s'
 """)
 
 OF_TASKS_THAT_NOBODY_HOLDS = _several("model_open = true")

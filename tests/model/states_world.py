@@ -192,5 +192,6 @@ def dress(target):
         "wait_correlation": "''",
     }
     if held:  # a claim of one's own making
-        columns |= {"epoch": "granted + 1", "granted": "granted + 1", "claim_id": "'hand'", "granted_claim": "'hand'"}
+        claim = "'hand-' || (granted + 1)"
+        columns |= {"epoch": "granted + 1", "granted": "granted + 1", "claim_id": claim, "granted_claim": claim}
     return ", ".join(f"{column} = {value}" for column, value in columns.items())

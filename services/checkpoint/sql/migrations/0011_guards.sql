@@ -113,3 +113,20 @@ create trigger lease_epochs_only_grow before update on lease_grants for each row
   when (new.epoch < old.epoch or (new.epoch = old.epoch and new.claim_id <> old.claim_id))
   execute function refuse_older_epoch();
 create trigger lease_epochs_stay before delete on lease_grants for each row execute function refuse_older_epoch();
+
+-- The result in its shape stays with the others.
+create or replace function refuse_change_of_an_ended_task() returns trigger language plpgsql as $$
+begin
+  if (new.attempt = old.attempt + 1 and old.ended_at is not null and new.ended_at is null and new.result = '')
+     or (new.attempt = old.attempt and (old.ended_at is null
+         or (new.state, new.reason, new.message, new.result, new.result_json, new.ended_at)
+            is not distinct from (old.state, old.reason, old.message, old.result, old.result_json, old.ended_at))) then
+    return new;
+  end if;
+  raise exception 'a % task of attempt % stays as it is until its next attempt', old.state, old.attempt
+    using errcode = 'check_violation';
+end $$;
+drop trigger ended_tasks_stay on tasks;
+create trigger ended_tasks_stay before update of state, reason, message, result, result_json, ended_at, attempt on tasks
+  for each row when (old.ended_at is not null or new.attempt <> old.attempt)
+  execute function refuse_change_of_an_ended_task();
