@@ -51,6 +51,7 @@ protos: setup ## Generate tenure/v1 from protos/
 faults: setup ## Seeded faults under traffic, for MINUTES (10), or the SEEDS A..B, or one SEED again; then the models
 	$(BIN)/python -m tests.fault.suite $(if $(SEED),--seed $(SEED),$(if $(SEEDS),--seeds $(SEEDS),--minutes $(or $(MINUTES),10))) $(if $(MODE),--mode $(MODE))
 	$(if $(or $(SEED),$(SEEDS)),,$(BIN)/python -m spec --large || [ $$? = 2 ])
+	$(if $(or $(SEED),$(SEEDS)),,STATE_HISTORIES=300 $(BIN)/python -m pytest -q --timeout 0 tests/model/test_states_at_the_database.py)
 
 bench: setup ## Measure: latencies of takeover, commits and steps per second
 	$(BIN)/python -m bench

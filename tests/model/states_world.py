@@ -40,7 +40,7 @@ from tenure.wire.token import sign_claims
 
 TENANT = "default"
 PAGE = Path(__file__).parents[2] / "docs" / "postgres.md"
-_epochs = itertools.count((1 << 40) + 1)
+_epochs = itertools.count((1 << 40) + 1, 1000)  # between them is room for claims made by hand
 
 
 @asynccontextmanager
