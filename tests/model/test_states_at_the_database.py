@@ -1,7 +1,7 @@
 """The database holds the same moves as the domain, whoever comes: the service, or SQL by hand under the service's role.
 
 Hypothesis makes up sequences of both. The expectation is the domain's rules; after each step the row, the entries and
-the rules say the same, and what was refused has left no trace. STATE_HISTORIES=300 plays more of them, as `make faults` does.
+the rules say the same, and what was refused has left no trace. STATE_HISTORIES=300 plays more, as `make faults` does.
 """
 
 from __future__ import annotations
