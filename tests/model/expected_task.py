@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tenure.domain.admission import CommitVerdict, FenceRow, decide_commit, decide_open
+from tenure.domain.admission import CommitVerdict, FenceRow, OpenVerdict, decide_commit, decide_open
 from tenure.domain.budget import Budget
 from tenure.domain.endings import Ending, follow_up, refuse_early_end
 from tenure.domain.entries import Requeue
@@ -35,7 +35,8 @@ class Expected:
         return FenceRow(self.state, self.opened, self.holds, granted, self.commits, "", b"")
 
     def open(self, claims, granted):
-        decide_open(self.fence(granted), claims.fence)
+        if decide_open(self.fence(granted), claims.fence) is OpenVerdict.AGAIN:
+            return
         if self.state is TaskState.RUNNING:
             self._move(TaskState.QUEUED)
         self._move(TaskState.RUNNING)
