@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from services.checkpoint.missing import was_pruned
 from services.checkpoint.queries import QUERIES, fetch_all, ledger_connection
 from services.checkpoint.reads import place_of
 from tenure.domain.budget import TokenUsage
@@ -19,7 +20,7 @@ DEFAULT_BILLS: Final = 200
 
 
 async def list_bills(pool: Pool, tenant: str, request: pb.ListBillsRequest) -> pb.ListBillsResponse:
-    """A page; one row more than asked for tells whether there are more. Raises NotFound."""
+    """A page; one row more than asked for tells whether there are more. Also of pruned tasks. Raises NotFound."""
     page_size = request.page_size or DEFAULT_BILLS
     parameters = {
         "task_id": request.task_id,
@@ -28,7 +29,8 @@ async def list_bills(pool: Pool, tenant: str, request: pb.ListBillsRequest) -> p
         "limit": page_size + 1,
     }
     async with ledger_connection(pool) as connection:
-        await place_of(connection, tenant, request.task_id)
+        if not await was_pruned(connection, tenant, request.task_id):
+            await place_of(connection, tenant, request.task_id)
         rows = await fetch_all(connection, QUERIES.page_of_bills, parameters)
     return pb.ListBillsResponse(bills=map(_bill, rows[:page_size]), more=len(rows) > page_size)
 

@@ -11,13 +11,14 @@ from services.checkpoint.draft import Draft
 from services.checkpoint.exclusive import yielding_to_rivals
 from services.checkpoint.finishing import carry_out_ending
 from services.checkpoint.kinds import KINDS
+from services.checkpoint.missing import missing
 from services.checkpoint.operating import conclude, intervene
 from services.checkpoint.queries import QUERIES, fetch_one, in_ledger_transaction
 from services.checkpoint.rows import TaskRow, lock_tasks
 from services.checkpoint.snapshots import read_task
 from services.checkpoint.writing import write
 from tenure.domain.endings import Ending
-from tenure.domain.errors import AlreadyExists, NotFound, WrongState
+from tenure.domain.errors import AlreadyExists, WrongState
 from tenure.domain.messages import refuse_message
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.runtime.failpoint import failpoint
@@ -44,7 +45,7 @@ async def append_foreign(pool: Pool, tenant: str, request: pb.AppendForeignReque
         tasks, budgets = await lock_tasks(connection, [request.task_id])
         row = tasks.get(request.task_id)
         if row is None or row.tenant != tenant:
-            raise NotFound(f"there is no task {request.task_id}")
+            raise await missing(connection, tenant, request.task_id)
         draft = Draft(row, budgets[row.root_task_id])
         if await _is_new(connection, request, digest) and not _is_settled(row, request):
             await _append(connection, draft, request)

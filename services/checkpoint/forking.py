@@ -16,9 +16,10 @@ from services.checkpoint.announcement import Announcement
 from services.checkpoint.create import Created, find_again, in_creation, insert_first_entries, insert_task
 from services.checkpoint.draft import LEDGER
 from services.checkpoint.kinds import KINDS
+from services.checkpoint.missing import missing
 from services.checkpoint.queries import FORKS, QUERIES, fetch_all, fetch_one
 from services.checkpoint.snapshots import read_task
-from tenure.domain.errors import InvalidRequest, NotFound, TenureError, WrongState
+from tenure.domain.errors import InvalidRequest, TenureError, WrongState
 from tenure.domain.forks import (
     MOST_BYTES,
     MOST_ENTRIES,
@@ -130,7 +131,7 @@ async def _cut(connection: Connection, tenant: str, request: pb.CheckpointServic
     attempt = _newest(pieces, "model_attempt")
     bodies = await _bodies(connection, request.task_id, {1, answer, attempt} - {0})
     if 1 not in bodies:
-        raise NotFound(f"there is no task {request.task_id}")
+        raise await missing(connection, tenant, request.task_id)
     stop_reason = bodies[answer].assistant_message.stop_reason if ends_with_answer(pieces) else ""
     model_step = next((piece.step for piece in pieces if piece.sequence == attempt), 0)
     model_attempt = bodies[attempt].model_attempt.attempt_number if attempt else 0
@@ -142,7 +143,7 @@ async def _pieces(connection: Connection, tenant: str, task_id: str) -> list[Pie
     parameters = {"task_id": task_id, "tenant": tenant, "limit": LONGEST + 1}
     found = await fetch_all(connection, FORKS.pieces_of, parameters)
     if not found:
-        raise NotFound(f"there is no task {task_id}")
+        raise await missing(connection, tenant, task_id)
     if len(found) > LONGEST:
         raise _too_large()
     return [Piece(sequence, step, _NAMES.get(kind, ""), size) for sequence, step, kind, size in found]
@@ -204,7 +205,7 @@ async def _write_ledger(
     sequences = [piece.sequence for piece in cut.pieces]
     done = await connection.execute(FORKS.copy_entries, {**parameters, "after": _HEAD, "sequences": sequences})
     if done.rowcount != copied:  # it was there a moment ago: pruned meanwhile
-        raise NotFound(f"there is no task {request.task_id}")
+        raise await missing(connection, tenant, request.task_id)
     tail = {
         "tenant": tenant,
         "after": _HEAD + copied,

@@ -12,8 +12,10 @@ from typing import Final
 from services.checkpoint.change_feed import adopt_feed
 from services.checkpoint.change_pruning import ChangePruner
 from services.checkpoint.change_watching import ChangeWatching
+from services.checkpoint.clearing import Clearing
 from services.checkpoint.committer import LedgerCommitter, commit_batcher
 from services.checkpoint.hub import Hub
+from services.checkpoint.pruning import TaskPruner
 from services.checkpoint.queries import MIGRATIONS, SCHEMA, SESSION_SETTINGS
 from services.checkpoint.refusals import Refusals
 from services.checkpoint.replicas import Replicas
@@ -59,6 +61,9 @@ class Settings:
     change_retention_seconds: float = setting(
         "how long a watcher of all tasks may stay away", default=7 * 86_400.0, minimum=1, maximum=366 * 86_400.0
     )
+    task_retention_seconds: float = setting(
+        "how long ended tasks are kept; 0: for ever", default=0.0, minimum=0, maximum=100 * 366 * 86_400.0
+    )
     max_schedules_per_tenant: int = setting("most schedules of one tenant", default=1000, minimum=1)
     webhook: WebhookSettings = group(WebhookSettings, WEBHOOK_PREFIX)
     common: CommonSettings = group(CommonSettings)
@@ -99,6 +104,11 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     networks, kept_seconds = Networks(settings.webhook.allowed_networks), settings.change_retention_seconds
     webhooks = WebhookDispatcher(pool, networks, settings.webhook, settings.sweep_interval_seconds, kept_seconds)
     duties.start("webhooks", webhooks.run)
+    if settings.task_retention_seconds:
+        duties.start("prune tasks", TaskPruner(pool, settings.task_retention_seconds).run)
+    clearing = Clearing(pool, settings.task_retention_seconds)
+    duties.start("clear pruned tasks", clearing.run)
+    duties.start("retention lag", clearing.run_lag)
     server = RpcServer(settings.listen, validate=validate, stopping=process.stopping)
     watching, changes = Watching(pool, hub), ChangeWatching(pool, hub)
     ledger = Ledger(pool, verifier, batcher, watching, changes, refusals, replicas.announce, server.stopping)

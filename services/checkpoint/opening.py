@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from services.checkpoint.announcement import Announcement, announcement_of
 from services.checkpoint.draft import LEDGER, Draft
 from services.checkpoint.entries import read_page
+from services.checkpoint.missing import missing
 from services.checkpoint.prepared import task_of
 from services.checkpoint.queries import in_ledger_transaction, ledger_connection
 from services.checkpoint.rows import lock_tasks
@@ -45,7 +46,7 @@ async def open_task(pool: Pool, claims: Claims) -> Opened:
         tasks, budgets = await lock_tasks(connection, [task_id])
         row = tasks.get(task_id)
         if row is None or row.tenant != claims.tenant:
-            raise NotFound(f"there is no task {task_id}")
+            raise await missing(connection, claims.tenant, task_id)
         draft = Draft(row, budgets[row.root_task_id])
         _take_over(draft, decide_open(row.fence, claims.fence), claims)
         await write(connection, [draft])
@@ -75,6 +76,7 @@ async def history(pool: Pool, task_id: str, until: int) -> AsyncIterator[pb.Entr
     while after < until:
         async with ledger_connection(pool) as connection:
             entries = await read_page(connection, task_id, after=after, until=until)
-        assert entries, f"the ledger of {task_id} has no entry {after + 1} of {until}"
+        if not entries:
+            raise NotFound(f"the task {task_id} has ended and was pruned while its history was read")
         yield pb.EntryPage(entries=entries)
         after = entries[-1].sequence

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SCHEMA: Final = "ledger"
 QUERIES: Final = Queries.load("services.checkpoint")
 FORKS: Final = Queries.load("services.checkpoint", "sql/forks.sql")
+RETENTION: Final = Queries.load("services.checkpoint", "sql/retention.sql")
 MIGRATIONS: Final = Migrations.of("services.checkpoint", schema=SCHEMA)
 
 # Every statement here has its index. Plans are made once, while tables may still be empty, where a scan looks cheap.

@@ -8,9 +8,10 @@ import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from services.checkpoint.entries import read_page
+from services.checkpoint.missing import missing
 from services.checkpoint.queries import FORKS, QUERIES, fetch_all, fetch_one, ledger_connection
 from services.checkpoint.snapshots import read_task, read_tasks
-from tenure.domain.errors import InvalidRequest, NotFound
+from tenure.domain.errors import InvalidRequest
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.enums import STATES
@@ -87,6 +88,8 @@ async def list_entries(pool: Pool, tenant: str, request: pb.ListEntriesRequest) 
             page_size=request.page_size or DEFAULT_ENTRIES,
             page_bytes=LIST_BYTES // 2,
         )
+        if not entries and request.after_sequence < place.sequence:  # it was there a moment ago: pruned meanwhile
+            raise await missing(connection, tenant, request.task_id)
     more = bool(entries) and entries[-1].sequence < place.sequence
     return pb.ListEntriesResponse(entries=entries, more=more)
 
@@ -104,7 +107,7 @@ async def place_of(connection: Connection, tenant: str, task_id: str) -> Place:
     """Raises NotFound, also for another tenant's task."""
     found = await fetch_one(connection, QUERIES.task_place, {"task_id": task_id, "tenant": tenant})
     if found is None:
-        raise NotFound(f"there is no task {task_id}")
+        raise await missing(connection, tenant, task_id)
     return Place(found[0], TaskState(found[1]) in TERMINAL)
 
 

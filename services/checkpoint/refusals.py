@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from services.checkpoint.draft import clean
+from services.checkpoint.missing import missing
 from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger_transaction, ledger_connection
 from tenure.domain.epochs import describe_epoch
-from tenure.domain.errors import NotFound
 from tenure.runtime import metrics
 from tenure.runtime.failpoint import failpoint
 from tenure.v1 import token_pb2
@@ -100,7 +100,7 @@ async def list_refusals(pool: Pool, tenant: str, task_id: str) -> list[token_pb2
     """A task's refused writes, newest first. Raises NotFound."""
     async with ledger_connection(pool) as connection:
         if await fetch_one(connection, QUERIES.task_place, {"task_id": task_id, "tenant": tenant}) is None:
-            raise NotFound(f"there is no task {task_id}")
+            raise await missing(connection, tenant, task_id)
         rows = await fetch_all(connection, QUERIES.list_refusals, {"task_id": task_id, "limit": KEPT_PER_TASK})
     return [
         token_pb2.RefusedWrite(

@@ -16,9 +16,11 @@ from services.checkpoint import (
     create,
     epochs,
     foreign,
+    forgetting,
     forking,
     lease_grants,
     opening,
+    pruning,
     queue,
     reads,
     refusals,
@@ -203,3 +205,15 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
     ) -> pb.ListRefusedWritesResponse:
         refused = await refusals.list_refusals(self._ledger.pool, current_tenant(), request.task_id)
         return pb.ListRefusedWritesResponse(refused_writes=refused)
+
+    async def PruneTasks(
+        self, request: pb.CheckpointServicePruneTasksRequest, context: Context
+    ) -> pb.CheckpointServicePruneTasksResponse:
+        return await pruning.prune_for_operator(self._ledger.pool, current_tenant(), request)
+
+    async def ListPrunings(self, request: pb.ListPruningsRequest, context: Context) -> pb.ListPruningsResponse:
+        return pb.ListPruningsResponse(prunings=await forgetting.list_prunings(self._ledger.pool, request.limit))
+
+    async def NoteForgotten(self, request: pb.NoteForgottenRequest, context: Context) -> pb.NoteForgottenResponse:
+        await forgetting.note_forgotten(self._ledger.pool, request.task_ids)
+        return pb.NoteForgottenResponse()

@@ -15,7 +15,7 @@ from services.checkpoint.announcement import Announcement, announcement_of
 from services.checkpoint.draft import Draft
 from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger_transaction
 from services.checkpoint.rows import lock_tasks
-from services.checkpoint.snapshots import read_task
+from services.checkpoint.snapshots import read_tasks
 from services.checkpoint.writing import write
 from tenure.domain.errors import AlreadyExists, LimitReached
 from tenure.runtime.failpoint import failpoint
@@ -33,7 +33,7 @@ FORGOTTEN_AT_ONCE: Final = 100
 
 
 class Sent(NamedTuple):
-    """The task that took the event, None while it is kept; and what to announce."""
+    """The task that took the event, None while it is kept and once that task is pruned; and what to announce."""
 
     task: task_pb2.Task | None
     announcement: Announcement
@@ -46,8 +46,8 @@ async def send_signal(pool: Pool, tenant: str, request: pb.SendSignalRequest) ->
         await _record(connection, tenant, request)
         drafts = await _deliver_to_waiting(connection, tenant, request.correlation_id)
         taken_by = (await _find(connection, tenant, request))[1]
-        task = await read_task(connection, tenant, taken_by) if taken_by else None
-        return Sent(task, announcement_of(drafts))
+        tasks = await read_tasks(connection, tenant, [taken_by] if taken_by else [])
+        return Sent(tasks[0] if tasks else None, announcement_of(drafts))
 
     await failpoint("checkpoint.before_signal")
     sent = await in_ledger_transaction(pool, work)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from services.checkpoint.missing import missing
 from services.checkpoint.queries import QUERIES, fetch_all
-from tenure.domain.errors import NotFound
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.enums import STATES
@@ -117,7 +117,7 @@ async def read_task(connection: Connection, tenant: str, task_id: str) -> task_p
     """The task. NotFound also when it is another tenant's: the two are not told apart."""
     found = await read_tasks(connection, tenant, [task_id])
     if not found:
-        raise NotFound(f"there is no task {task_id}")
+        raise await missing(connection, tenant, task_id)
     return found[0]
 
 

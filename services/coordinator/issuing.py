@@ -49,6 +49,11 @@ class Issuer:
         )
         return sign_claims(self._signer, claims, datetime.now(UTC))
 
+    def issue_again(self, task_id: str, tenant: str, epoch: int, claim_id: str, holder: str) -> token_pb2.FencingToken:
+        """A token of a grant that the ledger told of as a pruned task's last: good for closing what it guarded."""
+        claims = Claims(f"{TASK_PREFIX}{task_id}", tenant, epoch, claim_id, holder)
+        return sign_claims(self._signer, claims, datetime.now(UTC))
+
     def issue_lease(self, held: HeldLease) -> token_pb2.FencingToken:
         """The token of a named resource's registered lease, likewise; it opens no task."""
         claims = Claims(

@@ -82,6 +82,15 @@ class Ledger:
         request = pb.ListEndingsRequest(limit=limit, grace=duration(grace_seconds))
         return (await self._stub.ListEndings(request, timeout=_TIMEOUT_SECONDS)).endings
 
+    async def list_prunings(self, limit: int) -> Sequence[pb.ListPruningsResponse.Pruning]:
+        """Pruned tasks that the tools have not forgotten, which nobody else is told of for a while."""
+        request = pb.ListPruningsRequest(limit=limit)
+        return (await self._stub.ListPrunings(request, timeout=_TIMEOUT_SECONDS)).prunings
+
+    async def note_forgotten(self, task_ids: Sequence[str]) -> None:
+        """The tools are done with these."""
+        await self._stub.NoteForgotten(pb.NoteForgottenRequest(task_ids=task_ids), timeout=_TIMEOUT_SECONDS)
+
     async def watch_queue(self) -> AsyncGenerator[pb.WatchQueueResponse, None]:
         """Hints, until the stream ends."""
         async for hint in self._stub.WatchQueue(pb.WatchQueueRequest(), timeout=_WATCH_SECONDS):

@@ -21,6 +21,7 @@ from services.coordinator.ledger import Ledger
 from services.coordinator.losses import Losses
 from services.coordinator.operating import Operating
 from services.coordinator.own_session import OwnSession
+from services.coordinator.prunings import Prunings
 from services.coordinator.reconcile import Reconciliation
 from services.coordinator.releases import Releases
 from services.coordinator.servicer import CoordinatorServicer
@@ -105,6 +106,7 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     duties.start("reconciliation", reconciliation.run)
     duties.start("own session", own_session.run)
     duties.start("endings", endings.run)
+    duties.start("prunings", Prunings(ledger, tool_fence, issuer, coordinator_id).run)
     duties.start("signing key", issuer.follow_rotation)
     duties.start("unregistered leases", sweeping.run)
     await generation.first_look()

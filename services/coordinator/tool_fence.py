@@ -1,4 +1,4 @@
-"""The tool service as the coordinator uses it: to close a task's fence before the task is ended."""
+"""The tool service as the coordinator uses it: to close a task's fence before its end, or for ever after a prune."""
 
 from __future__ import annotations
 
@@ -26,3 +26,7 @@ class ToolFence:
         """End every call of the task, this epoch's included, and say how each one stands. Repeatable."""
         request = tool_service_pb2.FenceRequest(token=token, close=True)
         return standings_to_domain((await self._stub.Fence(request, timeout=_TIMEOUT_SECONDS)).calls)
+
+    async def forget(self, token: token_pb2.FencingToken) -> None:
+        """All that the tools have of a pruned task goes, but its closed fence. Repeatable."""
+        await self._stub.Forget(tool_service_pb2.ForgetRequest(token=token), timeout=_TIMEOUT_SECONDS)

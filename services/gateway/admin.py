@@ -122,6 +122,18 @@ class AdminServicer(AdminServiceServicer):
             leases_unknown=claims is None,
         )
 
+    async def PruneTasks(self, request: api.PruneTasksRequest, _context: Any) -> api.PruneTasksResponse:
+        """The ledger does it and writes down who asked, and why."""
+        asked = ledger.CheckpointServicePruneTasksRequest(
+            reason=request.reason, actor=caller(), dry_run=request.dry_run, limit=request.limit
+        )
+        if request.WhichOneof("which") == "task_id":
+            asked.task_id = request.task_id
+        else:
+            asked.ended_before.CopyFrom(request.ended_before)
+        told = await patiently(lambda: self._peers.checkpoint.PruneTasks(asked))
+        return api.PruneTasksResponse(task_ids=told.task_ids, more=told.more)
+
     async def _claims_of(self, tasks: Sequence[task_pb2.AgingTask]) -> list[coordinator.Claim]:
         """Of all tasks in one question, if any of these is held at all."""
         if not any(task.owner for task in tasks):

@@ -41,6 +41,18 @@ class Closing:
 
     async def fence(self, claims: Claims, task_id: UUID, *, close: bool) -> list[CallStanding]:
         """How every call of the task stands, afterwards. Repeatable. Raises StaleEpoch."""
+        await self._raise_fence(claims, task_id, close=close)
+        if close:
+            await self._stop(claims, task_id)
+        return await self._standing(task_id)
+
+    async def end(self, claims: Claims, task_id: UUID) -> bool:
+        """Close the fence likewise; whether nothing of the task runs any more. Repeatable. Raises StaleEpoch."""
+        await self._raise_fence(claims, task_id, close=True)
+        await self._stop(claims, task_id)
+        return await self._is_settled(task_id)
+
+    async def _raise_fence(self, claims: Claims, task_id: UUID, *, close: bool) -> None:
         await failpoint("tools.before_fence")
 
         async def work(postgres: Connection) -> Refusal | None:
@@ -50,10 +62,10 @@ class Closing:
             tell_refusals([refusal])
             raise StaleEpoch(presented=refusal.presented_epoch, current=refusal.current_epoch)
         await failpoint("tools.after_fence")
-        if close:
-            self._runs.stop_task(task_id, claims.epoch)
-            await self._wait_until_settled(task_id)
-        return await self._standing(task_id)
+
+    async def _stop(self, claims: Claims, task_id: UUID) -> None:
+        self._runs.stop_task(task_id, claims.epoch)
+        await self._wait_until_settled(task_id)
 
     async def watch(self) -> None:
         """A duty: fences closed elsewhere stop what runs here."""

@@ -26,6 +26,7 @@ from services.tools.closing import Closing, ClosingTimes
 from services.tools.executing import Executor
 from services.tools.finish import finish_batcher
 from services.tools.following import Follower
+from services.tools.forgetting import Forgetting
 from services.tools.liveness import LifeTimes, Liveness
 from services.tools.registry import Registry
 from services.tools.runner import Runner, RunnerLimits, Writers
@@ -36,6 +37,7 @@ from services.tools.start import start_batcher
 from services.tools.statements import MIGRATIONS, SCHEMA
 from services.tools.tool import GENERAL_LANE
 from services.tools.workspace import Workspaces
+from services.tools.workspace_sweep import WorkspaceSweep
 from tenure.runtime.duties import Duties
 from tenure.runtime.kept_connection import KeptConnection
 from tenure.runtime.migrations import migrate
@@ -82,6 +84,9 @@ class Settings:
     sandbox_bubblewrap: Path | None = setting("bubblewrap's path, when it is not on PATH", default=None)
     sandbox_require_cgroup: bool = setting("refuse a machine that cannot limit a program as a whole", default=False)
     workspace_bytes: int = setting("the most a task's files may take", default=512 * 1024 * 1024, minimum=1)
+    workspace_sweep_interval_seconds: float = setting(
+        "how often directories of pruned tasks are looked for", default=60.0, minimum=0.1, maximum=86_400.0
+    )
     python_wall_seconds: float = setting("the longest an agent's program may take", default=10.0, minimum=0.1)
     common: CommonSettings = group(CommonSettings)
 
@@ -174,7 +179,10 @@ async def _service(
     follower = Follower(pool)
     executor = Executor(accepting, liveness, runner, follower)
     closing = Closing(pool, runs, ClosingTimes(wait_seconds=settings.close_wait_seconds))
+    removal_thread = await process.open(_threads("removal", 1))
+    sweep = WorkspaceSweep(pool, settings.workspace_root, removal_thread, settings.workspace_sweep_interval_seconds)
     duties = await process.open(Duties())
+    duties.start("sweep workspaces", sweep.run)
     duties.start("renew runner", liveness.renew)
     duties.start("watch trust window", liveness.watch)
     for name, batcher in (("accepts", executor.accepts), ("starts", starts), ("finishes", finishes)):
@@ -186,7 +194,7 @@ async def _service(
     server.add(
         SERVICE,
         add_ToolServiceServicer_to_server,
-        ToolServicer(verifier, registry, executor, closing, pool, server.stopping),
+        ToolServicer(verifier, registry, executor, closing, Forgetting(pool, closing, sweep), pool, server.stopping),
     )
     return server
 

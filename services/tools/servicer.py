@@ -12,6 +12,7 @@ from uuid import UUID
 from services.tools.answers import execute_response, fence_response, refused_write
 from services.tools.closing import Closing
 from services.tools.executing import Executor, Request
+from services.tools.forgetting import Forgetting
 from services.tools.frames import ExecuteFrames
 from services.tools.records import Asked, CallKey, CallStanding
 from services.tools.refusals import list_refusals
@@ -43,11 +44,13 @@ class ToolServicer(ToolServiceServicer):
         registry: Registry,
         executor: Executor,
         closing: Closing,
+        forgetting: Forgetting,
         pool: Pool,
         stopping: asyncio.Event,
     ) -> None:
         self._verifier, self._registry, self._executor = verifier, registry, executor
-        self._closing, self._pool, self._stopping = closing, pool, stopping
+        self._closing, self._forgetting = closing, forgetting
+        self._pool, self._stopping = pool, stopping
         self._fencing: set[asyncio.Task[list[CallStanding]]] = set()
 
     async def ListTools(
@@ -88,6 +91,12 @@ class ToolServicer(ToolServiceServicer):
         self._fencing.add(fencing)
         fencing.add_done_callback(self._fenced)
         return fence_response(await asyncio.shield(fencing))
+
+    async def Forget(self, request: tool_service_pb2.ForgetRequest, _context: Any) -> tool_service_pb2.ForgetResponse:
+        """What a pruned task had here."""
+        claims, task_id = self._check(request.token)
+        await self._forgetting.forget(claims, task_id)
+        return tool_service_pb2.ForgetResponse()
 
     async def ListCalls(
         self, request: tool_service_pb2.ListCallsRequest, _context: Any

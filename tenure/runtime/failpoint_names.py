@@ -66,6 +66,10 @@ declare("checkpoint.after_events", "changes are written down as deliveries, none
 declare("checkpoint.after_delivery", "a webhook has it, the ledger does not know")
 declare("checkpoint.before_raise", "a generation that is to be raised")
 declare("checkpoint.after_raise", "the generation is raised here, etcd is behind")
+declare("checkpoint.before_prune", "ended tasks whose time is over, locked and still there")
+declare("checkpoint.after_prune", "tasks are gone, their entries and all that the tools have of them are not")
+declare("checkpoint.before_clear", "entries of a pruned task, a part of them perhaps, that are to go")
+declare("checkpoint.after_clear", "some of the entries of a pruned task are gone")
 declare("checkpoint.before_refusals", "refused writes that are in the log only")
 declare("checkpoint.after_refusals", "refused writes are kept, and still queued to be kept")
 
@@ -86,6 +90,10 @@ declare("tools.before_fence", "a fence asked for, not raised")
 declare("tools.after_fence", "the fence is raised, what runs not stopped")
 declare("tools.before_settle", "a closed fence, calls of dead runners not settled")
 declare("tools.after_settle", "calls of dead runners are in doubt, and nobody was told")
+
+declare("tools.before_forget", "a pruned task's fence is closed for ever, its records are there")
+declare("tools.after_forget", "a pruned task's records are gone, its files are there and the ledger was not told")
+declare("tools.before_removal", "a pruned task's files that are to go")
 
 # The coordinator, around each of its writes to etcd, and between etcd and the ledger.
 declare("coordinator.before_session", "a worker said hello, and etcd knows nothing of it")
@@ -111,6 +119,8 @@ declare("coordinator.before_ending_open", "registered, its owner can still commi
 declare("coordinator.after_ending_open", "the ledger's fence is raised, the tools' is not")
 declare("coordinator.before_ending_commit", "the tools are closed, the end not written")
 declare("coordinator.before_ending_release", "the end is written, the claim still there")
+declare("coordinator.before_forget", "pruned tasks that the tools were not told of")
+declare("coordinator.after_forget", "pruned tasks that the tools have forgotten, and the ledger does not know it")
 declare("coordinator.after_lease_claim", "a named resource is claimed in etcd, not registered in the ledger")
 declare("coordinator.after_lease_register", "the grant of a named resource is registered, nobody has its token")
 

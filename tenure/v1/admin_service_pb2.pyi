@@ -7,6 +7,7 @@ from collections import abc as abc
 from google.protobuf import descriptor as descriptor
 from google.protobuf import duration_pb2 as duration_pb2
 from google.protobuf import message as message
+from google.protobuf import timestamp_pb2 as timestamp_pb2
 from google.protobuf.internal import containers as containers
 from tenure.v1 import coordinator_service_pb2 as coordinator_service_pb2
 from tenure.v1 import ledger_pb2 as ledger_pb2
@@ -23,6 +24,74 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: descriptor.FileDescriptor
+
+@typing.final
+class PruneTasksRequest(message.Message):
+    """What to prune: one task, or those that ended before a moment."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    ENDED_BEFORE_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    DRY_RUN_FIELD_NUMBER: builtins.int
+    LIMIT_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """This task, whatever its label."""
+    reason: builtins.str
+    """Why; 1 to 1,000 characters. It is told to whoever asks for such a task."""
+    dry_run: builtins.bool
+    """Only say which."""
+    limit: builtins.int
+    """At most this many; 0: 100, at most 500."""
+    @builtins.property
+    def ended_before(self) -> timestamp_pb2.Timestamp:
+        """Tasks that ended before, and whose family did, the oldest end first. Those with the label `tenure.retention` = `keep` are
+        not among them.
+        """
+
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        ended_before: timestamp_pb2.Timestamp | None = ...,
+        reason: builtins.str = ...,
+        dry_run: builtins.bool = ...,
+        limit: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["ended_before", b"ended_before", "task_id", b"task_id", "which", b"which"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["dry_run", b"dry_run", "ended_before", b"ended_before", "limit", b"limit", "reason", b"reason", "task_id", b"task_id", "which", b"which"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_which: _TypeAlias = typing.Literal["task_id", "ended_before"]  # noqa: Y015
+    _WhichOneofArgType_which: _TypeAlias = typing.Literal["which", b"which"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_which) -> _WhichOneofReturnType_which | None: ...
+
+@typing.final
+class PruneTasksResponse(message.Message):
+    """What was pruned, or would be."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_IDS_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
+    more: builtins.bool
+    """There may be more: ask again."""
+    @builtins.property
+    def task_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """These tasks."""
+
+    def __init__(
+        self,
+        *,
+        task_ids: abc.Iterable[builtins.str] | None = ...,
+        more: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["more", b"more", "task_ids", b"task_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class ListAgingTasksRequest(message.Message):

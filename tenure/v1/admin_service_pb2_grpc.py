@@ -86,6 +86,11 @@ class AdminServiceStub:
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListAgingTasksRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListAgingTasksResponse.FromString,
                 _registered_method=True)
+        self.PruneTasks = channel.unary_unary(
+                '/tenure.v1.AdminService/PruneTasks',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.PruneTasksRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.PruneTasksResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -170,6 +175,15 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PruneTasks(self, request, context):
+        """Prunes ended tasks of the caller's before their time: the task, its history, its files and the records of its calls go for
+        good; its bills stay. A task that was pruned before is answered as pruned. One task: NOT_FOUND; FAILED_PRECONDITION /
+        WRONG_STATE {state} when it, or one of its family, has not ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -222,6 +236,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListAgingTasks,
                     request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListAgingTasksRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListAgingTasksResponse.SerializeToString,
+            ),
+            'PruneTasks': grpc.unary_unary_rpc_method_handler(
+                    servicer.PruneTasks,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.PruneTasksRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.PruneTasksResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -496,6 +515,33 @@ class AdminService:
             '/tenure.v1.AdminService/ListAgingTasks',
             tenure_dot_v1_dot_admin__service__pb2.ListAgingTasksRequest.SerializeToString,
             tenure_dot_v1_dot_admin__service__pb2.ListAgingTasksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PruneTasks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.AdminService/PruneTasks',
+            tenure_dot_v1_dot_admin__service__pb2.PruneTasksRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.PruneTasksResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -66,6 +66,11 @@ class AdminServiceStub:
     """
     ListAgingTasks: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListAgingTasksRequest, _admin_service_pb2.ListAgingTasksResponse]
     """Lists the caller's tasks that have not ended: the oldest first, or those that are held, with their leases. Paged."""
+    PruneTasks: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.PruneTasksRequest, _admin_service_pb2.PruneTasksResponse]
+    """Prunes ended tasks of the caller's before their time: the task, its history, its files and the records of its calls go for
+    good; its bills stay. A task that was pruned before is answered as pruned. One task: NOT_FOUND; FAILED_PRECONDITION /
+    WRONG_STATE {state} when it, or one of its family, has not ended.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -105,6 +110,11 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
     ListAgingTasks: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListAgingTasksRequest, _admin_service_pb2.ListAgingTasksResponse]  # type: ignore[assignment]
     """Lists the caller's tasks that have not ended: the oldest first, or those that are held, with their leases. Paged."""
+    PruneTasks: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.PruneTasksRequest, _admin_service_pb2.PruneTasksResponse]  # type: ignore[assignment]
+    """Prunes ended tasks of the caller's before their time: the task, its history, its files and the records of its calls go for
+    good; its bills stay. A task that was pruned before is answered as pruned. One task: NOT_FOUND; FAILED_PRECONDITION /
+    WRONG_STATE {state} when it, or one of its family, has not ended.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Looking at the installation, and intervening: fenced like everybody. Every intervention has a reason, which is recorded in the
@@ -201,5 +211,16 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListAgingTasksResponse, _abc.Awaitable[_admin_service_pb2.ListAgingTasksResponse]]:
         """Lists the caller's tasks that have not ended: the oldest first, or those that are held, with their leases. Paged."""
+
+    @_abc_1.abstractmethod
+    def PruneTasks(
+        self,
+        request: _admin_service_pb2.PruneTasksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.PruneTasksResponse, _abc.Awaitable[_admin_service_pb2.PruneTasksResponse]]:
+        """Prunes ended tasks of the caller's before their time: the task, its history, its files and the records of its calls go for
+        good; its bills stay. A task that was pruned before is answered as pruned. One task: NOT_FOUND; FAILED_PRECONDITION /
+        WRONG_STATE {state} when it, or one of its family, has not ended.
+        """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1677,7 +1677,7 @@ class SendSignalResponse(message.Message):
     TASK_FIELD_NUMBER: builtins.int
     @builtins.property
     def task(self) -> task_pb2.Task:
-        """The task that took it, as it is now; absent: it is kept for a wait to come."""
+        """The task that took it, as it is now; absent: it is kept for a wait to come, or that task was pruned since."""
 
     def __init__(
         self,
@@ -2221,5 +2221,186 @@ class ListAgingResponse(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["next_page_token", b"next_page_token", "tasks", b"tasks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CheckpointServicePruneTasksRequest(message.Message):
+    """What to prune: one task, or those that ended before a moment."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    ENDED_BEFORE_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    ACTOR_FIELD_NUMBER: builtins.int
+    DRY_RUN_FIELD_NUMBER: builtins.int
+    LIMIT_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """This task, whatever its label."""
+    reason: builtins.str
+    """Why; 1 to 1,000 characters."""
+    actor: builtins.str
+    """Who asks; 1 to 200 characters."""
+    dry_run: builtins.bool
+    """Only say which."""
+    limit: builtins.int
+    """At most this many; 0: 100, at most 500."""
+    @builtins.property
+    def ended_before(self) -> timestamp_pb2.Timestamp:
+        """Tasks that ended before, and whose family did; those labelled to be kept are not among them."""
+
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        ended_before: timestamp_pb2.Timestamp | None = ...,
+        reason: builtins.str = ...,
+        actor: builtins.str = ...,
+        dry_run: builtins.bool = ...,
+        limit: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["ended_before", b"ended_before", "task_id", b"task_id", "which", b"which"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "dry_run", b"dry_run", "ended_before", b"ended_before", "limit", b"limit", "reason", b"reason", "task_id", b"task_id", "which", b"which"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_which: _TypeAlias = typing.Literal["task_id", "ended_before"]  # noqa: Y015
+    _WhichOneofArgType_which: _TypeAlias = typing.Literal["which", b"which"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_which) -> _WhichOneofReturnType_which | None: ...
+
+@typing.final
+class CheckpointServicePruneTasksResponse(message.Message):
+    """What was pruned, or would be."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_IDS_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
+    more: builtins.bool
+    """There may be more: ask again."""
+    @builtins.property
+    def task_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """These tasks."""
+
+    def __init__(
+        self,
+        *,
+        task_ids: abc.Iterable[builtins.str] | None = ...,
+        more: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["more", b"more", "task_ids", b"task_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListPruningsRequest(message.Message):
+    """How many to see to."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    LIMIT_FIELD_NUMBER: builtins.int
+    limit: builtins.int
+    """At most this many, at most 128; kept from others for a while."""
+    def __init__(
+        self,
+        *,
+        limit: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["limit", b"limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListPruningsResponse(message.Message):
+    """Pruned tasks."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    @typing.final
+    class Pruning(message.Message):
+        """One task."""
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        TASK_ID_FIELD_NUMBER: builtins.int
+        TENANT_FIELD_NUMBER: builtins.int
+        EPOCH_FIELD_NUMBER: builtins.int
+        CLAIM_ID_FIELD_NUMBER: builtins.int
+        task_id: builtins.str
+        """The task."""
+        tenant: builtins.str
+        """Whose it was."""
+        epoch: builtins.int
+        """Its last registered grant: no token of it is above that."""
+        claim_id: builtins.str
+        """The claim of that grant."""
+        def __init__(
+            self,
+            *,
+            task_id: builtins.str = ...,
+            tenant: builtins.str = ...,
+            epoch: builtins.int = ...,
+            claim_id: builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["claim_id", b"claim_id", "epoch", b"epoch", "task_id", b"task_id", "tenant", b"tenant"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PRUNINGS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def prunings(self) -> containers.RepeatedCompositeFieldContainer[ListPruningsResponse.Pruning]:
+        """Oldest first."""
+
+    def __init__(
+        self,
+        *,
+        prunings: abc.Iterable[ListPruningsResponse.Pruning] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["prunings", b"prunings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class NoteForgottenRequest(message.Message):
+    """What the tools have forgotten."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_IDS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def task_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """At most 128."""
+
+    def __init__(
+        self,
+        *,
+        task_ids: abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["task_ids", b"task_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class NoteForgottenResponse(message.Message):
+    """It is noted."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -179,6 +179,21 @@ class CheckpointServiceStub:
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListRefusedWritesRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListRefusedWritesResponse.FromString,
                 _registered_method=True)
+        self.PruneTasks = channel.unary_unary(
+                '/tenure.v1.CheckpointService/PruneTasks',
+                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServicePruneTasksRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServicePruneTasksResponse.FromString,
+                _registered_method=True)
+        self.ListPrunings = channel.unary_unary(
+                '/tenure.v1.CheckpointService/ListPrunings',
+                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListPruningsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListPruningsResponse.FromString,
+                _registered_method=True)
+        self.NoteForgotten = channel.unary_unary(
+                '/tenure.v1.CheckpointService/NoteForgotten',
+                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.NoteForgottenRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.NoteForgottenResponse.FromString,
+                _registered_method=True)
 
 
 class CheckpointServiceServicer:
@@ -405,6 +420,27 @@ class CheckpointServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PruneTasks(self, request, context):
+        """Prunes ended tasks now, for an operator: AdminService.PruneTasks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPrunings(self, request, context):
+        """Pruned tasks of all tenants which the tools have not forgotten yet, for a coordinator to see to. Disjoint among callers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def NoteForgotten(self, request, context):
+        """The tools have forgotten these. Repeatable.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CheckpointServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -547,6 +583,21 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
                     servicer.ListRefusedWrites,
                     request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListRefusedWritesRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListRefusedWritesResponse.SerializeToString,
+            ),
+            'PruneTasks': grpc.unary_unary_rpc_method_handler(
+                    servicer.PruneTasks,
+                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServicePruneTasksRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServicePruneTasksResponse.SerializeToString,
+            ),
+            'ListPrunings': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPrunings,
+                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListPruningsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListPruningsResponse.SerializeToString,
+            ),
+            'NoteForgotten': grpc.unary_unary_rpc_method_handler(
+                    servicer.NoteForgotten,
+                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.NoteForgottenRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.NoteForgottenResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1310,6 +1361,87 @@ class CheckpointService:
             '/tenure.v1.CheckpointService/ListRefusedWrites',
             tenure_dot_v1_dot_checkpoint__service__pb2.ListRefusedWritesRequest.SerializeToString,
             tenure_dot_v1_dot_checkpoint__service__pb2.ListRefusedWritesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PruneTasks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.CheckpointService/PruneTasks',
+            tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServicePruneTasksRequest.SerializeToString,
+            tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServicePruneTasksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPrunings(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.CheckpointService/ListPrunings',
+            tenure_dot_v1_dot_checkpoint__service__pb2.ListPruningsRequest.SerializeToString,
+            tenure_dot_v1_dot_checkpoint__service__pb2.ListPruningsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def NoteForgotten(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.CheckpointService/NoteForgotten',
+            tenure_dot_v1_dot_checkpoint__service__pb2.NoteForgottenRequest.SerializeToString,
+            tenure_dot_v1_dot_checkpoint__service__pb2.NoteForgottenResponse.FromString,
             options,
             channel_credentials,
             insecure,

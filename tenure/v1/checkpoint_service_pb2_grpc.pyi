@@ -124,6 +124,12 @@ class CheckpointServiceStub:
     """Lists the caller's tasks that have not ended, by age, or those that are held, in pages."""
     ListRefusedWrites: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListRefusedWritesRequest, _checkpoint_service_pb2.ListRefusedWritesResponse]
     """Lists writes that the fence refused, newest first."""
+    PruneTasks: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CheckpointServicePruneTasksRequest, _checkpoint_service_pb2.CheckpointServicePruneTasksResponse]
+    """Prunes ended tasks now, for an operator: AdminService.PruneTasks."""
+    ListPrunings: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListPruningsRequest, _checkpoint_service_pb2.ListPruningsResponse]
+    """Pruned tasks of all tenants which the tools have not forgotten yet, for a coordinator to see to. Disjoint among callers."""
+    NoteForgotten: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.NoteForgottenRequest, _checkpoint_service_pb2.NoteForgottenResponse]
+    """The tools have forgotten these. Repeatable."""
 
 @_typing.type_check_only
 class CheckpointServiceAsyncStub(CheckpointServiceStub):
@@ -221,6 +227,12 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     """Lists the caller's tasks that have not ended, by age, or those that are held, in pages."""
     ListRefusedWrites: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListRefusedWritesRequest, _checkpoint_service_pb2.ListRefusedWritesResponse]  # type: ignore[assignment]
     """Lists writes that the fence refused, newest first."""
+    PruneTasks: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CheckpointServicePruneTasksRequest, _checkpoint_service_pb2.CheckpointServicePruneTasksResponse]  # type: ignore[assignment]
+    """Prunes ended tasks now, for an operator: AdminService.PruneTasks."""
+    ListPrunings: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListPruningsRequest, _checkpoint_service_pb2.ListPruningsResponse]  # type: ignore[assignment]
+    """Pruned tasks of all tenants which the tools have not forgotten yet, for a coordinator to see to. Disjoint among callers."""
+    NoteForgotten: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.NoteForgottenRequest, _checkpoint_service_pb2.NoteForgottenResponse]  # type: ignore[assignment]
+    """The tools have forgotten these. Repeatable."""
 
 class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
     """The work ledger. Guarded methods take a fencing token and compare its (epoch, claim_id) with the task's fence under the
@@ -483,5 +495,29 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.ListRefusedWritesResponse, _abc.Awaitable[_checkpoint_service_pb2.ListRefusedWritesResponse]]:
         """Lists writes that the fence refused, newest first."""
+
+    @_abc_1.abstractmethod
+    def PruneTasks(
+        self,
+        request: _checkpoint_service_pb2.CheckpointServicePruneTasksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoint_service_pb2.CheckpointServicePruneTasksResponse, _abc.Awaitable[_checkpoint_service_pb2.CheckpointServicePruneTasksResponse]]:
+        """Prunes ended tasks now, for an operator: AdminService.PruneTasks."""
+
+    @_abc_1.abstractmethod
+    def ListPrunings(
+        self,
+        request: _checkpoint_service_pb2.ListPruningsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoint_service_pb2.ListPruningsResponse, _abc.Awaitable[_checkpoint_service_pb2.ListPruningsResponse]]:
+        """Pruned tasks of all tenants which the tools have not forgotten yet, for a coordinator to see to. Disjoint among callers."""
+
+    @_abc_1.abstractmethod
+    def NoteForgotten(
+        self,
+        request: _checkpoint_service_pb2.NoteForgottenRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoint_service_pb2.NoteForgottenResponse, _abc.Awaitable[_checkpoint_service_pb2.NoteForgottenResponse]]:
+        """The tools have forgotten these. Repeatable."""
 
 def add_CheckpointServiceServicer_to_server(servicer: CheckpointServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

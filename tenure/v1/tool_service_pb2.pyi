@@ -22,6 +22,43 @@ else:
 DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
+class ForgetRequest(message.Message):
+    """What to forget."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def token(self) -> token_pb2.FencingToken:
+        """A token of the task's last registered grant."""
+
+    def __init__(
+        self,
+        *,
+        token: token_pb2.FencingToken | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ForgetResponse(message.Message):
+    """It is forgotten. Its files may take a moment longer."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class ListToolsRequest(message.Message):
     """Whose tools."""
 

@@ -67,6 +67,11 @@ class ToolServiceStub:
                 request_serializer=tenure_dot_v1_dot_tool__service__pb2.ListRefusedCallsRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListRefusedCallsResponse.FromString,
                 _registered_method=True)
+        self.Forget = channel.unary_unary(
+                '/tenure.v1.ToolService/Forget',
+                request_serializer=tenure_dot_v1_dot_tool__service__pb2.ForgetRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_tool__service__pb2.ForgetResponse.FromString,
+                _registered_method=True)
 
 
 class ToolServiceServicer:
@@ -121,6 +126,15 @@ class ToolServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Forget(self, request, context):
+        """Forgets a task that the ledger has pruned, under the token of its last grant: closes its fence for ever, deletes the records of
+        its calls, and has its files removed. Every token of the task is refused from then on. Repeatable. UNAVAILABLE /
+        CALL_STILL_RUNS: nothing was forgotten, ask again later.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ToolServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -153,6 +167,11 @@ def add_ToolServiceServicer_to_server(servicer, server):
                     servicer.ListRefusedCalls,
                     request_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListRefusedCallsRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_tool__service__pb2.ListRefusedCallsResponse.SerializeToString,
+            ),
+            'Forget': grpc.unary_unary_rpc_method_handler(
+                    servicer.Forget,
+                    request_deserializer=tenure_dot_v1_dot_tool__service__pb2.ForgetRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_tool__service__pb2.ForgetResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -320,6 +339,33 @@ class ToolService:
             '/tenure.v1.ToolService/ListRefusedCalls',
             tenure_dot_v1_dot_tool__service__pb2.ListRefusedCallsRequest.SerializeToString,
             tenure_dot_v1_dot_tool__service__pb2.ListRefusedCallsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Forget(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.ToolService/Forget',
+            tenure_dot_v1_dot_tool__service__pb2.ForgetRequest.SerializeToString,
+            tenure_dot_v1_dot_tool__service__pb2.ForgetResponse.FromString,
             options,
             channel_credentials,
             insecure,

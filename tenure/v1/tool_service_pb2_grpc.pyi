@@ -54,6 +54,11 @@ class ToolServiceStub:
     """Lists the records of a task's calls, for audits. A task that never called a tool, or another tenant's, has none."""
     ListRefusedCalls: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ListRefusedCallsRequest, _tool_service_pb2.ListRefusedCallsResponse]
     """Lists calls that the fence refused, newest first."""
+    Forget: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ForgetRequest, _tool_service_pb2.ForgetResponse]
+    """Forgets a task that the ledger has pruned, under the token of its last grant: closes its fence for ever, deletes the records of
+    its calls, and has its files removed. Every token of the task is refused from then on. Repeatable. UNAVAILABLE /
+    CALL_STILL_RUNS: nothing was forgotten, ask again later.
+    """
 
 @_typing.type_check_only
 class ToolServiceAsyncStub(ToolServiceStub):
@@ -81,6 +86,11 @@ class ToolServiceAsyncStub(ToolServiceStub):
     """Lists the records of a task's calls, for audits. A task that never called a tool, or another tenant's, has none."""
     ListRefusedCalls: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListRefusedCallsRequest, _tool_service_pb2.ListRefusedCallsResponse]  # type: ignore[assignment]
     """Lists calls that the fence refused, newest first."""
+    Forget: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ForgetRequest, _tool_service_pb2.ForgetResponse]  # type: ignore[assignment]
+    """Forgets a task that the ledger has pruned, under the token of its last grant: closes its fence for ever, deletes the records of
+    its calls, and has its files removed. Every token of the task is refused from then on. Repeatable. UNAVAILABLE /
+    CALL_STILL_RUNS: nothing was forgotten, ask again later.
+    """
 
 class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
     """Tools behind a fence. Methods that do or ask for anything take the token; a lower epoch than the fence, or a closed fence, is ABORTED / STALE_EPOCH.
@@ -141,5 +151,16 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.ListRefusedCallsResponse, _abc.Awaitable[_tool_service_pb2.ListRefusedCallsResponse]]:
         """Lists calls that the fence refused, newest first."""
+
+    @_abc_1.abstractmethod
+    def Forget(
+        self,
+        request: _tool_service_pb2.ForgetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tool_service_pb2.ForgetResponse, _abc.Awaitable[_tool_service_pb2.ForgetResponse]]:
+        """Forgets a task that the ledger has pruned, under the token of its last grant: closes its fence for ever, deletes the records of
+        its calls, and has its files removed. Every token of the task is refused from then on. Repeatable. UNAVAILABLE /
+        CALL_STILL_RUNS: nothing was forgotten, ask again later.
+        """
 
 def add_ToolServiceServicer_to_server(servicer: ToolServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

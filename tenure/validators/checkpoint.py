@@ -22,7 +22,7 @@ from tenure.validators.fields import (
     is_json,
 )
 from tenure.validators.limits import MAX_COMMIT_BYTES, MAX_ENTRIES, MAX_HOLDINGS
-from tenure.validators.operators import check_operator_request
+from tenure.validators.operators import check_operator_request, check_prune
 from tenure.validators.specs import check_spec
 from tenure.validators.violations import Check, Violations
 from tenure.validators.waits import check_wait, check_wait_answer
@@ -126,6 +126,21 @@ def _foreign(request: checkpoint.AppendForeignRequest, v: Violations) -> None:
         check_operator_request(request.operator_request, v)
 
 
+def _prune(request: checkpoint.CheckpointServicePruneTasksRequest, v: Violations) -> None:
+    check_prune(request, v)
+    v.length("actor", request.actor, 1, 200)
+
+
+def _prunings(request: checkpoint.ListPruningsRequest, v: Violations) -> None:
+    v.between("limit", request.limit, 1, 128)
+
+
+def _forgotten(request: checkpoint.NoteForgottenRequest, v: Violations) -> None:
+    v.require(len(request.task_ids) <= 128, "task_ids", "at most 128")
+    for index, task_id in enumerate(request.task_ids):
+        v.uuid(f"task_ids[{index}]", task_id)
+
+
 CHECKS: Final[dict[type, Check]] = {
     checkpoint.CreateTaskRequest: _create,
     checkpoint.CheckpointServiceForkTaskRequest: _fork,
@@ -146,4 +161,7 @@ CHECKS: Final[dict[type, Check]] = {
     checkpoint.AppendForeignRequest: _foreign,
     checkpoint.ListRefusedWritesRequest: check_task_id,
     checkpoint.ListBillsRequest: check_bills,
+    checkpoint.CheckpointServicePruneTasksRequest: _prune,
+    checkpoint.ListPruningsRequest: _prunings,
+    checkpoint.NoteForgottenRequest: _forgotten,
 }

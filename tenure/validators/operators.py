@@ -85,6 +85,15 @@ def _drain_by_coordinator(request: coordinator.CoordinatorServiceDrainWorkerRequ
     v.length("actor", request.actor, 1, 200)
 
 
+def check_prune(request: Any, v: Violations) -> None:
+    """The same fields at the gateway and at the ledger."""
+    v.require(request.WhichOneof("which") is not None, "which", "must be set")
+    if request.WhichOneof("which") == "task_id":
+        check_task_id(request, v)
+    check_reason(request, v)
+    v.between("limit", request.limit, 0, 500)
+
+
 def _aging(request: Any, v: Violations) -> None:
     v.between("page_size", request.page_size, 0, 500)
     v.length("page_token", request.page_token, 0, 512)
@@ -101,6 +110,7 @@ CHECKS: Final[dict[type, Check]] = {
     checkpoint.ListAgingRequest: _aging,
     admin.ListAgingTasksRequest: _aging_with_leases,
     admin.RequeueTaskRequest: _requeue,
+    admin.PruneTasksRequest: check_prune,
     admin.CloseOutTaskRequest: _close_out,
     admin.TransferTaskRequest: _transfer,
     admin.DrainWorkerRequest: _drain,

@@ -26,6 +26,7 @@ CHECKS: Final[dict[type, Check]] = {
     tools.ExecuteRequest: _execute,
     tools.ExecuteStreamRequest: check_frame("calls"),
     tools.FenceRequest: check_guarded,
+    tools.ForgetRequest: check_guarded,
     tools.ListCallsRequest: check_calls,
     tools.ListRefusedCallsRequest: check_task_id,
 }

@@ -461,11 +461,16 @@ update epochs set generation = greatest(%(expected)b::bigint, highest_epoch >> 4
 returning generation;
 
 -- name: record_refusals
--- The audit of refused writes; each task keeps its newest, so that a mad worker cannot fill the disk.
-with added as (
+-- The audit of refused writes; each task keeps its newest, so that a mad worker cannot fill the disk. Only of tasks that are
+-- there, under a lock that no commit waits for: nothing may come to hang on a task that is being pruned.
+with known as materialized (
+  select t.task_id from tasks t where t.task_id = any(%(task_ids)b::text[]::uuid[]) order by t.task_id for key share
+), added as (
   insert into refusals (task_id, tenant, method, presented_epoch, current_epoch, holder, refused_at)
-  select * from unnest(%(task_ids)b::text[]::uuid[], %(tenants)b::text[], %(methods)b::text[], %(presented)b::bigint[],
-                       %(current)b::bigint[], %(holders)b::text[], %(times)b::text[]::timestamptz[])
+  select r.* from unnest(%(task_ids)b::text[]::uuid[], %(tenants)b::text[], %(methods)b::text[], %(presented)b::bigint[],
+                         %(current)b::bigint[], %(holders)b::text[], %(times)b::text[]::timestamptz[])
+                  as r(task_id, tenant, method, presented, current, holder, refused_at)
+    join known using (task_id)
   returning task_id
 )
 delete from refusals r

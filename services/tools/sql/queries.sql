@@ -14,9 +14,10 @@ select task_id, tenant, epoch, claim_id, closed
    for no key update;
 
 -- name: raise_fences
--- Only rows that lock_fences has locked. The time is read under that lock, as a start's is: audits compare them.
+-- Only rows that lock_fences has locked. The time is read under that lock, as a start's is: audits compare them. A fence that
+-- is raised is of a task that the ledger has: one that was forgotten is there again, as after a ledger was put back.
 update fences f
-   set epoch = w.epoch, claim_id = w.claim_id, closed = w.closed, changed_at = clock_timestamp()
+   set epoch = w.epoch, claim_id = w.claim_id, closed = w.closed, changed_at = clock_timestamp(), forgotten_at = null
   from unnest(%(task_ids)b::uuid[], %(epochs)b::bigint[], %(claim_ids)b::text[], %(closed)b::boolean[])
     as w(task_id, epoch, claim_id, closed)
  where f.task_id = w.task_id;
@@ -193,10 +194,12 @@ delete from runners where runner_id in (
 );
 
 -- name: insert_refusals
--- The trail of stale writers.
+-- The trail of stale writers. Of a forgotten task none is kept: it would be kept for ever.
 insert into refusals (task_id, tenant, method, presented_epoch, current_epoch, holder)
-select * from unnest(%(task_ids)b::uuid[], %(tenants)b::text[], %(methods)b::text[], %(presented)b::bigint[],
-                     %(current)b::bigint[], %(holders)b::text[]);
+select w.* from unnest(%(task_ids)b::uuid[], %(tenants)b::text[], %(methods)b::text[], %(presented)b::bigint[],
+                       %(current)b::bigint[], %(holders)b::text[])
+                as w(task_id, tenant, method, presented_epoch, current_epoch, holder)
+ where not exists (select from fences f where f.task_id = w.task_id and f.forgotten_at is not null);
 
 -- name: trim_refusals
 -- The newest 500 of each task are kept: a stale writer that tries for ever must not fill the disk.
@@ -211,3 +214,24 @@ delete from refusals d
 select task_id::text, method, presented_epoch, current_epoch, holder, refused_at
   from refusals where task_id = %(task_id)b::uuid and tenant = %(tenant)b::text
  order by refusal_id desc limit 500;
+
+-- name: forget_task
+-- Its fence stays, closed at the last claim there was.
+update fences set forgotten_at = coalesce(forgotten_at, clock_timestamp())
+ where task_id = %(task_id)b::uuid and closed;
+
+-- name: forget_refusals
+-- At most the 500 that are kept of a task.
+delete from refusals where task_id = %(task_id)b::uuid;
+
+-- name: forget_calls
+-- Records of a forgotten task, a bounded number. Nothing of it runs, and nothing can be accepted any more.
+delete from calls c
+ using (select k.task_id, k.call_id from calls k join fences f using (task_id)
+         where k.task_id = %(task_id)b::uuid and f.forgotten_at is not null
+         order by k.call_id limit %(limit)b::int) old
+ where c.task_id = old.task_id and c.call_id = old.call_id;
+
+-- name: forgotten_tasks
+-- Of these tasks those whose files are to go.
+select task_id, tenant from fences where task_id = any(%(task_ids)b::uuid[]) and forgotten_at is not null;

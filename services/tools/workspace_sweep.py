@@ -1,0 +1,117 @@
+"""The files of forgotten tasks go: at once where a replica is told, else when the directories are looked through.
+
+Every replica looks through the root that it sees, shared or its own. The directories themselves are the list of what is
+to be done: one that is half removed, or was made again by an effect that came too late, is found like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import re
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+from uuid import UUID
+
+from services.tools.removal import remove_some
+from services.tools.statements import QUERIES
+from tenure.runtime import metrics
+from tenure.runtime.failpoint import failpoint
+from tenure.runtime.postgres import Pool, connection
+
+_log: Final = logging.getLogger(__name__)
+_TASK_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_Result = TypeVar("_Result")
+_TASKS_A_QUERY: Final = 500
+_MOST_HANDED_IN: Final = 10_000
+
+
+class Workspace(NamedTuple):
+    """A task's directory is `<root>/<tenant>/<task_id>`."""
+
+    tenant: str
+    task_id: str
+
+
+class WorkspaceSweep:
+    """The duty `run`. `threads`: of its own, so that a removal of many files keeps nobody else waiting."""
+
+    def __init__(self, pool: Pool, root: Path, threads: ThreadPoolExecutor, interval_seconds: float) -> None:
+        self._pool, self._root, self._threads = pool, root, threads
+        self._interval_seconds = interval_seconds
+        self._handed_in: deque[Workspace] = deque(maxlen=_MOST_HANDED_IN)
+        self._woken = asyncio.Event()
+        self._removed = metrics.cell("tenure_removed_workspaces_total")
+
+    def hand_in(self, tenant: str, task_id: str) -> None:
+        """The task was just forgotten: its directory goes next. What is too much is found by looking."""
+        self._handed_in.append(Workspace(tenant, task_id))
+        self._woken.set()
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await self.sweep()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_seconds * random.uniform(0.8, 1.2)):
+                    await self._serve_handed_in()
+
+    async def sweep(self) -> None:
+        """All directories, once."""
+        found = await self._in_thread(_list_workspaces, self._root)
+        for start in range(0, len(found), _TASKS_A_QUERY):
+            some = found[start : start + _TASKS_A_QUERY]
+            async with connection(self._pool) as postgres:
+                asked = {"task_ids": [UUID(one.task_id) for one in some]}
+                rows = await (await postgres.execute(QUERIES.forgotten_tasks, asked)).fetchall()
+            forgotten = {Workspace(tenant, str(task_id)) for task_id, tenant in rows}
+            for workspace in some:
+                if workspace in forgotten:
+                    await self._remove(workspace)
+
+    async def _serve_handed_in(self) -> None:
+        while True:
+            await self._woken.wait()
+            self._woken.clear()
+            while self._handed_in:
+                await self._remove(self._handed_in.popleft())
+
+    async def _remove(self, workspace: Workspace) -> None:
+        """One directory, step by step. What cannot be removed is told, stands in nobody's way, and is tried again."""
+        path = self._root / workspace.tenant / workspace.task_id
+        if not await self._in_thread(os.path.lexists, path):
+            return
+        await failpoint("tools.before_removal")
+        try:
+            while not await self._in_thread(remove_some, path):
+                pass
+        except OSError as error:
+            metrics.count("tenure_unremoved_workspaces_total")
+            _log.warning("a task's files could not be removed", extra={"task": workspace.task_id, "error": str(error)})
+        else:
+            self._removed.value += 1
+
+    async def _in_thread(self, work: Callable[[Path], _Result], path: Path) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, path)
+
+
+def _list_workspaces(root: Path) -> list[Workspace]:
+    """Every directory that is named like a task's."""
+    found = []
+    for tenant in _directories(root):
+        found += [Workspace(tenant, name) for name in _directories(root / tenant) if _TASK_ID.fullmatch(name)]
+    return found
+
+
+def _directories(parent: Path) -> list[str]:
+    try:
+        with os.scandir(parent) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []

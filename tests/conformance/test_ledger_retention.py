@@ -1,0 +1,383 @@
+"""Ended tasks go when their time is over, with all that hangs on them but their bills; nothing else ever does."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from services.checkpoint import clearing, pruning
+from services.checkpoint.clearing import Clearing
+from services.checkpoint.pruning import TaskPruner
+from services.checkpoint.queries import RETENTION, SCHEMA, SESSION_SETTINGS
+from tenure.domain.errors import NotFound, StaleEpoch, WrongState
+from tenure.runtime.postgres import PoolOptions, open_pool
+from tenure.runtime.tenancy import as_tenant
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import ledger_pb2, schedule_service_pb2, task_pb2
+from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
+from tenure.wire.times import timestamp
+from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, reserve, words
+
+KEPT = {"token_usage", "prunings", "changes"}
+"""What may still name a task that was pruned: its bills, the note of it, and the feed, which has a time of its own."""
+FAILED = task_pb2.TASK_STATE_FAILED
+
+
+@pytest.fixture(autouse=True)
+def only_what_a_test_clears(monkeypatch):
+    """The replicas of this process clear when they start, and then leave it to the test."""
+    monkeypatch.setattr(clearing, "INTERVAL_SECONDS", 3600.0)
+
+
+@asynccontextmanager
+async def pool_of(replica):
+    async with open_pool(replica.dsn, schema=SCHEMA, options=PoolOptions(settings=SESSION_SETTINGS)) as pool:
+        yield pool
+
+
+async def prune(replica, kept_seconds=0.0, *, clear=True):
+    """All that is due; how many tasks went."""
+    async with pool_of(replica) as pool:
+        pruner, cleaner, pruned = TaskPruner(pool, kept_seconds), Clearing(pool, kept_seconds), 0
+        while some := await pruner.prune_once():
+            pruned += some
+        while clear and await cleaner.clear_once():
+            pass
+        return pruned
+
+
+async def ended(replica, state=task_pb2.TASK_STATE_SUCCEEDED, **spec):
+    """A task that did a step with a bill, was told something, refused a stale write, and ended."""
+    task = await replica.create(**spec)
+    stale = await replica.claim(task.task_id)
+    owner = await replica.claim(task.task_id)
+    await replica.say(task.task_id, "faster")
+    with pytest.raises(StaleEpoch):
+        await stale.commit(words())
+    owner.known_sequence = (await replica.get(task.task_id)).sequence
+    await owner.commit(reserve=reserve())
+    await owner.commit(answer())
+    await owner.end(state)
+    return owner
+
+
+async def as_operator(replica, **fields):
+    request = pb.CheckpointServicePruneTasksRequest(**{"reason": "asked to", "actor": "alice", **fields})
+    return await replica.stub.PruneTasks(request, timeout=TIMEOUT_SECONDS)
+
+
+async def is_there(replica, task_id):
+    return bool(await replica.query("select 1 from ledger.tasks where task_id = %s", task_id))
+
+
+async def naming(replica, task_id):
+    """The tables that have something of a task."""
+    tables = await replica.query(
+        "select c.table_name, c.column_name from information_schema.columns c join information_schema.tables t"
+        " using (table_schema, table_name) where c.table_schema = 'ledger' and t.table_type = 'BASE TABLE'"
+        " and c.data_type = 'uuid' and c.column_name like '%%task_id'"
+    )
+    assert len(tables) > 20, "the check finds the tables of tasks no more"
+    return {
+        table
+        for table, column in tables
+        if await replica.query(f"select 1 from ledger.{table} where {column} = %s limit 1", task_id)
+    }
+
+
+async def test_an_ended_task_goes_with_all_that_hangs_on_it_and_its_bills_stay(checkpoint):
+    replica = await checkpoint()
+    task_id = (await ended(replica)).task.task_id
+    async with asyncio.timeout(TIMEOUT_SECONDS):  # refusals are written beside
+        while "refusals" not in await naming(replica, task_id):
+            await asyncio.sleep(0.02)
+    assert len(await naming(replica, task_id)) >= 7
+    assert await prune(replica) == 1
+    assert await naming(replica, task_id) == KEPT
+    bills = await replica.stub.ListBills(pb.ListBillsRequest(task_id=task_id), timeout=TIMEOUT_SECONDS)
+    assert [bill.usage.output_tokens for bill in bills.bills] == [10]
+    ((day, tokens),) = await replica.query(
+        "select date_trunc('day', settled_at), sum(output_tokens) from ledger.token_usage"
+        " where tenant = 'default' and model = 'm' group by 1"
+    )
+    assert (day.date(), tokens) == (datetime.now(day.tzinfo).date(), 10)
+
+
+async def test_what_has_not_ended_ended_lately_or_is_to_be_kept_stays(checkpoint):
+    replica = await checkpoint()
+    queued, running = await replica.create(), (await replica.claim((await replica.create()).task_id)).task
+    kept = (await ended(replica, labels={"tenure.retention": "keep"})).task
+    await ended(replica)
+    assert await prune(replica, kept_seconds=3600.0) == 0
+    assert await prune(replica) == 1
+    for task in (queued, running, kept):
+        assert (await replica.get(task.task_id)).sequence == len(await replica.entries(task.task_id))
+
+
+async def test_who_asks_for_a_pruned_task_is_told_that_it_was_one(checkpoint):
+    replica = await checkpoint()
+    task_id = (await ended(replica)).task.task_id
+    async with pool_of(replica) as pool:
+        pruner = TaskPruner(pool, 30 * 86_400.0)
+        pruner._kept_seconds = 0.0
+        assert await pruner.prune_once() == 1
+    for asking in (
+        replica.get(task_id),
+        replica.entries(task_id),
+        replica.cancel(task_id),
+        replica.say(task_id, "?"),
+        replica.stub.ListRefusedWrites(pb.ListRefusedWritesRequest(task_id=task_id), timeout=TIMEOUT_SECONDS),
+        replica.stub.ForkTask(
+            pb.CheckpointServiceForkTaskRequest(task_id=task_id, request_id="f", actor="alice", message="go on"),
+            timeout=TIMEOUT_SECONDS,
+        ),
+    ):
+        with pytest.raises(NotFound, match=r"was pruned on .* by checkpoint: ended tasks are kept for 30 days") as told:
+            await asking
+        assert told.value.reason == "TASK_PRUNED"
+    with as_tenant("somebody-else"), pytest.raises(NotFound, match="there is no task"):
+        await replica.get(task_id)
+
+
+async def test_a_zombie_is_refused_by_the_ledger_after_the_prune(checkpoint):
+    replica = await checkpoint()
+    owner = await ended(replica)
+    await prune(replica)
+    with pytest.raises(NotFound):
+        await owner.commit(words())
+    with pytest.raises(NotFound):
+        await replica.open(owner.token, owner.claims)
+    grant = pb.RegisterGrantsRequest.Grant(task_id=owner.task.task_id, epoch=1 << 45, claim_id=str(uuid4()))
+    answered = await replica.stub.RegisterGrants(pb.RegisterGrantsRequest(grants=[grant]), timeout=TIMEOUT_SECONDS)
+    assert not answered.claim_ids
+    assert await naming(replica, owner.task.task_id) == KEPT
+
+
+async def test_a_request_id_is_known_as_long_as_its_task(checkpoint):
+    replica = await checkpoint()
+    first = await replica.create("r-1")
+    await (await replica.claim(first.task_id)).end()
+    assert (await replica.create("r-1")).task_id == first.task_id
+    await prune(replica)
+    again = await replica.create("r-1")
+    assert (again.task_id != first.task_id, again.state) == (True, task_pb2.TASK_STATE_QUEUED)
+
+
+async def test_a_fork_outlives_what_it_was_forked_from(checkpoint):
+    replica = await checkpoint()
+    source = (await ended(replica)).task.task_id
+    request = pb.CheckpointServiceForkTaskRequest(task_id=source, request_id="f", actor="alice", message="go on")
+    fork = (await replica.stub.ForkTask(request, timeout=TIMEOUT_SECONDS)).task
+    assert await prune(replica) == 1
+    owner = await replica.claim(fork.task_id)
+    assert (owner.task.forked_from.task_id, len(owner.entries)) == (source, owner.task.sequence)
+    forks = pb.CheckpointServiceListTasksRequest(filter=task_pb2.TaskFilter(forked_from_task_id=source))
+    assert [task.task_id for task in (await replica.stub.ListTasks(forks, timeout=TIMEOUT_SECONDS)).tasks] == [
+        fork.task_id
+    ]
+    await owner.end()
+    assert await prune(replica) == 1
+
+
+async def test_a_family_goes_only_together(checkpoint):
+    replica = await checkpoint()
+    parent, child = (await ended(replica)).task.task_id, (await replica.create()).task_id
+    other = (await ended(replica)).task.task_id
+    await replica.query("update ledger.tasks set root_task_id = %s where task_id = %s", parent, child)
+    await replica.query("update ledger.tasks set root_task_id = %s where task_id = %s", parent, other)
+    assert await prune(replica) == 0
+    with pytest.raises(WrongState, match="one of its family"):
+        await as_operator(replica, task_id=parent)
+    await replica.cancel(child)
+    assert await prune(replica) == 3
+    assert await replica.query("select 1 from ledger.budgets where root_task_id = %s", parent) == []
+
+
+async def test_batches_are_bounded_and_wait_for_no_commit(checkpoint, monkeypatch):
+    monkeypatch.setattr(pruning, "TASKS_A_BATCH", 4)
+    monkeypatch.setattr(clearing, "ENTRIES_A_BATCH", 7)
+    replica = await checkpoint()
+    tasks = [(await ended(replica)).task.task_id for _ in range(6)]
+    running = await replica.create()
+    ((entries,),) = await replica.query("select count(*) from ledger.entries where task_id = any(%s::uuid[])", tasks)
+    async with await psycopg.AsyncConnection.connect(replica.dsn) as busy, pool_of(replica) as pool:
+        await busy.execute("select from ledger.tasks where task_id = %s for update", (running.task_id,))
+        await busy.execute("select from ledger.budgets for update")
+        pruner, cleaner = TaskPruner(pool, 0.0), Clearing(pool, 0.0)
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            assert [await pruner.prune_once() for _ in range(3)] == [4, 2, 0]
+            first = await cleaner.clear_once()
+        assert first == 7
+        await busy.rollback()
+        cleared = [first]
+        while some := await cleaner.clear_once():
+            cleared.append(some)
+    assert (max(cleared), sum(cleared)) == (7, entries)
+    assert await replica.query("select 1 from ledger.prunings where cleared_at is null") == []
+
+
+async def test_a_commit_goes_on_beside_a_prune_that_is_not_done(checkpoint):
+    replica = await checkpoint()
+    old, owner = await ended(replica), await replica.claim((await replica.create()).task_id)
+    async with await psycopg.AsyncConnection.connect(replica.dsn) as pruner:
+        await pruner.execute("set search_path to ledger")
+        await pruner.execute(RETENTION.due_by_age.decode(), {"kept_seconds": 0.0, "limit": 10})
+        gone = {"task_ids": [old.task.task_id], "actor": "a", "reason": "r"}
+        await pruner.execute(RETENTION.prune.decode(), gone)
+        await pruner.execute(RETENTION.clear_entries.decode(), {"task_id": old.task.task_id, "entries_left": 0})
+        for _ in range(5):
+            await owner.commit(words())
+        await replica.create()
+
+
+async def test_a_task_that_is_requeued_at_the_same_moment_is_pruned_or_whole(checkpoint):
+    replica = await checkpoint()
+    owners = [await ended(replica, FAILED) for _ in range(6)]
+    fact = ledger_pb2.OperatorRequest(reason="again", requeue=ledger_pb2.OperatorRequest.Requeue())
+
+    async def requeue(task_id):
+        request = pb.AppendForeignRequest(task_id=task_id, request_id="q", actor="alice", operator_request=fact)
+        try:
+            return (await replica.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)).task
+        except NotFound:
+            return None
+
+    task_ids = [owner.task.task_id for owner in owners]
+    *requeued, pruned, pruned_too = await asyncio.gather(
+        *(requeue(task_id) for task_id in task_ids), prune(replica), prune(replica)
+    )
+    assert pruned + pruned_too == requeued.count(None)
+    for task_id, task in zip(task_ids, requeued, strict=True):
+        if task is None:
+            assert await naming(replica, task_id) == KEPT
+        else:
+            assert len(await replica.entries(task_id)) == (await replica.get(task_id)).sequence == task.sequence
+
+
+async def test_two_who_prune_at_once_share_the_work(checkpoint):
+    replica = await checkpoint()
+    for _ in range(8):
+        await ended(replica)
+    assert sum(await asyncio.gather(*(prune(replica) for _ in range(3)))) == 20
+    assert await replica.query("select count(*), count(cleared_at) from ledger.prunings") == [(8, 8)]
+
+
+async def test_what_a_dead_replica_left_half_cleared_is_cleared_by_another(checkpoint_process, checkpoint):
+    doomed = await checkpoint_process(failpoints="checkpoint.after_clear=1#kill9")
+    owner = await ended(doomed.replica)
+    await as_operator(doomed.replica, task_id=owner.task.task_id)
+    await doomed.wait_until_dead()
+    replica = await checkpoint(dsn=doomed.replica.dsn)
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while await naming(replica, owner.task.task_id) != KEPT:
+            await asyncio.sleep(0.05)
+
+
+async def test_the_search_for_what_is_due_reads_an_index_of_ended_tasks_only(checkpoint):
+    replica = await checkpoint()
+    await replica.create()
+    plan = await explained(replica, RETENTION.due_by_age, kept_seconds=0.0, limit=100)
+    assert {node["Index Name"] for node in nodes(plan) if "Index Name" in node} == {"tasks_ended", "tasks_root"}
+    assert not [node for node in nodes(plan) if node["Node Type"] == "Seq Scan"]
+    plan = await explained(replica, RETENTION.clear_entries, task_id=str(uuid4()), entries_left=0)
+    assert len([node for node in nodes(plan) if "Index Name" in node]) == 1, "one partition is looked at"
+
+
+async def explained(replica, statement, **parameters):
+    async with await psycopg.AsyncConnection.connect(replica.dsn, autocommit=True) as postgres:
+        await postgres.execute("set search_path to ledger; set enable_seqscan to off")
+        cursor = await postgres.execute(b"explain (format json, analyze) " + statement, parameters)
+        ((found,),) = await cursor.fetchall()
+        return (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
+
+
+def nodes(plan):
+    yield plan
+    for inner in plan.get("Plans", ()):
+        yield from nodes(inner)
+
+
+async def test_no_hand_deletes_a_living_task_or_an_entry_of_one_that_is_there(checkpoint):
+    replica = await checkpoint()
+    owner, living = await ended(replica), await replica.create()
+    for statement, task_id in (
+        ("delete from ledger.tasks where task_id = %s", living.task_id),
+        ("delete from ledger.entries where task_id = %s", owner.task.task_id),
+        ("delete from ledger.entries where task_id = %s", living.task_id),
+    ):
+        with pytest.raises(psycopg.errors.CheckViolation):
+            await replica.query(f"set search_path to ledger; {statement.replace('%s', repr(task_id))}")
+
+
+async def test_an_operator_sees_what_would_go_and_then_says_why_it_went(checkpoint):
+    replica = await checkpoint()
+    first, second = [(await ended(replica)).task.task_id for _ in range(2)]
+    kept, living = (await ended(replica, labels={"tenure.retention": "keep"})).task.task_id, await replica.create()
+    in_an_hour = timestamp(datetime.now(UTC) + timedelta(hours=1))
+    told = await as_operator(replica, ended_before=in_an_hour, dry_run=True)
+    assert (set(told.task_ids), told.more, await is_there(replica, first)) == ({first, second}, False, True)
+    told = await as_operator(replica, ended_before=in_an_hour, limit=1)
+    assert (list(told.task_ids), told.more) == ([first], True)
+    with pytest.raises(NotFound, match="by alice: asked to"):
+        await replica.get(first)
+    assert (await as_operator(replica, task_id=first)).task_ids == [first], "a repeat is answered as the first time"
+    with pytest.raises(WrongState, match="it is QUEUED"):
+        await as_operator(replica, task_id=living.task_id)
+    with as_tenant("somebody-else"), pytest.raises(NotFound, match="there is no task"):
+        await as_operator(replica, task_id=second)
+    assert (await as_operator(replica, task_id=kept)).task_ids == [kept]
+    assert not await is_there(replica, kept)
+
+
+async def test_each_pruning_is_handed_to_one_coordinator_until_it_is_done(checkpoint):
+    replica = await checkpoint()
+    owner, never_granted = await ended(replica), await replica.create()
+    await replica.cancel(never_granted.task_id)
+    assert await prune(replica) == 2
+
+    async def offered():
+        answered = await replica.stub.ListPrunings(pb.ListPruningsRequest(limit=100), timeout=TIMEOUT_SECONDS)
+        return [(one.task_id, one.tenant, one.epoch, one.claim_id) for one in answered.prunings]
+
+    claims = owner.claims
+    assert await offered() == [(owner.task.task_id, "default", claims.epoch, claims.claim_id)]
+    assert await offered() == []
+    await replica.query("update ledger.prunings set offered_until = now()")
+    assert len(await offered()) == 1, "a coordinator that died leaves it to another"
+    done = pb.NoteForgottenRequest(task_ids=[owner.task.task_id])
+    for _ in range(2):
+        await replica.stub.NoteForgotten(done, timeout=TIMEOUT_SECONDS)
+    await replica.query("update ledger.prunings set offered_until = null")
+    assert await offered() == []
+
+
+async def test_a_schedule_goes_on_after_the_task_of_its_run_is_pruned(checkpoint):
+    replica = await checkpoint()
+    schedules = ScheduleServiceStub(replica.channel)
+    yearly = schedule_service_pb2.CreateScheduleRequest(
+        name="yearly", spec=task_pb2.TaskSpec(goal="x"), cron="0 7 1 1 *"
+    )
+    await schedules.CreateSchedule(yearly, timeout=TIMEOUT_SECONDS)
+    trigger = schedule_service_pb2.TriggerScheduleRequest(schedule="yearly", request_id="one")
+    task_id = (await schedules.TriggerSchedule(trigger, timeout=TIMEOUT_SECONDS)).task.task_id
+    await replica.cancel(task_id)
+    assert await prune(replica) == 1
+    asked = schedule_service_pb2.GetScheduleRequest(schedule="yearly")
+    (run,) = (await schedules.GetSchedule(asked, timeout=TIMEOUT_SECONDS)).runs
+    assert (run.task_id, run.task_state) == (task_id, task_pb2.TASK_STATE_UNSPECIFIED)
+    again = schedule_service_pb2.TriggerScheduleRequest(schedule="yearly", request_id="two")
+    assert (await schedules.TriggerSchedule(again, timeout=TIMEOUT_SECONDS)).task.task_id != task_id
+
+
+async def test_a_repeated_event_of_a_pruned_task_is_still_a_repeat(checkpoint):
+    replica = await checkpoint()
+    task_id = (await ended(replica)).task.task_id
+    event = pb.SendSignalRequest(correlation_id="paid", request_id="e-1", actor="alice", payload_json="{}")
+    await replica.stub.SendSignal(event, timeout=TIMEOUT_SECONDS)
+    await replica.query("update ledger.signals set taken_by = %s", task_id)
+    await prune(replica)
+    assert not (await replica.stub.SendSignal(event, timeout=TIMEOUT_SECONDS)).HasField("task")
