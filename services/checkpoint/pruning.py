@@ -68,7 +68,7 @@ class TaskPruner:
 
         pruned = await in_ledger_transaction(self._pool, work)
         if pruned:
-            await failpoint("checkpoint.after_prune")
+            await _after_prune()
         self._pruned.value += pruned
         return pruned
 
@@ -93,7 +93,7 @@ async def prune_for_operator(
 
     chosen = await in_ledger_transaction(pool, work)
     if not request.dry_run and chosen:
-        await failpoint("checkpoint.after_prune")
+        await _after_prune()
         metrics.count("tenure_pruned_tasks_total", len(chosen), by="operator")
         _log.warning("an operator pruned tasks", extra=_facts(tenant, request, chosen))
     if request.WhichOneof("which") == "task_id":
@@ -118,6 +118,11 @@ async def _prune(connection: Connection, task_ids: list[str], why: _Why) -> None
         await failpoint("checkpoint.before_prune")
         parameters: dict[str, Any] = {"task_ids": task_ids, "actor": why.actor, "reason": why.reason}
         await connection.execute(RETENTION.prune, parameters)
+
+
+async def _after_prune() -> None:
+    """The tasks are gone for good; whoever looks for what is left finds it."""
+    await failpoint("checkpoint.after_prune")
 
 
 def _facts(tenant: str, request: pb.CheckpointServicePruneTasksRequest, task_ids: list[str]) -> dict[str, object]:

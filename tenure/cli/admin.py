@@ -6,13 +6,14 @@ import click
 
 from tenure.cli.aging import aging
 from tenure.cli.intervene import close_out, drain, requeue, transfer
+from tenure.cli.prune import prune
 from tenure.cli.verify import verify
 
 
-@click.group(short_help="For operators: aging, requeue, close-out, transfer, drain, verify.")
+@click.group(short_help="For operators: aging, requeue, close-out, transfer, drain, prune, verify.")
 def admin() -> None:
     """Look after an installation, and intervene: the ledger of a task keeps who did what to it, and why."""
 
 
-for command in (aging, requeue, close_out, transfer, drain, verify):
+for command in (aging, requeue, close_out, transfer, drain, prune, verify):
     admin.add_command(command)

@@ -14,15 +14,15 @@ from tenure.domain.errors import InvalidRequest, NotFound
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 MOST_REPLICAS: Final = 9
 SEARCHED_TASKS: Final = 10_000
 NAMED_AT_MOST: Final = 5
 
 
 class DurationType(click.ParamType[float]):
-    """`90s`, `10m`, `1h30m`, `250ms`; a number alone is seconds."""
+    """`90s`, `10m`, `1h30m`, `250ms`, `30d`; a number alone is seconds."""
 
     name = "duration"
 

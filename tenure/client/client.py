@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 
 from tenure.client.contact import Contact
 from tenure.client.lease_calls import LeaseCalls
+from tenure.client.prunings import PruneCalls
 from tenure.client.schedules import ScheduleCalls
 from tenure.client.waits import WaitCalls
 from tenure.client.webhooks import WebhookCalls
@@ -44,7 +45,7 @@ RETURN_PATIENCE: Final = RetryPolicy(max_attempts=12, initial_seconds=0.2, facto
 LIST_PAGE: Final = 500
 
 
-class Client(LeaseCalls, ScheduleCalls, WaitCalls, WebhookCalls):
+class Client(LeaseCalls, PruneCalls, ScheduleCalls, WaitCalls, WebhookCalls):
     """A connection to the gateway: `host:port`, or its replicas as `ip:port,ip:port`.
 
     Errors are those of tenure.domain.errors; TryLater is retried a few times first, and for some ten seconds once the

@@ -60,6 +60,7 @@ STALE: Final = Scene(_tasks("slow-tools", "slow-tools"), (PlannedFault(1.0, "sta
 LEASES: Final = Scene((), (PlannedFault(0.0, "use_lease", "coordinator", 5.0),))
 SIGNALS: Final = Scene((), (PlannedFault(0.0, "send_signals", "checkpoint", 5.0),))
 WEBHOOKS: Final = Scene(_tasks("plain", "plain"), (PlannedFault(0.0, "receive_webhooks", "checkpoint", 5.0, "2"),))
+PRUNES: Final = Scene((), (PlannedFault(0.0, "prune", "checkpoint"),))
 SLOW_START: Final = Scene(_tasks("keyed", "unsafe"), also="tools.before_effect=1#sleep(1500)")
 
 SCENES: Final = {
@@ -77,6 +78,10 @@ SCENES: Final = {
     "checkpoint.after_delivery": WEBHOOKS,
     "checkpoint.before_raise": GENERATION,
     "checkpoint.after_raise": GENERATION,
+    "checkpoint.before_prune": PRUNES,
+    "checkpoint.after_prune": PRUNES,
+    "checkpoint.before_clear": PRUNES,
+    "checkpoint.after_clear": PRUNES,
     "checkpoint.before_refusals": STALE,
     "checkpoint.after_refusals": STALE,
     "tools.before_fence": CANCELS,
@@ -85,6 +90,11 @@ SCENES: Final = {
     "tools.after_settle": CANCELS,
     "tools.before_withdraw": SLOW_START,
     "tools.after_withdraw": SLOW_START,
+    "tools.before_forget": PRUNES,
+    "tools.after_forget": PRUNES,
+    "tools.before_removal": PRUNES,
+    "coordinator.before_forget": PRUNES,
+    "coordinator.after_forget": PRUNES,
     "coordinator.before_session": LOSSES,
     "coordinator.after_lease": LOSSES,
     "coordinator.after_session": LOSSES,

@@ -27,6 +27,7 @@ from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.wire.enums import STATES
 from tenure.wire.token import sign_claims
 from tests.fault.suite.installation import Installation
+from tests.fault.suite.prunes import prune
 from tests.fault.suite.schedule import PlannedFault, Schedule
 from tests.fault.suite.signals import send
 from tests.fault.suite.store_faults import freeze_store, kill_store, lose_generation, mend_stores, replace_etcd
@@ -241,4 +242,5 @@ INJECTORS: Final[dict[str, Inject]] = {
     "use_lease": use_lease,
     "send_signals": send_signals,
     "receive_webhooks": receive_webhooks,
+    "prune": prune,
 }

@@ -1,0 +1,53 @@
+"""An operator who prunes: a task of his own is worked on, ends, goes, and nothing of it is left anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final, TypeVar
+from uuid import uuid4
+
+from tenure.client import Client
+from tenure.domain.errors import NotFound, TryLater
+from tenure.v1 import task_pb2
+from tenure.v1 import task_service_pb2 as api
+from tests.fault.suite.installation import Installation
+from tests.fault.suite.scenarios import model_of
+from tests.fault.suite.schedule import PlannedFault
+
+T = TypeVar("T")
+PATIENCE_SECONDS: Final = 120.0
+PAUSE_SECONDS: Final = 0.1
+
+
+async def prune(install: Installation, _fault: PlannedFault) -> None:
+    """Whatever dies on the way. Returns when the files are gone, which are the last to go."""
+    user = install.users[0]
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        spec = api.SubmitTaskRequest(
+            request_id=uuid4().hex, goal="pruned", agent=task_pb2.AgentSpec(model=model_of("files"))
+        )
+        task_id = (await _until_answered(lambda: user.submit("pruned", request=spec))).task_id
+        await _until_answered(lambda: user.wait(task_id))
+        files = install.stack.layout.workspaces / "default" / task_id
+        assert files.is_dir()
+        await _until_answered(lambda: user.prune(task_id, "to see what is left"))
+        await _refused(user, task_id)
+        while files.exists():
+            await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def _refused(user: Client, task_id: str) -> None:
+    try:
+        await _until_answered(lambda: user.get(task_id))
+    except NotFound:
+        return
+    raise AssertionError("a pruned task is still there")
+
+
+async def _until_answered(ask: Callable[[], Awaitable[T]]) -> T:
+    while True:
+        with suppress(TryLater):
+            return await ask()
+        await asyncio.sleep(PAUSE_SECONDS)
