@@ -50,6 +50,7 @@ _WITHOUT_ADVICE: Final = frozenset(
         "LEASE_NOT_HELD",
         "LEASE_LOST",
         "SCHEDULE_NOT_FOUND",
+        "TASK_PRUNED",
         "TOO_MANY_SCHEDULES",
         "WORKER_NOT_FOUND",
         "WEBHOOK_NOT_FOUND",

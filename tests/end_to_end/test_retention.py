@@ -82,7 +82,7 @@ async def test_a_finished_task_goes_with_its_calls_and_files_and_its_zombie_is_r
             await asyncio.sleep(0.05)
     assert [bill async for bill in client.bills(task_id)], "the bills stay"
     await check_refused(stack, task_id, claim.epoch, claim.claim_id)
-    told = await tenure("show", task_id, address=stack.gateway_address)
+    told = await tenure("get", task_id, address=stack.gateway_address)
     assert (told.code != 0, "was pruned on" in told.err) == (True, True)
 
 
