@@ -25,17 +25,10 @@ create index tasks_ended on tasks (ended_at)
   where ended_at is not null and not labels @> '{"tenure.retention": "keep"}'::jsonb;
 
 -- Entries are never changed, and go only after their task was pruned.
-create or replace function refuse_change() returns trigger language plpgsql as $$
+create or replace function refuse_change() returns trigger language plpgsql set search_path = ledger, pg_temp as $$
 begin
   if tg_op = 'DELETE' and exists (select from prunings p where p.task_id = old.task_id) then
     return old;
   end if;
   raise exception 'entries are never changed' using errcode = 'check_violation';
 end $$;
-
-create function refuse_loss() returns trigger language plpgsql as $$
-begin
-  raise exception 'a % task is not deleted', old.state using errcode = 'check_violation';
-end $$;
-create trigger tasks_go_only_ended before delete on tasks for each row
-  when (old.ended_at is null) execute function refuse_loss();
