@@ -48,7 +48,8 @@ class Room:
         point = self._ledger.point
         content = point.pending_content
         to_come: Message | None = {"role": "user", "content": content} if content else None
-        made = make_room(point, self._expected(to_come), self._window)
+        expected = self._expected(to_come)
+        made = make_room(point, expected, self._window, expected - self._expected(None))
         return None if move.summary_through_step and isinstance(made, AskSummary) else made
 
     def upper_bound(self, move: CallModel, to_come: Message | None = None) -> int:
@@ -63,10 +64,12 @@ class Room:
         return summary_output_tokens(self._window.tokens) if move.summary_through_step else self._window.output_tokens
 
     def summary_messages(self, through_step: int) -> list[Message]:
-        """The request for a summary. Half as much as would fit when the provider has counted more than was thought."""
-        tokens = self._window.tokens - summary_output_tokens(self._window.tokens) - TOKENS_AROUND_SUMMARY
-        fits = tokens // 2 if self._ledger.point.overflows else tokens
-        return summary_messages(self._ledger.point, through_step, fits * BYTES_PER_TOKEN)
+        """The request for a summary; half as large at most as what the provider refused, if it refused something."""
+        point = self._ledger.point
+        fits = self._window.tokens - summary_output_tokens(self._window.tokens) - TOKENS_AROUND_SUMMARY
+        if point.overflows:
+            fits = min(fits, point.refused_tokens) // 2
+        return summary_messages(point, through_step, fits * BYTES_PER_TOKEN)
 
     def _expected(self, to_come: Message | None) -> int:
         """Of the next turn: as the provider counted, or as was estimated when results were cleared."""

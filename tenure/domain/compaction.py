@@ -78,13 +78,16 @@ def window_of(model: str, *, max_output_tokens: int, limits: Iterable[int] = ())
     return Window(tokens, min(max_output_tokens, tokens // 2))
 
 
-def make_room(point: ResumePoint, expected_tokens: int, window: Window) -> MakeRoom | None:
-    """What to do before the next turn, whose input is about `expected_tokens`. None: there is room; call the model."""
+def make_room(point: ResumePoint, expected_tokens: int, window: Window, pending_tokens: int = 0) -> MakeRoom | None:
+    """What to do before the next turn, whose input is about `expected_tokens`, `pending_tokens` of them not sent before.
+
+    None: there is room; call the model.
+    """
     if point.must_shorten:
         return _must(point)
     if expected_tokens <= window.near:
         return None
-    return _clear(point, expected_tokens, window) or _summarise(point, window)
+    return _clear(point, expected_tokens - pending_tokens, window) or _summarise(point, window)
 
 
 def _must(point: ResumePoint) -> AskSummary | OutOfRoom:
@@ -97,7 +100,7 @@ def _must(point: ResumePoint) -> AskSummary | OutOfRoom:
     return AskSummary(answered)
 
 
-def _clear(point: ResumePoint, expected_tokens: int, window: Window) -> ClearedResults | None:
+def _clear(point: ResumePoint, sent_tokens: int, window: Window) -> ClearedResults | None:
     """All old results, if that is worth it."""
     steps = sorted({result.step for result in [*point.conversation.results, *point.pending_results]})
     if len(steps) <= KEPT_STEPS:
@@ -107,7 +110,7 @@ def _clear(point: ResumePoint, expected_tokens: int, window: Window) -> ClearedR
     gained = sum(max(0, result.saved_bytes) for result in old) // _BYTES_PER_TOKEN
     if gained < window.room * _WORTH:
         return None
-    return ClearedResults(through, len(old), expected_tokens, max(0, expected_tokens - gained))
+    return ClearedResults(through, len(old), sent_tokens, max(0, sent_tokens - gained))
 
 
 def _summarise(point: ResumePoint, window: Window) -> AskSummary | None:

@@ -212,7 +212,7 @@ class ResultRejected:
 
 @dataclass(frozen=True, slots=True)
 class ClearedResults:
-    """The results of the calls through a step are left out. Tokens: of the next call's input, estimated."""
+    """The results of the calls through a step are left out. Tokens: of what was sent so far, estimated."""
 
     through_step: int
     results: int

@@ -55,6 +55,7 @@ class ResumePoint:
     the agent was told that an answer is no result.
     `summary_through_step`: of the newest attempt, while its summary is not there; 0: it asks for a turn. `overflows`:
     how often the provider found the conversation too long since the newest turn; `must_shorten`: nothing was done yet.
+    `refused_tokens`: the bound of what it found too long, at the newest time.
     `counted`: how many messages the newest turn was sent, and what the provider counted for them, in tokens.
     """
 
@@ -83,6 +84,7 @@ class ResumePoint:
     summary_through_step: int = 0
     overflows: int = 0
     must_shorten: bool = False
+    refused_tokens: int = 0
     has_new_summary: bool = False
     counted: tuple[int, int] | None = None
     _texts: list[str] = field(default_factory=list)
@@ -235,7 +237,7 @@ class ResumePoint:
         self.answer = None
 
     def _answer(self, step: int, body: AssistantMessage) -> None:
-        self.open_attempt = None
+        attempt, self.open_attempt = self.open_attempt, None
         self.failures.clear()
         self.retries = 0
         if self.summary_through_step:  # no turn: what is made of it says the entry after it
@@ -245,8 +247,10 @@ class ResumePoint:
         counted = body.usage.total - body.usage.output_tokens
         self.counted = (len(self.messages), counted) if counted > 0 else None
         self.conversation.answer(step, body.content, leads_on=body.stop_reason not in _DEAD_ENDS)
-        self.overflows = self.overflows + 1 if body.stop_reason == _TOO_LONG else 0
-        self.must_shorten = body.stop_reason == _TOO_LONG
+        if body.stop_reason == _TOO_LONG:
+            self._overflow(attempt)
+        else:
+            self.overflows = self.refused_tokens = 0
         text = text_of(body.content)
         self.answer_text = self.answer_text + text if self.truncations else text
         self.truncations = self.truncations + 1 if body.stop_reason == "max_tokens" else 0
@@ -254,12 +258,16 @@ class ResumePoint:
             self.last_text = text
 
     def _failure(self, body: ModelFailure) -> None:
-        self.open_attempt = None
+        attempt, self.open_attempt = self.open_attempt, None
         if body.error_class == PROMPT_TOO_LONG:
-            self.overflows += 1
-            self.must_shorten = True
+            self._overflow(attempt)
         else:
             self.failures.append(body)
+
+    def _overflow(self, attempt: ModelAttempt | None) -> None:
+        self.overflows += 1
+        self.must_shorten = True
+        self.refused_tokens = attempt.input_tokens if attempt is not None else 0
 
     def _compact(self, body: Compaction) -> None:
         self.counted = None

@@ -783,7 +783,7 @@ class Compaction(message.Message):
         results: builtins.int
         """How many."""
         input_tokens_before: builtins.int
-        """Tokens of the next call's input before, estimated."""
+        """Tokens of what was sent so far before, estimated."""
         input_tokens_after: builtins.int
         """And after."""
         def __init__(

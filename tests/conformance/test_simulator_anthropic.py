@@ -395,3 +395,23 @@ def test_the_search_runs_alone_too():
             assert len(json.load(response)["results"]) == 5
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=PATIENCE_SECONDS) == 0
+
+
+async def test_a_prompt_beyond_the_window_is_refused_and_an_answer_ends_with_it(client, simulator):
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 50 maximum"):
+        await ask(client, "sim-steps-1-read_file-0ms-50w", [{"role": "user", "content": "word " * 100}])
+    answer = await ask(client, "sim-steps-0-read_file-50w", [{"role": "user", "content": "a" * 196}])
+    assert (answer.stop_reason, answer.usage.input_tokens, answer.usage.output_tokens) == (
+        "model_context_window_exceeded",
+        49,
+        1,
+    )
+    refused, answered = simulator.calls()
+    assert (refused["status"], refused["input_tokens"], answered["status"]) == (400, 0, 200)
+
+
+async def test_the_log_tells_equal_prompts_from_others(client, simulator):
+    for messages in (GOAL, GOAL, [{"role": "user", "content": "something else"}]):
+        await ask(client, "sim-hello", messages)
+    one, same, other = (call["prompt_hash"] for call in simulator.calls())
+    assert one == same != other

@@ -18,6 +18,12 @@ def keyed(number: int) -> dict[str, Any]:
     return {"text": f"Turn {number}.", "latency_ms": 300, "calls": [append("append_record", f"keyed {number}")]}
 
 
+def reading(number: int) -> dict[str, Any]:
+    """A turn whose answer and result are about 150 and 500 tokens long."""
+    text = f"Turn {number}. [turn {{{{turn}}}}] ".ljust(600, ".")
+    return {"text": text, "calls": [{"name": "read_file", "arguments": {"path": "facts.txt"}}]}
+
+
 def asking_leave(line: str) -> dict[str, Any]:
     return {"text": f"Line {line}.", "calls": [append("append_record_unsafe", line)]}
 
@@ -28,7 +34,9 @@ def one_slow(tool: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
 
 SLOW_PROGRAM: Final = "import time\nopen('ran.txt', 'a').write('x')\ntime.sleep(3)\nprint(len(open('ran.txt').read()))"
 
-SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
+FACTS: Final = "A fact of twenty-one. " * 90
+
+SCENARIOS: Final[dict[str, Any]] = {
     "e2e-paced": [*map(paced, range(1, 9)), {"text": "All is done."}],
     "e2e-keyed-paced": [*map(keyed, range(1, 6)), {"text": "All is done."}],
     "e2e-keyed": one_slow("append_record", {"file": "{{goal}}", "line": "once", "delay_ms": 3000}),
@@ -43,5 +51,18 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
     "e2e-leave": [*map(asking_leave, ("first", "second", "third")), {"text": "That was it."}],
     "e2e-one-leave": [asking_leave("only"), {"text": "That was it."}],
     "e2e-shaped": [{"text": "There is one."}, {"text": "{}"}, {"text": '{"lines": 1}'}],
+    # In this window the eighth call is the first for a summary.
+    "e2e-long": {
+        "window_tokens": 6000,
+        "summary": {"text": "Facts were read."},
+        "turns": [
+            {
+                "text": "[turn 0]",
+                "calls": [{"name": "write_file", "arguments": {"path": "facts.txt", "content": FACTS}}],
+            },
+            *map(reading, range(1, 15)),
+            {"text": "All is read. [turn {{turn}}]"},
+        ],
+    },
     "e2e-slow-answer": [{"text": "word " * 400, "latency_ms": 60000, "deltas": 200}],
 }

@@ -48,7 +48,11 @@ def load(tmp_path):
 @pytest.mark.parametrize(
     ("text", "place", "words"),
     [
-        ("turns: []", "the file as a whole", "is not of type 'array'"),
+        ("7", "the file as a whole", "is not of type 'array'"),
+        ("window_tokens: 7", "the file as a whole", "'turns' is a required property"),
+        ("turns: []", "turns", "should be non-empty"),
+        ("{window_tokens: 0, turns: [{text: a}]}", "window_tokens", "less than the minimum"),
+        ("turns:\n- text: a\n- txt: b", "turn 1", "'txt' was unexpected"),
         ("[]", "the file as a whole", "should be non-empty"),
         ("- text: a\n- txt: b", "turn 1", "'txt' was unexpected"),
         ("- text: 7", "turn 0, text", "7 is not of type 'string'"),

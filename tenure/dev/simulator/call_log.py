@@ -23,7 +23,10 @@ BILLED = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_token
 
 @dataclass
 class Call:
-    """One request as it was billed. `ending` is complete, refused, broken or abandoned (the client went away)."""
+    """One request as it was billed. `ending` is complete, refused, broken or abandoned (the client went away).
+
+    `prompt_hash`: equal for prompts that are equal, tools and system prompt included.
+    """
 
     endpoint: str
     request_id: str = field(default_factory=new_request_id)
@@ -45,6 +48,7 @@ class Call:
     retry_count: str | None = None
     attempt: str | None = None
     user_id: str | None = None
+    prompt_hash: str | None = None
 
     def bill_input(self, tokens: InputTokens) -> None:
         self.input_tokens = tokens.plain

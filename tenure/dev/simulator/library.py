@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import yaml
 
-from tenure.dev.simulator.scenario import Fault, FaultKind, StepsScenario, ToolCall, Turn, WrittenScenario
-from tenure.dev.simulator.scenario_schema import MAX_TURNS, SCENARIO_SCHEMA
+from tenure.dev.simulator.scenario import SUMMARY, Fault, FaultKind, StepsScenario, ToolCall, Turn, WrittenScenario
+from tenure.dev.simulator.scenario_schema import MAX_TURNS, MODEL_SCHEMA, TURNS_SCHEMA
 from tenure.dev.simulator.templates import unknown_references
 
 if TYPE_CHECKING:
@@ -23,9 +23,10 @@ DEFAULT_SCENARIO = "research"
 PREFIX = "sim-"
 MAX_STEPS = 1_000_000
 MAX_STEP_TEXT_BYTES = 1_000_000
-# steps-<N>, then optionally a tool's name, a latency and a text's size: sim-steps-1000-write_file-50ms-2400b
-_STEPS = re.compile(r"steps-(\d{1,7})(?:-([a-z][a-z0-9_]*))?(?:-(\d{1,6})ms)?(?:-(\d{1,7})b)?")
-_VALIDATOR = jsonschema.Draft202012Validator(SCENARIO_SCHEMA)
+# steps-<N>, then optionally a tool's name, a latency, a text's size, a window: sim-steps-1000-write_file-50ms-2400b-8000w
+_STEPS = re.compile(r"steps-(\d{1,7})(?:-([a-z][a-z0-9_]*))?(?:-(\d{1,6})ms)?(?:-(\d{1,7})b)?(?:-(\d{1,8})w)?")
+_TURNS = jsonschema.Draft202012Validator(TURNS_SCHEMA)
+_MODEL = jsonschema.Draft202012Validator(MODEL_SCHEMA)
 
 
 class ScenarioError(Exception):
@@ -60,13 +61,14 @@ def steps_scenario(name: str) -> StepsScenario | None:
     match = _STEPS.fullmatch(name)
     if match is None:
         return None
-    steps, tool, latency_ms, text_bytes = match.groups()
+    steps, tool, latency_ms, text_bytes, window = match.groups()
     return StepsScenario(
         name=name,
         steps=min(int(steps), MAX_STEPS),
         tool=tool or "list_files",
         latency_ms=int(latency_ms) if latency_ms else None,
         text_bytes=min(int(text_bytes or 0), MAX_STEP_TEXT_BYTES),
+        window_tokens=int(window) if window else None,
     )
 
 
@@ -76,18 +78,26 @@ def load_scenario(path: Path) -> WrittenScenario:
         value = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ScenarioError(f"{path}: {error}") from error
-    for problem in sorted(_VALIDATOR.iter_errors(value), key=lambda problem: list(problem.absolute_path)):
+    is_model = isinstance(value, dict)
+    problems = (_MODEL if is_model else _TURNS).iter_errors(value)
+    for problem in sorted(problems, key=lambda problem: list(problem.absolute_path)):
         raise ScenarioError(f"{path}, {_place(list(problem.absolute_path))}: {problem.message}")
+    model: Mapping[str, Any] = value if is_model else {"turns": value}
+    summary = _turn(model["summary"]) if "summary" in model else SUMMARY
+    return WrittenScenario(path.stem, tuple(_turns(path, model["turns"])), model.get("window_tokens"), summary)
+
+
+def _turns(path: Path, entries: Sequence[Mapping[str, Any]]) -> list[Turn]:
     turns: list[Turn] = []
-    for index, entry in enumerate(value):
+    for index, entry in enumerate(entries):
         _check_meaning(path, index, entry)
         turns += [_turn(entry)] * entry.get("repeat", 1)
     if len(turns) > MAX_TURNS:
         raise ScenarioError(f"{path}: {len(turns)} turns, at most {MAX_TURNS}; use the model sim-steps-<N>")
     if turns[-1].calls:
         # It goes on with its last turn: that must not call tools for ever.
-        raise ScenarioError(f"{path}, turn {len(value) - 1}: the last turn must not call tools")
-    return WrittenScenario(path.stem, tuple(turns))
+        raise ScenarioError(f"{path}, turn {len(entries) - 1}: the last turn must not call tools")
+    return turns
 
 
 def _check_meaning(path: Path, index: int, entry: Mapping[str, Any]) -> None:
@@ -103,6 +113,10 @@ def _check_meaning(path: Path, index: int, entry: Mapping[str, Any]) -> None:
 def _place(path: list[Any]) -> str:
     if not path:
         return "the file as a whole"
+    if path[0] == "turns" and len(path) > 1:
+        path = path[1:]
+    if isinstance(path[0], str):
+        return ".".join(str(part) for part in path)
     rest = ".".join(str(part) for part in path[1:])
     return f"turn {path[0]}" + (f", {rest}" if rest else "")
 

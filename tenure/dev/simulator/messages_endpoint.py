@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tenure.dev.simulator.api_errors import ApiError, error_value
@@ -11,7 +11,8 @@ from tenure.dev.simulator.call_log import Call, CallLog
 from tenure.dev.simulator.delivery import Delivery, deliver
 from tenure.dev.simulator.model_reply import compose
 from tenure.dev.simulator.scenario import FaultKind
-from tenure.dev.simulator.tokens import InputTokens, PromptCache, count_request
+from tenure.dev.simulator.summaries import is_summary_wanted, summary_text, turn_of
+from tenure.dev.simulator.tokens import InputTokens, PromptCache, count_request, prompt_hash
 from tenure.dev.simulator.validation import check_count, check_create
 
 if TYPE_CHECKING:
@@ -77,15 +78,19 @@ class MessagesEndpoint:
         call.model, call.stream = body["model"], body.get("stream", False)
         call.user_id = (body.get("metadata") or {}).get("user_id")
         scenario = self._find_scenario(body["model"])
-        call.turn = sum(1 for message in body["messages"] if message["role"] == "assistant")
-        turn = scenario.turn(call.turn)
+        call.prompt_hash = prompt_hash(body)
+        room = _room(scenario, body)
+        call.turn = turn_of(body["messages"])
+        turn = _turn(scenario, call.turn, body)
         _check_ending(scenario, call.turn, body)
         fault = self._next_fault(turn, body)
         call.fault = fault.kind.value if fault is not None else None
         _raise_status(fault)
         if fault is not None and fault.kind is FaultKind.OVERLOADED and not call.stream:
             raise ApiError(529, fault.message)
-        return Delivery(compose(turn, body), self._price(turn, body), turn.deltas, self._latency_ms(turn, fault), fault)
+        return Delivery(
+            compose(turn, body, room), self._price(turn, body), turn.deltas, self._latency_ms(turn, fault), fault
+        )
 
     def _find_scenario(self, model: str) -> Scenario:
         scenario = self.library.find(model)
@@ -109,6 +114,22 @@ class MessagesEndpoint:
         self.log.finish(call)
         value = error_value(error.status, error.message, call.request_id)
         reply.send_json(error.status, value, {"request-id": call.request_id, **error.headers})
+
+
+def _room(scenario: Scenario, body: Mapping[str, Any]) -> int | None:
+    """How long the answer may be until the window is full. None: there is no window."""
+    if scenario.window_tokens is None:
+        return None
+    tokens = count_request(body)
+    if tokens > scenario.window_tokens:
+        raise ApiError(400, f"prompt is too long: {tokens} tokens > {scenario.window_tokens} maximum")
+    return scenario.window_tokens - tokens
+
+
+def _turn(scenario: Scenario, index: int, body: Mapping[str, Any]) -> Turn:
+    if not is_summary_wanted(body):
+        return scenario.turn(index)
+    return replace(scenario.summary, text=summary_text(scenario.summary.text, body["messages"]))
 
 
 def _parsed(request: Request) -> Any:

@@ -71,8 +71,8 @@ class ModelReply:
         return max(1, -(-self.output_tokens * produced_bytes // size))
 
 
-def compose(turn: Turn, body: Mapping[str, Any]) -> ModelReply:
-    """The answer that `turn` gives to a valid request. Tool use ids are new every time."""
+def compose(turn: Turn, body: Mapping[str, Any], room: int | None = None) -> ModelReply:
+    """The answer that `turn` gives to a valid request. Tool use ids are new every time. `room`: left in the window."""
     blocks = [ReplyBlock(text)] if (text := fill(turn.text, body["messages"])) else []
     calls = () if (body.get("tool_choice") or {}).get("type") == "none" else turn.calls
     for call in calls:
@@ -81,10 +81,12 @@ def compose(turn: Turn, body: Mapping[str, Any]) -> ModelReply:
     stop_reason = turn.stop_reason or ("tool_use" if calls else "end_turn")
     reply = ModelReply(f"msg_{secrets.token_hex(12)}", body["model"], tuple(blocks), stop_reason, 1)
     tokens = turn.output_tokens or max(1, tokens_of_bytes(reply.size_bytes))
-    return _within(reply, tokens, body["max_tokens"])
+    if room is not None and room < body["max_tokens"]:
+        return _within(reply, tokens, room, "model_context_window_exceeded")
+    return _within(reply, tokens, body["max_tokens"], "max_tokens")
 
 
-def _within(reply: ModelReply, tokens: int, max_tokens: int) -> ModelReply:
+def _within(reply: ModelReply, tokens: int, max_tokens: int, stop_reason: str) -> ModelReply:
     if tokens <= max_tokens:
         return ModelReply(reply.message_id, reply.model, reply.blocks, reply.stop_reason, tokens)
     left = reply.size_bytes * max_tokens // tokens
@@ -96,4 +98,4 @@ def _within(reply: ModelReply, tokens: int, max_tokens: int) -> ModelReply:
         text = encoded[:left].decode(errors="ignore")  # a character is not cut in two
         kept.append(ReplyBlock(text, block.tool_name, block.tool_use_id, whole=len(encoded) <= left))
         left -= len(encoded)
-    return ModelReply(reply.message_id, reply.model, tuple(kept), "max_tokens", max_tokens)
+    return ModelReply(reply.message_id, reply.model, tuple(kept), stop_reason, max_tokens)

@@ -49,11 +49,23 @@ class Turn:
     fault: Fault | None = None
 
 
+SUMMARY = Turn(text="This is what happened.")
+
+
 class Scenario(Protocol):
-    """Answers for the n-th turn: the one after n assistant messages, counted from 0."""
+    """Answers for the n-th turn: the one after n assistant messages, counted from 0.
+
+    `window_tokens`: a longer prompt is refused; None: none is. `summary`: the answer to who asks for one.
+    """
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def window_tokens(self) -> int | None: ...
+
+    @property
+    def summary(self) -> Turn: ...
 
     def turn(self, index: int) -> Turn: ...
 
@@ -64,6 +76,8 @@ class WrittenScenario:
 
     name: str
     turns: tuple[Turn, ...]
+    window_tokens: int | None = None
+    summary: Turn = SUMMARY
 
     def turn(self, index: int) -> Turn:
         return self.turns[min(index, len(self.turns) - 1)]
@@ -78,12 +92,14 @@ class StepsScenario:
     tool: str = "list_files"
     latency_ms: int | None = None
     text_bytes: int = 0
+    window_tokens: int | None = None
+    summary: Turn = SUMMARY
     final: Turn = field(default_factory=lambda: Turn(text="All steps are done."))
 
     def turn(self, index: int) -> Turn:
         if index >= self.steps:
             return Turn(text=self.final.text, latency_ms=self.latency_ms)
-        text = f"Step {index + 1} of {self.steps}.".ljust(self.text_bytes, ".")
+        text = f"Step {index + 1} of {self.steps}. [turn {index}]".ljust(self.text_bytes, ".")
         return Turn(
             text=text, calls=(ToolCall(self.tool, step_arguments(self.tool, index)),), latency_ms=self.latency_ms
         )

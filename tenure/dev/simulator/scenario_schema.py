@@ -82,4 +82,12 @@ _TURN_SCHEMA = {
     "minProperties": 1,
 }
 
-SCENARIO_SCHEMA: dict[str, Any] = {"type": "array", "items": _TURN_SCHEMA, "minItems": 1, "maxItems": MAX_TURNS}
+TURNS_SCHEMA: dict[str, Any] = {"type": "array", "items": _TURN_SCHEMA, "minItems": 1, "maxItems": MAX_TURNS}
+
+# Instead of turns alone: with how much the model takes, and what it says when it is asked for a summary.
+MODEL_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"window_tokens": _POSITIVE, "summary": _TURN_SCHEMA, "turns": TURNS_SCHEMA},
+    "required": ["turns"],
+    "additionalProperties": False,
+}

@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from tenure.dev.simulator.summaries import turn_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -46,7 +48,7 @@ def text_of(content: Any) -> str:
 
 def _resolve(name: str, messages: Sequence[Any]) -> str:
     if name == "turn":
-        return str(sum(1 for message in messages if message["role"] == "assistant"))
+        return str(turn_of(messages))
     texts = (text for message in messages if message["role"] == "user" and (text := text_of(message["content"])))
     if name == "goal":
         return next(texts, "")

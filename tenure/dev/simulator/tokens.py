@@ -55,6 +55,12 @@ def count_request(body: Mapping[str, Any]) -> int:
     return sum(tokens_of_bytes(len(part.text)) for part in _parts(body))
 
 
+def prompt_hash(body: Mapping[str, Any]) -> str:
+    """Of all that the model reads."""
+    read = {name: body.get(name) for name in ("model", "tools", "system", "messages")}
+    return hashlib.blake2b(_ENCODE(read).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
 class PromptCache:
     """The prefixes seen so far."""
 

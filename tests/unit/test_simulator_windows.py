@@ -1,0 +1,42 @@
+"""Conversations that were made shorter: how the simulator knows where in its scenario they are."""
+
+from __future__ import annotations
+
+from tenure.dev.simulator.library import ScenarioLibrary
+from tenure.dev.simulator.summaries import is_summary_wanted, summary_text, turn_of
+from tenure.domain.conversation import SUMMARY_HEAD
+from tenure.domain.summary import SUMMARY_REQUEST
+
+
+def user(words):
+    return {"role": "user", "content": [{"type": "text", "text": words}]}
+
+
+def body(*messages, **fields):
+    return {"model": "sim-echo", "max_tokens": 10, "messages": list(messages), **fields}
+
+
+def test_a_summary_is_wanted_by_one_message_without_tools():
+    wanted = user(f"<conversation>\n\nAgent: hi\n\n</conversation>\n\n{SUMMARY_REQUEST}")
+    assert is_summary_wanted(body(wanted))
+    assert not is_summary_wanted(body(wanted, tools=[{"name": "t"}]))
+    assert not is_summary_wanted(body(user("hello")))
+
+
+def test_a_summary_says_how_many_turns_it_stands_for_and_they_count_on():
+    told = summary_text("It went well.", [user("Agent: a [turn 3]\n\nAgent: b [turn 4]")])
+    assert told == "It went well. [5 turns so far]"
+    head = user(f"goal\n{SUMMARY_HEAD}\n\n{told}")
+    assert turn_of([head]) == 5
+    assert turn_of([head, {"role": "assistant", "content": "c"}, user("d")]) == 6
+    assert summary_text("On.", [user(f"User: {told}")]) == "On. [5 turns so far]"
+    assert turn_of([user("goal")]) == 0
+
+
+def test_a_family_and_a_file_name_their_window(tmp_path):
+    (tmp_path / "small.yaml").write_text("window_tokens: 700\nsummary: {text: Short.}\nturns: [{text: hi}]\n")
+    library = ScenarioLibrary([tmp_path])
+    assert library.find("sim-small").window_tokens == 700
+    assert library.find("sim-small").summary.text == "Short."
+    assert library.find("sim-steps-3-read_file-0ms-100b-900w").window_tokens == 900
+    assert library.find("sim-hello").window_tokens is None
