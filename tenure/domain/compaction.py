@@ -79,7 +79,7 @@ def window_of(model: str, *, max_output_tokens: int, limits: Iterable[int] = ())
 
 
 def make_room(point: ResumePoint, expected_tokens: int, window: Window, pending_tokens: int = 0) -> MakeRoom | None:
-    """What to do before the next turn, whose input is about `expected_tokens`, `pending_tokens` of them not sent before.
+    """What to do before the next turn, with an input of about `expected_tokens`, `pending_tokens` of them new.
 
     None: there is room; call the model.
     """

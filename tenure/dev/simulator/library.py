@@ -23,7 +23,7 @@ DEFAULT_SCENARIO = "research"
 PREFIX = "sim-"
 MAX_STEPS = 1_000_000
 MAX_STEP_TEXT_BYTES = 1_000_000
-# steps-<N>, then optionally a tool's name, a latency, a text's size, a window: sim-steps-1000-write_file-50ms-2400b-8000w
+# steps-<N>, then optionally a tool's name, a latency, a text's size, a window: steps-1000-write_file-50ms-2400b-8000w
 _STEPS = re.compile(r"steps-(\d{1,7})(?:-([a-z][a-z0-9_]*))?(?:-(\d{1,6})ms)?(?:-(\d{1,7})b)?(?:-(\d{1,8})w)?")
 _TURNS = jsonschema.Draft202012Validator(TURNS_SCHEMA)
 _MODEL = jsonschema.Draft202012Validator(MODEL_SCHEMA)
