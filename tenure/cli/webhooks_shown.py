@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from typing import Final
 
 from rich.table import Table
 from rich.text import Text
@@ -16,7 +17,9 @@ from tenure.v1 import webhook_service_pb2 as pb
 from tenure.wire.times import moment
 from tenure.wire.webhooks import DELIVERY_STATES, GAP_REASONS
 
-_STYLES = {DeliveryState.DELIVERED: "green", DeliveryState.PENDING: "yellow", DeliveryState.DEAD: "red"}
+_RECENT_SECONDS: Final = 24 * 3600.0
+"""So long after what was missed it is the first thing to be said of a webhook."""
+_STYLES: Final = {DeliveryState.DELIVERED: "green", DeliveryState.PENDING: "yellow", DeliveryState.DEAD: "red"}
 
 
 def show_all(context: Context, found: Iterable[pb.Webhook]) -> None:
@@ -33,7 +36,7 @@ def show_all(context: Context, found: Iterable[pb.Webhook]) -> None:
 def _state(webhook: pb.Webhook) -> Text:
     if webhook.paused:
         return Text(f"paused ({webhook.pause_code})", "yellow")
-    if webhook.gaps:
+    if any(time.time() - unix_seconds(gap.to_time) < _RECENT_SECONDS for gap in webhook.gaps):
         return Text("missed changes", "red")
     return Text("failing", "red") if webhook.problem else Text("well", "green")
 

@@ -86,14 +86,14 @@ delete from webhooks where webhook_id = %(webhook_id)b::text::uuid;
 with due as materialized (
   select w.webhook_id from webhooks w
    where not w.paused and w.turn_until <= clock_timestamp()
-     and (   w.read_at < clock_timestamp() - make_interval(secs => %(refresh_seconds)b)
-          or (w.hold_until <= clock_timestamp()
+     and (   (w.hold_until <= clock_timestamp()
               and exists (select from webhook_deliveries d
                            where d.webhook_id = w.webhook_id and d.next_attempt_at <= now()))
           or (w.pending < %(most_pending)b
-              and exists (select from changes c
-                           where c.tenant = w.tenant and (c.xid, c.position) > (w.xid, w.position)
-                             and c.xid < pg_snapshot_xmin(pg_current_snapshot()))))
+              and (   w.read_at < clock_timestamp() - make_interval(secs => %(refresh_seconds)b)
+                   or exists (select from changes c
+                               where c.tenant = w.tenant and (c.xid, c.position) > (w.xid, w.position)
+                                 and c.xid < pg_snapshot_xmin(pg_current_snapshot())))))
    order by w.turn_until
    limit %(limit)b
      for no key update of w skip locked
