@@ -23,6 +23,7 @@ from tenure.wire.task import spec_to_domain, spec_to_wire
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from services.checkpoint.source_defaults import SourceDefaults
     from tenure.domain.task import Source, TaskSpec
     from tenure.runtime.postgres import Connection, Pool
     from tenure.v1 import checkpoint_service_pb2 as pb
@@ -35,14 +36,14 @@ class Created(NamedTuple):
     announcement: Announcement
 
 
-async def create_task(pool: Pool, tenant: str, request: pb.CreateTaskRequest) -> Created:
+async def create_task(pool: Pool, tenant: str, request: pb.CreateTaskRequest, defaults: SourceDefaults) -> Created:
     """Raises AlreadyExists (REQUEST_ID_REUSED {task_id}) when the id was used for another spec.
 
     Compared is what was sent, before defaults: a release that changes a default must not refuse a repeated submit.
     """
 
     async def work(connection: Connection) -> Created:
-        return await create_in(connection, tenant, request)
+        return await create_in(connection, tenant, request, defaults)
 
     return await in_creation(pool, work)
 
@@ -55,9 +56,11 @@ async def in_creation(pool: Pool, work: Callable[[Connection], Awaitable[Created
     return created
 
 
-async def create_in(connection: Connection, tenant: str, request: pb.CreateTaskRequest) -> Created:
+async def create_in(
+    connection: Connection, tenant: str, request: pb.CreateTaskRequest, defaults: SourceDefaults
+) -> Created:
     """The same within a transaction of the caller's."""
-    spec = spec_to_domain(request.spec)
+    spec = spec_to_domain(defaults.fill(request.spec))
     digest = hashlib.sha256(request.spec.SerializeToString(deterministic=True)).digest()
     task_id = await insert_task(connection, tenant, request.request_id, digest, spec)
     if task_id is None:

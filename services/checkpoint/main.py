@@ -22,6 +22,7 @@ from services.checkpoint.replicas import Replicas
 from services.checkpoint.schedules.servicer import ScheduleServicer
 from services.checkpoint.schedules.sweeping import ScheduleSweeper
 from services.checkpoint.servicer import CheckpointServicer, Ledger
+from services.checkpoint.source_defaults import load_source_defaults
 from services.checkpoint.sweeps import Sweeper
 from services.checkpoint.watching import Watching
 from services.checkpoint.webhooks.addresses import Networks
@@ -66,6 +67,7 @@ class Settings:
     )
     max_schedules_per_tenant: int = setting("most schedules of one tenant", default=1000, minimum=1)
     webhook: WebhookSettings = group(WebhookSettings, WEBHOOK_PREFIX)
+    defaults_file: Path | None = setting("TOML of defaults.<source>: see docs/defaults.md", default=None)
     common: CommonSettings = group(CommonSettings)
 
 
@@ -77,6 +79,7 @@ async def compose(process: Process, settings: Settings) -> None:
 async def assemble(process: Process, settings: Settings) -> RpcServer:
     """Open everything in the order of dependency; what is left is to open the server."""
     verifier = Verifier(settings.verifying_keys_file)
+    defaults = load_source_defaults(settings.defaults_file)
     await migrate(settings.postgres_dsn, MIGRATIONS, allowed=settings.migrate == "auto")
     options = PoolOptions(max_size=settings.pool_size, settings=SESSION_SETTINGS)
     pool = await process.open(open_pool(settings.postgres_dsn, service=NAME, schema=SCHEMA, options=options))
@@ -96,7 +99,7 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     duties.start("poll", replicas.run_poll)
     duties.start("retries", sweeper.run_retries)
     duties.start("deadlines", sweeper.run_deadlines)
-    duties.start("schedules", ScheduleSweeper(pool, replicas.announce, settings.sweep_interval_seconds).run)
+    duties.start("schedules", ScheduleSweeper(pool, replicas.announce, settings.sweep_interval_seconds, defaults).run)
     duties.start("waits", sweeper.run_waits)
     duties.start("signals", sweeper.run_signals)
     duties.start("old signals", sweeper.run_forgetting)
@@ -111,9 +114,9 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     duties.start("retention lag", clearing.run_lag)
     server = RpcServer(settings.listen, validate=validate, stopping=process.stopping)
     watching, changes = Watching(pool, hub), ChangeWatching(pool, hub)
-    ledger = Ledger(pool, verifier, batcher, watching, changes, refusals, replicas.announce, server.stopping)
+    ledger = Ledger(pool, verifier, batcher, watching, changes, refusals, replicas.announce, server.stopping, defaults)
     server.add("tenure.v1.CheckpointService", add_CheckpointServiceServicer_to_server, CheckpointServicer(ledger))
-    schedules = ScheduleServicer(pool, replicas.announce, settings.max_schedules_per_tenant)
+    schedules = ScheduleServicer(pool, replicas.announce, settings.max_schedules_per_tenant, defaults)
     server.add("tenure.v1.ScheduleService", add_ScheduleServiceServicer_to_server, schedules)
     hooks = WebhookServicer(pool, networks, settings.webhook.max_per_tenant)
     server.add("tenure.v1.WebhookService", add_WebhookServiceServicer_to_server, hooks)

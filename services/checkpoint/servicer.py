@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from services.checkpoint.announcement import Announcement
     from services.checkpoint.change_watching import ChangeWatching
     from services.checkpoint.prepared import PreparedCommit
+    from services.checkpoint.source_defaults import SourceDefaults
     from services.checkpoint.watching import Watching
     from tenure.runtime.batching import Answer, Batcher
     from tenure.runtime.postgres import Pool
@@ -61,6 +62,7 @@ class Ledger:
     refusals: refusals.Refusals
     announce: Callable[[Announcement], None]
     stopping: asyncio.Event
+    defaults: SourceDefaults
 
 
 class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
@@ -70,7 +72,7 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         self._ledger = ledger
 
     async def CreateTask(self, request: pb.CreateTaskRequest, context: Context) -> pb.CreateTaskResponse:
-        created = await create.create_task(self._ledger.pool, current_tenant(), request)
+        created = await create.create_task(self._ledger.pool, current_tenant(), request, self._ledger.defaults)
         self._ledger.announce(created.announcement)
         return pb.CreateTaskResponse(task=created.task)
 

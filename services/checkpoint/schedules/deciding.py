@@ -27,6 +27,7 @@ from tenure.domain.schedules import (
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from services.checkpoint.source_defaults import SourceDefaults
     from tenure.runtime.postgres import Connection
 
 LOOK_AGAIN_SECONDS: Final = 1.0
@@ -50,15 +51,15 @@ class Decided(NamedTuple):
     more: bool = False
 
 
-async def decide(connection: Connection, schedule_id: str) -> Decided:
+async def decide(connection: Connection, schedule_id: str, defaults: SourceDefaults) -> Decided:
     """Nothing, when another replica is at it or was quicker."""
     found = await fetch_one(connection, SCHEDULES.lock_due, {"schedule_id": schedule_id})
     if found is None:
         return Decided(Announcement(), {})
-    return await decide_locked(connection, ScheduleRow(*found))
+    return await decide_locked(connection, ScheduleRow(*found), defaults)
 
 
-async def decide_locked(connection: Connection, row: ScheduleRow) -> Decided:
+async def decide_locked(connection: Connection, row: ScheduleRow, defaults: SourceDefaults) -> Decided:
     """The same for a schedule that the caller has locked."""
     schedule_id = row.schedule_id
     due = Due((), (), None)
@@ -70,7 +71,7 @@ async def decide_locked(connection: Connection, row: ScheduleRow) -> Decided:
     plan = plan_runs(OverlapPolicy(row.overlap_policy), is_active=bool(active), waiting=waiting, due=due.runs)
     record = RunRecord(schedule_id)
     _record(record, due, plan)
-    told = await _start(connection, row, plan, record)
+    told = await _start(connection, row, plan, record, defaults)
     if plan.cancel_active:
         ids = [task_id for (task_id,) in active]
         actor = f"schedule/{row.name}"
@@ -101,12 +102,14 @@ def _record(record: RunRecord, due: Due, plan: Plan) -> None:
         record.add(one, RunOutcome.WAITING, RunReason.OVERLAP, _WHY[RunReason.OVERLAP])
 
 
-async def _start(connection: Connection, row: ScheduleRow, plan: Plan, record: RunRecord) -> Announcement:
+async def _start(
+    connection: Connection, row: ScheduleRow, plan: Plan, record: RunRecord, defaults: SourceDefaults
+) -> Announcement:
     """What cannot be created is recorded, and keeps no later run from its turn."""
     if plan.start is None:
         return Announcement()
     try:
-        created = await start_run(connection, row, run_id_of(plan.start))
+        created = await start_run(connection, row, run_id_of(plan.start), defaults)
     except Refused as error:
         record.add(plan.start, RunOutcome.FAILED, RunReason.NOT_CREATED, str(error))
         return Announcement()

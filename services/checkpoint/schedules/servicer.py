@@ -14,14 +14,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from services.checkpoint.announcement import Announcement
+    from services.checkpoint.source_defaults import SourceDefaults
     from tenure.runtime.postgres import Pool
 
 
 class ScheduleServicer(ScheduleServiceServicer):
     """See protos/tenure/v1/schedule_service.proto for what each method promises."""
 
-    def __init__(self, pool: Pool, announce: Callable[[Announcement], None], most_schedules: int) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        announce: Callable[[Announcement], None],
+        most_schedules: int,
+        defaults: SourceDefaults,
+    ) -> None:
         self._pool, self._announce, self._most_schedules = pool, announce, most_schedules
+        self._defaults = defaults
 
     async def CreateSchedule(self, request: pb.CreateScheduleRequest, _context: Any) -> pb.CreateScheduleResponse:
         created = await store.create_schedule(self._pool, current_tenant(), request, self._most_schedules)
@@ -34,7 +42,7 @@ class ScheduleServicer(ScheduleServiceServicer):
         return await store.list_schedules(self._pool, current_tenant(), request)
 
     async def UpdateSchedule(self, request: pb.UpdateScheduleRequest, _context: Any) -> pb.UpdateScheduleResponse:
-        updated = await update_schedule(self._pool, current_tenant(), request)
+        updated = await update_schedule(self._pool, current_tenant(), request, self._defaults)
         self._announce(updated.announcement)
         return pb.UpdateScheduleResponse(schedule=updated.schedule)
 
@@ -46,7 +54,7 @@ class ScheduleServicer(ScheduleServiceServicer):
         return pb.ResumeScheduleResponse(schedule=resumed)
 
     async def TriggerSchedule(self, request: pb.TriggerScheduleRequest, _context: Any) -> pb.TriggerScheduleResponse:
-        created = await store.trigger_schedule(self._pool, current_tenant(), request)
+        created = await store.trigger_schedule(self._pool, current_tenant(), request, self._defaults)
         self._announce(created.announcement)
         return pb.TriggerScheduleResponse(task=created.task)
 

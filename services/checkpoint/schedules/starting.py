@@ -9,10 +9,11 @@ from tenure.v1 import checkpoint_service_pb2, task_pb2
 
 if TYPE_CHECKING:
     from services.checkpoint.schedules.rows import ScheduleRow
+    from services.checkpoint.source_defaults import SourceDefaults
     from tenure.runtime.postgres import Connection
 
 
-async def start_run(connection: Connection, row: ScheduleRow, source_run_id: str) -> Created:
+async def start_run(connection: Connection, row: ScheduleRow, source_run_id: str, defaults: SourceDefaults) -> Created:
     """In the transaction that records the run. Raises what CreateTask does."""
     spec = task_pb2.TaskSpec.FromString(row.spec)
     spec.source.kind = task_pb2.SOURCE_KIND_SCHEDULER
@@ -20,4 +21,4 @@ async def start_run(connection: Connection, row: ScheduleRow, source_run_id: str
     spec.source.exclusive = False  # the overlap policy has decided
     request_id = f"schedule/{row.schedule_id}/{source_run_id}"
     request = checkpoint_service_pb2.CreateTaskRequest(request_id=request_id, spec=spec)
-    return await create_in(connection, row.tenant, request)
+    return await create_in(connection, row.tenant, request, defaults)

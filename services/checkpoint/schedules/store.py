@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from services.checkpoint.create import Created
+    from services.checkpoint.source_defaults import SourceDefaults
     from tenure.runtime.postgres import Connection, Pool
 
 DEFAULT_RUNS: Final = 20
@@ -99,13 +100,15 @@ async def resume_schedule(pool: Pool, tenant: str, schedule: str) -> pb.Schedule
     return await in_ledger_transaction(pool, work)
 
 
-async def trigger_schedule(pool: Pool, tenant: str, request: pb.TriggerScheduleRequest) -> Created:
+async def trigger_schedule(
+    pool: Pool, tenant: str, request: pb.TriggerScheduleRequest, defaults: SourceDefaults
+) -> Created:
     """Raises NotFound, and what CreateTask does."""
 
     async def work(connection: Connection) -> Created:
         row = await read_schedule(connection, tenant, request.schedule, lock=True)
         source_run_id = _TRIGGER + request.request_id
-        created = await start_run(connection, row, source_run_id)
+        created = await start_run(connection, row, source_run_id, defaults)
         if created.announcement:  # a repeat finds its task, and has been recorded
             record = RunRecord(row.schedule_id)
             record.add(row.now, RunOutcome.STARTED, task_id=created.task.task_id, source_run_id=source_run_id)

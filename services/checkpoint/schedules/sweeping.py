@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from services.checkpoint.announcement import Announcement
+    from services.checkpoint.source_defaults import SourceDefaults
     from tenure.runtime.postgres import Connection, Pool
 
 SCHEDULES_A_SWEEP: Final = 100
@@ -31,8 +32,15 @@ _log: Final = logging.getLogger(__name__)
 class ScheduleSweeper:
     """`run` until cancelled. A full sweep is followed by the next at once."""
 
-    def __init__(self, pool: Pool, announce: Callable[[Announcement], None], interval_seconds: float) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        announce: Callable[[Announcement], None],
+        interval_seconds: float,
+        defaults: SourceDefaults,
+    ) -> None:
         self._pool, self._announce, self._interval_seconds = pool, announce, interval_seconds
+        self._defaults = defaults
 
     async def run(self) -> None:
         while True:
@@ -56,7 +64,7 @@ class ScheduleSweeper:
         """One that fails is put off, whatever it was: the others are not to wait for it."""
 
         async def work(connection: Connection) -> Decided:
-            return await decide(connection, schedule_id)
+            return await decide(connection, schedule_id, self._defaults)
 
         try:
             await before_sweep()

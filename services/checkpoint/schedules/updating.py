@@ -17,6 +17,7 @@ from tenure.wire.times import moment, seconds
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from services.checkpoint.source_defaults import SourceDefaults
     from tenure.runtime.postgres import Connection, Pool
 
 
@@ -27,7 +28,9 @@ class Updated(NamedTuple):
     announcement: Announcement
 
 
-async def update_schedule(pool: Pool, tenant: str, request: pb.UpdateScheduleRequest) -> Updated:
+async def update_schedule(
+    pool: Pool, tenant: str, request: pb.UpdateScheduleRequest, defaults: SourceDefaults
+) -> Updated:
     """Raises NotFound, WrongState (SCHEDULE_CHANGED), InvalidRequest, Unavailable (SCHEDULE_BUSY)."""
 
     async def work(connection: Connection) -> Updated:
@@ -35,7 +38,7 @@ async def update_schedule(pool: Pool, tenant: str, request: pb.UpdateScheduleReq
         if _changed(row, request) == row:
             return Updated(row.schedule(), Announcement())
         _check_revision(row, request.expected_revision)
-        told = await _decide_what_is_due(connection, row)
+        told = await _decide_what_is_due(connection, row, defaults)
         row = await read_schedule(connection, tenant, row.schedule_id, lock=True)  # as that has left it
         asked = _changed(row, request)
         if _times_changed(row, asked):
@@ -80,11 +83,11 @@ def _times_changed(row: ScheduleRow, asked: ScheduleRow) -> bool:
     return any(getattr(row, name) != getattr(asked, name) for name in ("cron", "time_zone", "starts_at", "ends_at"))
 
 
-async def _decide_what_is_due(connection: Connection, row: ScheduleRow) -> Announcement:
+async def _decide_what_is_due(connection: Connection, row: ScheduleRow, defaults: SourceDefaults) -> Announcement:
     """Of a schedule that is paused nothing is due. One whose times cannot be read has nothing that could be decided."""
     if row.paused or row.next_due_at is None or row.next_due_at > row.now or not _is_readable(row):
         return Announcement()
-    decided = await decide_locked(connection, row)
+    decided = await decide_locked(connection, row, defaults)
     if decided.more:
         raise Unavailable("the schedule is catching up with its due times: try again", reason="SCHEDULE_BUSY")
     return decided.announcement

@@ -1,0 +1,139 @@
+"""`defaults.<source>`: what tasks of the four sources are when nobody says, through a gateway, as processes."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tenure.client import Client
+from tenure.dev.stack import Stack
+from tenure.domain.task import SourceKind
+from tenure.v1 import schedule_service_pb2 as schedules
+from tenure.v1 import task_pb2
+from tenure.v1 import task_service_pb2 as api
+from tenure.wire.times import duration, moment, seconds
+from tests.end_to_end.command import tenure
+from tests.end_to_end.installation import Installation
+from tests.service_process import ServiceProcess
+
+FILE = """
+[defaults.conversation]
+priority = "PRIORITY_HIGH"
+limits = { timeout = "3600s" }
+policy.retry = { max_attempts = 1, initial_backoff = "1s" }
+
+[defaults.control]
+priority = "PRIORITY_NORMAL"
+limits = { timeout = "7200s" }
+policy.retry = { max_attempts = 2, initial_backoff = "2s" }
+
+[defaults.scheduler]
+priority = "PRIORITY_LOW"
+limits = { timeout = "10800s" }
+policy.retry = { max_attempts = 3, initial_backoff = "3s" }
+
+[defaults.manual]
+priority = "PRIORITY_HIGH"
+limits = { timeout = "14400s" }
+policy.retry = { max_attempts = 4, initial_backoff = "4s" }
+"""
+EXPECTED = {
+    "conversation": (task_pb2.PRIORITY_HIGH, 3600, 1, 1),
+    "control": (task_pb2.PRIORITY_NORMAL, 7200, 2, 2),
+    "scheduler": (task_pb2.PRIORITY_LOW, 10_800, 3, 3),
+    "manual": (task_pb2.PRIORITY_HIGH, 14_400, 4, 4),
+}
+"""Priority, whole task in seconds, retries, their first wait in seconds."""
+
+QUEUE = f"defaults-{uuid.uuid4().hex[:12]}"
+"""Nobody serves it: the tasks stay as they were created."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def gateway(shared_stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    """A gateway on a ledger that was told the defaults, beside those of the shared installation, on its database."""
+    file = tmp_path_factory.mktemp("defaults") / "defaults.toml"
+    file.write_text(FILE)
+    settings = {"LISTEN": "127.0.0.1:0", "POSTGRES_DSN": shared_stack.postgres_dsn, "DEFAULTS_FILE": str(file)}
+    keys = {"VERIFYING_KEYS_FILE": str(shared_stack.layout.verifying_keys)}
+    ledger = await ServiceProcess("checkpoint", {**settings, **keys}).start()
+    addresses = shared_stack.addresses()
+    peers = {"COORDINATOR_ADDRESS": addresses["coordinator"], "TOOLS_ADDRESS": addresses["tools"]}
+    served = {"LISTEN": "127.0.0.1:0", "CHECKPOINT_ADDRESS": ledger.address, **peers}
+    process = await ServiceProcess("gateway", served).start()
+    yield process.address
+    await process.stop()
+    await ledger.stop()
+
+
+@pytest.fixture
+async def client(gateway: str) -> AsyncIterator[Client]:
+    """What it submitted is cancelled in the end: nobody would work on it."""
+    async with Client(gateway) as client:
+        yield client
+        async for task in client.list_tasks(task_pb2.TaskFilter(queue=QUEUE, states=[task_pb2.TASK_STATE_QUEUED])):
+            await client.cancel(task.task_id)
+
+
+async def submit(client: Client, gateway: str, source: str) -> task_pb2.Task:
+    """A task of this source that says nothing else, as such a source makes it."""
+    match source:
+        case "conversation":
+            asks = task_pb2.Source(kind=task_pb2.SOURCE_KIND_CONVERSATION, source_id="c-1")
+            return await client.submit("go", request=api.SubmitTaskRequest(queue=QUEUE, source=asks))
+        case "scheduler":
+            spec = task_pb2.TaskSpec(goal="go", queue=QUEUE)
+            asked = schedules.CreateScheduleRequest(name=uuid.uuid4().hex, spec=spec, cron="0 0 1 1 *")
+            made = await client.create_schedule(asked)
+            run = schedules.TriggerScheduleRequest(schedule=made.schedule_id)
+            return (await client.schedules.TriggerSchedule(run, timeout=30)).task
+        case "control":
+            said = ["--function", "month_end", "--input", "{}"]
+        case _:
+            said = ["go"]
+    done = await tenure("--json", "submit", *said, "--queue", QUEUE, address=gateway)
+    return await client.get(json.loads(done.out)["task_id"])
+
+
+@pytest.mark.parametrize("source", EXPECTED)
+async def test_a_task_that_says_nothing_has_the_defaults_of_its_source(
+    client: Client, gateway: str, source: str
+) -> None:
+    task = await submit(client, gateway, source)
+    priority, timeout, attempts, first_wait = EXPECTED[source]
+    spec = task.spec
+    assert task_pb2.SourceKind.Name(spec.source.kind) == f"SOURCE_KIND_{SourceKind(source.upper())}"
+    assert (spec.priority, seconds(spec.limits.timeout)) == (priority, timeout)
+    assert (spec.policy.retry.max_attempts, seconds(spec.policy.retry.initial_backoff)) == (attempts, first_wait)
+    lasts = (moment(task.deadline_time) - moment(task.create_time)).total_seconds()
+    assert lasts == pytest.approx(timeout, abs=1), "it is not only shown"
+
+
+async def test_what_a_task_says_itself_stands(client: Client) -> None:
+    request = api.SubmitTaskRequest(
+        queue=QUEUE,
+        priority=task_pb2.PRIORITY_LOW,
+        limits=task_pb2.Limits(timeout=duration(77)),
+        policy=task_pb2.TaskPolicy(retry=task_pb2.RetryPolicy(max_attempts=0)),
+    )
+    spec = (await client.submit("go", request=request)).spec
+    assert (spec.priority, seconds(spec.limits.timeout), spec.policy.retry.max_attempts) == (
+        task_pb2.PRIORITY_LOW,
+        77,
+        0,
+    )
+    assert seconds(spec.policy.retry.initial_backoff) == 4
+
+
+async def test_a_repeated_submit_is_recognised_whatever_the_defaults(
+    installation: Installation, client: Client
+) -> None:
+    """The other ledger has no file."""
+    request = api.SubmitTaskRequest(request_id=uuid.uuid4().hex, queue=QUEUE)
+    first = await client.submit("go", request=request)
+    again = await installation.client.submit("go", request=request)
+    assert (again.task_id, again.spec) == (first.task_id, first.spec)

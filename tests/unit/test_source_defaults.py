@@ -1,0 +1,98 @@
+"""Defaults per source: filled in where nothing is said, and refused by name when they make no sense."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from services.checkpoint.source_defaults import SourceDefaults, load_source_defaults, read_source_defaults
+from tenure.runtime.settings import ConfigurationError
+from tenure.v1 import task_pb2
+
+FILE = """
+[defaults.conversation]
+priority = "PRIORITY_HIGH"
+limits = { timeout = "3600s", max_steps = 7 }
+policy.timeouts.start = { after = "5s", action = "TIMEOUT_ACTION_FAIL" }
+policy.retry = { max_attempts = 0, initial_backoff = "2s" }
+
+[defaults.manual]
+limits = { timeout = "60s" }
+"""
+CONVERSATION = task_pb2.Source(kind=task_pb2.SOURCE_KIND_CONVERSATION)
+
+
+def read(text: str) -> SourceDefaults:
+    return read_source_defaults(tomllib.loads(text), "the file")
+
+
+def problems(text: str) -> str:
+    with pytest.raises(ConfigurationError) as refused:
+        read(text)
+    return str(refused.value)
+
+
+def test_what_is_unset_is_filled_in() -> None:
+    sent = task_pb2.TaskSpec(goal="go", source=CONVERSATION)
+    filled = read(FILE).fill(sent)
+    assert filled.priority == task_pb2.PRIORITY_HIGH
+    assert (filled.limits.timeout.seconds, filled.limits.max_steps) == (3600, 7)
+    assert filled.policy.timeouts.start.after.seconds == 5
+    assert filled.policy.retry.HasField("max_attempts")
+    assert filled.policy.retry.max_attempts == 0
+    assert sent == task_pb2.TaskSpec(goal="go", source=CONVERSATION), "what was sent stays as it was"
+
+
+def test_what_is_said_stands_field_by_field() -> None:
+    sent = task_pb2.TaskSpec(goal="go", source=CONVERSATION, priority=task_pb2.PRIORITY_LOW)
+    sent.limits.timeout.CopyFrom(Duration(nanos=500_000_000))
+    sent.policy.retry.max_attempts = 4
+    sent.policy.timeouts.start.after.seconds = 9
+    filled = read(FILE).fill(sent)
+    assert (filled.priority, filled.limits.timeout) == (task_pb2.PRIORITY_LOW, Duration(nanos=500_000_000))
+    assert (filled.policy.retry.max_attempts, filled.policy.retry.initial_backoff.seconds) == (4, 2)
+    assert filled.policy.timeouts.start.after.seconds == 9
+    assert filled.policy.timeouts.start.action == task_pb2.TIMEOUT_ACTION_FAIL
+
+
+def test_a_duration_of_zero_is_none() -> None:
+    sent = task_pb2.TaskSpec(goal="go", source=CONVERSATION)
+    sent.limits.timeout.SetInParent()
+    assert read(FILE).fill(sent).limits.timeout.seconds == 3600
+
+
+def test_who_names_no_source_is_manual_and_other_sources_are_left_alone() -> None:
+    assert read(FILE).fill(task_pb2.TaskSpec(goal="go")).limits.timeout.seconds == 60
+    scheduled = task_pb2.TaskSpec(goal="go", source=task_pb2.Source(kind=task_pb2.SOURCE_KIND_SCHEDULER))
+    assert read(FILE).fill(scheduled) is scheduled
+    assert load_source_defaults(None).fill(scheduled) is scheduled
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[defaults.nightly]\n", "defaults.nightly: is no source"),
+        ("[other]\n", "no 'other'"),
+        ("defaults = 3\n", "must be tables"),
+        ("[defaults]\nmanual = 3\n", "must be a table"),
+        ("[defaults.manual]\nqueue = 'mine'\n", "queue cannot be set here"),
+        ("[defaults.manual]\npriority = 'PRIORITY_HIGHEST'\n", "PRIORITY_HIGHEST"),
+        ("[defaults.manual]\nlimits = { time = '3s' }\n", "time"),
+        ("[defaults.manual]\nlimits = { timeout = '25h' }\n", "25h"),
+        ("[defaults.manual]\nlimits = { timeout = '90000s' }\n", "limits.timeout"),
+        ("[defaults.manual]\nlimits = 3\n", "defaults.manual"),
+    ],
+)
+def test_what_makes_no_sense_is_told_by_name(text: str, told: str) -> None:
+    assert told in problems(text)
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    broken = tmp_path / "defaults.toml"
+    broken.write_text("[defaults")
+    for path in (broken, tmp_path / "missing.toml"):
+        with pytest.raises(ConfigurationError, match=path.name):
+            load_source_defaults(path)
