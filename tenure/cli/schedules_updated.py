@@ -23,6 +23,8 @@ from tenure.wire.times import duration
 
 PARTS: Final = {
     "goal": "goal",
+    "function": "control.function",
+    "given": "control.input_json",
     "model": "agent.model",
     "system": "agent.system",
     "tools": "agent.tools",
@@ -117,6 +119,8 @@ def _spec(found: task_pb2.TaskSpec, told: dict[str, Any]) -> task_pb2.TaskSpec:
     """As it was found, with the parts that were told; these are replaced, not merged."""
     spec, options = task_pb2.TaskSpec(), dict(told)
     spec.CopyFrom(found)
+    if found.HasField("control"):
+        options.setdefault("function", found.control.function)
     asked = spec_of(request_of(options.pop("goal", found.goal), **options))
     paths: Iterable[str] = sorted({PARTS[name] for name in told})
     FieldMask(paths=paths).MergeMessage(asked, spec, replace_message_field=True, replace_repeated_field=True)

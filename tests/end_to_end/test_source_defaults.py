@@ -87,7 +87,7 @@ async def submit(client: Client, gateway: str, source: str) -> task_pb2.Task:
             return await client.submit("go", request=api.SubmitTaskRequest(queue=QUEUE, source=asks))
         case "scheduler":
             spec = task_pb2.TaskSpec(goal="go", queue=QUEUE)
-            asked = schedules.CreateScheduleRequest(name=uuid.uuid4().hex, spec=spec, cron="0 0 1 1 *")
+            asked = schedules.CreateScheduleRequest(name=f"yearly-{uuid.uuid4().hex}", spec=spec, cron="0 0 1 1 *")
             made = await client.create_schedule(asked)
             run = schedules.TriggerScheduleRequest(schedule=made.schedule_id)
             return (await client.schedules.TriggerSchedule(run, timeout=30)).task

@@ -40,6 +40,12 @@ def test_a_part_of_the_task_is_replaced_and_the_others_are_as_they_were_found() 
     assert (spec.goal, spec.agent.model, spec.priority) == ("tidy up", "m", task_pb2.PRIORITY_HIGH)
 
 
+def test_a_function_is_given_something_else() -> None:
+    found = pb.Schedule(spec=task_pb2.TaskSpec(control=task_pb2.ControlWork(function="month_end", input_json="{}")))
+    spec = update_request(found, {"given": "[]", "queue": "night"}).spec
+    assert (spec.control, spec.queue) == (task_pb2.ControlWork(function="month_end", input_json="[]"), "night")
+
+
 def test_none_and_the_default_can_be_asked_for() -> None:
     spec = update_request(FOUND, {"no_tools": True, "model": "", "result_corrections": 0, "goal": "go"}).spec
     assert (spec.goal, spec.agent.model, len(spec.agent.tools.names)) == ("go", "", 0)
