@@ -14,17 +14,19 @@ from services.checkpoint.snapshots import read_task, read_tasks
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_pb2
 from tenure.wire.enums import STATES
 
 if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection, Pool
-    from tenure.v1 import ledger_pb2, task_pb2
+    from tenure.v1 import ledger_pb2
 
 DEFAULT_TASKS: Final = 50
 DEFAULT_ENTRIES: Final = 200
 LIST_BYTES: Final = 1_500_000
 TASK_PAGE_BYTES: Final = 3 * 1024 * 1024
 _NEWEST: Final = ("infinity", "ffffffff-ffff-ffff-ffff-ffffffffffff")
+_SOONEST: Final = ("-infinity", "00000000-0000-0000-0000-000000000000")
 
 
 class Place(NamedTuple):
@@ -43,24 +45,31 @@ async def get_task(pool: Pool, tenant: str, task_id: str) -> task_pb2.Task:
 async def list_tasks(
     pool: Pool, tenant: str, request: pb.CheckpointServiceListTasksRequest
 ) -> pb.CheckpointServiceListTasksResponse:
-    """A page, newest first. Large specs may make it shorter than asked: the token says whether there is more."""
+    """A page. Large specs may make it shorter than asked: the token says whether there is more."""
     page_size = request.page_size or DEFAULT_TASKS
-    before, before_task_id = _read_token(request.page_token)
+    listing, first = _listing(request)
+    place, place_task_id = _read_token(request.page_token, first)
     parameters = {
         "tenant": tenant,
-        "before": before,
-        "before_task_id": before_task_id,
+        "place": place,
+        "place_task_id": place_task_id,
         **filter_parameters(request.filter),
         "page_size": page_size,
     }
-    listing = FORKS.list_forks if request.filter.forked_from_task_id else QUERIES.list_tasks
     async with ledger_connection(pool) as connection:
         places = await fetch_all(connection, listing, parameters)
         tasks = await _tasks_that_fit(connection, tenant, [task_id for task_id, _ in places])
     more = len(places) == page_size or len(tasks) < len(places)
     last = places[len(tasks) - 1] if tasks and more else None
-    token = "" if last is None else _write_token(created_at=last[1], task_id=last[0])
+    token = "" if last is None else _write_token(place=last[1], task_id=last[0])
     return pb.CheckpointServiceListTasksResponse(tasks=tasks, next_page_token=token)
+
+
+def _listing(request: pb.CheckpointServiceListTasksRequest) -> tuple[bytes, tuple[str, str]]:
+    """The statement that has the index for it, and the place before its first row."""
+    if request.order == task_pb2.TASK_ORDER_WAIT_DEADLINE:
+        return QUERIES.list_waits, _SOONEST
+    return (FORKS.list_forks if request.filter.forked_from_task_id else QUERIES.list_tasks), _NEWEST
 
 
 async def _tasks_that_fit(connection: Connection, tenant: str, task_ids: list[str]) -> list[task_pb2.Task]:
@@ -129,18 +138,18 @@ def _state(number: int) -> str:
         raise InvalidRequest(violations=[("filter.states", "must be states")]) from None
 
 
-def _write_token(*, created_at: str, task_id: str) -> str:
-    return base64.urlsafe_b64encode(f"{created_at} {task_id}".encode()).decode()
+def _write_token(*, place: str, task_id: str) -> str:
+    return base64.urlsafe_b64encode(f"{place} {task_id}".encode()).decode()
 
 
-def _read_token(token: str) -> tuple[str, str]:
-    """(created_at, task_id) to go on below."""
+def _read_token(token: str, first: tuple[str, str]) -> tuple[str, str]:
+    """(time, task_id) to go on behind."""
     if not token:
-        return _NEWEST
+        return first
     try:
-        created_at, _, task_id = base64.urlsafe_b64decode(token.encode()).decode().rpartition(" ")
+        place, _, task_id = base64.urlsafe_b64decode(token.encode()).decode().rpartition(" ")
     except (binascii.Error, UnicodeError):
-        created_at = task_id = ""
-    if not created_at or len(task_id) != len(_NEWEST[1]):
+        place = task_id = ""
+    if not place or len(task_id) != len(first[1]):
         raise InvalidRequest(violations=[("page_token", "is none of ours")])
-    return created_at, task_id
+    return place, task_id

@@ -47,7 +47,7 @@ class TaskServicer(TaskServiceServicer):
 
     async def ListTasks(self, request: api.ListTasksRequest, _context: Any) -> api.ListTasksResponse:
         asked = ledger.CheckpointServiceListTasksRequest(
-            filter=request.filter, page_size=request.page_size, page_token=request.page_token
+            filter=request.filter, page_size=request.page_size, page_token=request.page_token, order=request.order
         )
         page = await patiently(lambda: self._peers.checkpoint.ListTasks(asked))
         return api.ListTasksResponse(tasks=page.tasks, next_page_token=page.next_page_token)

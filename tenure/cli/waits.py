@@ -29,19 +29,18 @@ MOST_WAITS = 10_000
 @click.option("--limit", type=click.IntRange(1, MOST_WAITS), default=50, show_default=True)
 @pass_context
 def waits(context: Context, external: bool, limit: int) -> None:
-    """Show the tasks that wait for a person, those that have waited longest first."""
+    """Show the tasks that wait for a person, those first that must be answered soonest."""
     wanted = task_pb2.TaskFilter(states=WAITING if external else WAITING[:1])
 
     async def work(client: Client) -> None:
-        listed = [task async for task in client.list_tasks(wanted, limit=MOST_WAITS)]
-        listed.sort(key=lambda task: unix_seconds(_since(task)))
+        found = client.list_tasks(wanted, limit=limit, order=task_pb2.TASK_ORDER_WAIT_DEADLINE)
         if context.as_json:
-            for task in listed[:limit]:
+            async for task in found:
                 context.emit(task)
-        elif not listed:
-            click.echo("nobody is waited for", err=True)
+        elif listed := [task async for task in found]:
+            _show_waits(context, listed)
         else:
-            _show_waits(context, listed[:limit])
+            click.echo("nobody is waited for", err=True)
 
     context.run(work)
 

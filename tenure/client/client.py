@@ -103,12 +103,17 @@ class Client(LeaseCalls, PruneCalls, ScheduleCalls, WaitCalls, WebhookCalls):
                 raise TimeoutError(f"task {task_id} has not ended in {timeout_seconds:g} s")
 
     async def list_tasks(
-        self, task_filter: task_pb2.TaskFilter | None = None, *, limit: int = 50
+        self,
+        task_filter: task_pb2.TaskFilter | None = None,
+        *,
+        limit: int = 50,
+        order: task_pb2.TaskOrder.ValueType = task_pb2.TASK_ORDER_NEWEST,
     ) -> AsyncGenerator[task_pb2.Task]:
-        """The newest tasks first, at most `limit`."""
+        """At most `limit` tasks, the newest first unless asked otherwise."""
         token = ""
         while limit > 0:
-            asked = api.ListTasksRequest(filter=task_filter, page_size=min(LIST_PAGE, limit), page_token=token)
+            page_size = min(LIST_PAGE, limit)
+            asked = api.ListTasksRequest(filter=task_filter, page_size=page_size, page_token=token, order=order)
             page = await self._patiently(self.tasks.ListTasks, asked)
             for task in page.tasks:
                 yield task

@@ -255,7 +255,7 @@ class CheckpointServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListTasks(self, request, context):
-        """Lists the caller's tasks, newest first.
+        """Lists the caller's tasks, in the order asked for.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -62,7 +62,7 @@ class CheckpointServiceStub:
     GetTask: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CheckpointServiceGetTaskRequest, _checkpoint_service_pb2.CheckpointServiceGetTaskResponse]
     """Reads a task of the caller's tenant. NOT_FOUND."""
     ListTasks: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CheckpointServiceListTasksRequest, _checkpoint_service_pb2.CheckpointServiceListTasksResponse]
-    """Lists the caller's tasks, newest first."""
+    """Lists the caller's tasks, in the order asked for."""
     ListEntries: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListEntriesRequest, _checkpoint_service_pb2.ListEntriesResponse]
     """Lists a task's entries after a sequence, oldest first. NOT_FOUND."""
     WatchEntries: _grpc.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchEntriesRequest, _checkpoint_service_pb2.WatchEntriesResponse]
@@ -165,7 +165,7 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     GetTask: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CheckpointServiceGetTaskRequest, _checkpoint_service_pb2.CheckpointServiceGetTaskResponse]  # type: ignore[assignment]
     """Reads a task of the caller's tenant. NOT_FOUND."""
     ListTasks: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CheckpointServiceListTasksRequest, _checkpoint_service_pb2.CheckpointServiceListTasksResponse]  # type: ignore[assignment]
-    """Lists the caller's tasks, newest first."""
+    """Lists the caller's tasks, in the order asked for."""
     ListEntries: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListEntriesRequest, _checkpoint_service_pb2.ListEntriesResponse]  # type: ignore[assignment]
     """Lists a task's entries after a sequence, oldest first. NOT_FOUND."""
     WatchEntries: _aio.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchEntriesRequest, _checkpoint_service_pb2.WatchEntriesResponse]  # type: ignore[assignment]
@@ -307,7 +307,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.CheckpointServiceListTasksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.CheckpointServiceListTasksResponse, _abc.Awaitable[_checkpoint_service_pb2.CheckpointServiceListTasksResponse]]:
-        """Lists the caller's tasks, newest first."""
+        """Lists the caller's tasks, in the order asked for."""
 
     @_abc_1.abstractmethod
     def ListEntries(

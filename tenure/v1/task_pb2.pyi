@@ -273,6 +273,33 @@ WAIT_DEADLINE_POLICY_TIME_OUT: WaitDeadlinePolicy.ValueType  # 1
 WAIT_DEADLINE_POLICY_GO_ON: WaitDeadlinePolicy.ValueType  # 2
 """The agent goes on, and reads that there was no answer. A call that waits for leave counts as denied."""
 
+class _TaskOrder:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TaskOrderEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_TaskOrder.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    TASK_ORDER_UNSPECIFIED: _TaskOrder.ValueType  # 0
+    """Taken as NEWEST."""
+    TASK_ORDER_NEWEST: _TaskOrder.ValueType  # 1
+    """The newest first."""
+    TASK_ORDER_WAIT_DEADLINE: _TaskOrder.ValueType  # 2
+    """Only tasks that wait for a person or an event, by the deadline of the wait: what has to be answered soonest comes first,
+    waits without a deadline (calls in doubt) come last.
+    """
+
+class TaskOrder(_TaskOrder, metaclass=_TaskOrderEnumTypeWrapper):
+    """In which order tasks are listed."""
+
+TASK_ORDER_UNSPECIFIED: TaskOrder.ValueType  # 0
+"""Taken as NEWEST."""
+TASK_ORDER_NEWEST: TaskOrder.ValueType  # 1
+"""The newest first."""
+TASK_ORDER_WAIT_DEADLINE: TaskOrder.ValueType  # 2
+"""Only tasks that wait for a person or an event, by the deadline of the wait: what has to be answered soonest comes first,
+waits without a deadline (calls in doubt) come last.
+"""
+
 class _AgingView:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015

@@ -630,10 +630,13 @@ class ListTasksRequest(message.Message):
     FILTER_FIELD_NUMBER: builtins.int
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    ORDER_FIELD_NUMBER: builtins.int
     page_size: builtins.int
     """At most this many; 0: 50, at most 500."""
     page_token: builtins.str
     """From the last answer."""
+    order: task_pb2.TaskOrder.ValueType
+    """In this order; a page_token is good for the order it was given in."""
     @builtins.property
     def filter(self) -> task_pb2.TaskFilter:
         """Only these tasks."""
@@ -644,10 +647,11 @@ class ListTasksRequest(message.Message):
         filter: task_pb2.TaskFilter | None = ...,
         page_size: builtins.int = ...,
         page_token: builtins.str = ...,
+        order: task_pb2.TaskOrder.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["filter", b"filter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["filter", b"filter", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["filter", b"filter", "order", b"order", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -663,7 +667,7 @@ class ListTasksResponse(message.Message):
     """For the next page; empty: no more."""
     @builtins.property
     def tasks(self) -> containers.RepeatedCompositeFieldContainer[task_pb2.Task]:
-        """Newest first."""
+        """In the order asked for."""
 
     def __init__(
         self,

@@ -46,7 +46,7 @@ class TaskServiceStub:
     WaitTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.WaitTaskRequest, _task_service_pb2.WaitTaskResponse]
     """Waits until the task ends or the time is over, and answers how it stands. NOT_FOUND."""
     ListTasks: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ListTasksRequest, _task_service_pb2.ListTasksResponse]
-    """Lists tasks, newest first."""
+    """Lists tasks, newest first, or those that wait, by what has to be answered soonest."""
     ListTaskEntries: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ListTaskEntriesRequest, _task_service_pb2.ListTaskEntriesResponse]
     """Lists a task's entries after a sequence, oldest first. NOT_FOUND."""
     WatchTask: _grpc.UnaryStreamMultiCallable[_task_service_pb2.WatchTaskRequest, _task_service_pb2.WatchTaskResponse]
@@ -113,7 +113,7 @@ class TaskServiceAsyncStub(TaskServiceStub):
     WaitTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.WaitTaskRequest, _task_service_pb2.WaitTaskResponse]  # type: ignore[assignment]
     """Waits until the task ends or the time is over, and answers how it stands. NOT_FOUND."""
     ListTasks: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ListTasksRequest, _task_service_pb2.ListTasksResponse]  # type: ignore[assignment]
-    """Lists tasks, newest first."""
+    """Lists tasks, newest first, or those that wait, by what has to be answered soonest."""
     ListTaskEntries: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ListTaskEntriesRequest, _task_service_pb2.ListTaskEntriesResponse]  # type: ignore[assignment]
     """Lists a task's entries after a sequence, oldest first. NOT_FOUND."""
     WatchTask: _aio.UnaryStreamMultiCallable[_task_service_pb2.WatchTaskRequest, _task_service_pb2.WatchTaskResponse]  # type: ignore[assignment]
@@ -201,7 +201,7 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.ListTasksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.ListTasksResponse, _abc.Awaitable[_task_service_pb2.ListTasksResponse]]:
-        """Lists tasks, newest first."""
+        """Lists tasks, newest first, or those that wait, by what has to be answered soonest."""
 
     @_abc_1.abstractmethod
     def ListTaskEntries(

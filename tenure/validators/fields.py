@@ -75,6 +75,7 @@ def check_calls(request: Any, v: Violations) -> None:
 def check_list(request: Any, v: Violations) -> None:
     v.between("page_size", request.page_size, 0, 500)
     v.length("page_token", request.page_token, 0, 512)
+    v.known("order", task_pb2.TaskOrder, request.order)
     check_filter(request.filter, v)
 
 

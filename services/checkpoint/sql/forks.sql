@@ -42,7 +42,7 @@ select task_id::text, created_at::text
   from tasks
  where tenant = %(tenant)b
    and forked_from_task_id = %(forked_from_task_id)b::text::uuid
-   and (created_at, task_id) < (%(before)b::text::timestamptz, %(before_task_id)b::text::uuid)
+   and (created_at, task_id) < (%(place)b::text::timestamptz, %(place_task_id)b::text::uuid)
    and (cardinality(%(states)b::text[]) = 0 or state = any(%(states)b::text[]))
    and (%(queue)b::text = '' or queue = %(queue)b::text)
    and (%(root_task_id)b::text = '' or root_task_id = nullif(%(root_task_id)b::text, '')::uuid)

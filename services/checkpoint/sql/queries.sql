@@ -191,12 +191,27 @@ select t.task_id::text, t.tenant, f.body, t.state, t.reason, t.message, t.attemp
 select task_id::text, created_at::text
   from tasks
  where tenant = %(tenant)b
-   and (created_at, task_id) < (%(before)b::text::timestamptz, %(before_task_id)b::text::uuid)
+   and (created_at, task_id) < (%(place)b::text::timestamptz, %(place_task_id)b::text::uuid)
    and (cardinality(%(states)b::text[]) = 0 or state = any(%(states)b::text[]))
    and (%(queue)b::text = '' or queue = %(queue)b::text)
    and (%(root_task_id)b::text = '' or root_task_id = nullif(%(root_task_id)b::text, '')::uuid)
    and labels @> %(labels)b::text::jsonb
  order by created_at desc, task_id desc
+ limit %(page_size)b;
+
+-- name: list_waits
+-- A page of ids of tasks that wait, by the deadline of the wait, by an index of its own. The cursor is the last row's place.
+select task_id::text, coalesce(wait_deadline_at, 'infinity')::text
+  from tasks
+ where tenant = %(tenant)b and waiting_since is not null
+   and (coalesce(wait_deadline_at, 'infinity'), task_id) >
+       (%(place)b::text::timestamptz, %(place_task_id)b::text::uuid)
+   and (cardinality(%(states)b::text[]) = 0 or state = any(%(states)b::text[]))
+   and (%(queue)b::text = '' or queue = %(queue)b::text)
+   and (%(root_task_id)b::text = '' or root_task_id = nullif(%(root_task_id)b::text, '')::uuid)
+   and (%(forked_from_task_id)b::text = '' or forked_from_task_id = nullif(%(forked_from_task_id)b::text, '')::uuid)
+   and labels @> %(labels)b::text::jsonb
+ order by coalesce(wait_deadline_at, 'infinity'), task_id
  limit %(page_size)b;
 
 -- name: page_of_entries

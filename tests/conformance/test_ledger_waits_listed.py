@@ -1,0 +1,79 @@
+"""Waits in a list: what has to be answered soonest comes first, in pages, by an index."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from services.checkpoint.queries import QUERIES, prepare_connection
+from tenure.domain.errors import InvalidRequest
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_pb2
+from tests.conformance.test_ledger_waits import waiting
+from tests.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint
+
+BY_DEADLINE = task_pb2.TASK_ORDER_WAIT_DEADLINE
+IN_DOUBT = pb.Transition(to_state=task_pb2.TASK_STATE_WAITING_USER, reason="TOOL_IN_DOUBT")
+
+
+async def listed(replica: Checkpoint, page_size: int = 0, **wanted) -> list[list[str]]:
+    """All pages."""
+    pages, token = [], ""
+    while True:
+        request = pb.CheckpointServiceListTasksRequest(
+            filter=task_pb2.TaskFilter(**wanted), order=BY_DEADLINE, page_size=page_size, page_token=token
+        )
+        page = await replica.stub.ListTasks(request, timeout=TIMEOUT_SECONDS)
+        pages.append([task.task_id for task in page.tasks])
+        token = page.next_page_token
+        if not token:
+            return pages
+
+
+async def test_what_must_be_answered_soonest_comes_first_and_what_has_no_deadline_last(checkpoint):
+    replica = await checkpoint()
+    await replica.create()
+    doubtful = await replica.claim((await replica.create()).task_id)
+    await doubtful.commit(transition=IN_DOUBT)
+    late, soon, sooner = [
+        (await waiting(replica, timeout_seconds=seconds, labels={"n": str(seconds)})).task_id
+        for seconds in (9000, 600, 60)
+    ]
+    in_order = [sooner, soon, late, doubtful.task.task_id]
+    assert await listed(replica) == [in_order]
+    assert await listed(replica, page_size=3) == [in_order[:3], in_order[3:]]
+    assert [one for page in await listed(replica, page_size=1) for one in page] == in_order
+    assert await listed(replica, labels={"n": "600"}) == [[soon]]
+    assert await listed(replica, states=[task_pb2.TASK_STATE_WAITING_EXTERNAL]) == [[]]
+    await replica.cancel(sooner)
+    assert await listed(replica) == [in_order[1:]]
+
+
+async def test_an_order_that_there_is_not_is_refused(checkpoint):
+    replica = await checkpoint()
+    with pytest.raises(InvalidRequest):
+        await replica.stub.ListTasks(pb.CheckpointServiceListTasksRequest(order=9), timeout=TIMEOUT_SECONDS)
+
+
+async def test_the_list_has_its_index(checkpoint):
+    replica = await checkpoint()
+    await waiting(replica)
+    asked = {
+        "tenant": "default",
+        "place": "-infinity",
+        "place_task_id": "00000000-0000-0000-0000-000000000000",
+        "states": ["WAITING_USER"],
+        "queue": "",
+        "root_task_id": "",
+        "forked_from_task_id": "",
+        "labels": "{}",
+        "page_size": 10,
+    }
+    async with await psycopg.AsyncConnection.connect(replica.dsn, autocommit=True) as postgres:
+        await postgres.execute("set search_path to ledger")
+        await postgres.execute("set enable_seqscan to off")  # as in the service
+        prepare_connection(postgres)
+        plan = await (await postgres.execute(b"explain " + QUERIES.list_waits, asked)).fetchall()
+    told = "\n".join(line for (line,) in plan)
+    assert "Index Scan using tasks_waits" in told, told
+    assert ("Sort" in told, "Seq Scan" in told) == (False, False), told
