@@ -201,8 +201,8 @@ select task_id::text, created_at::text
 
 -- name: list_waits
 -- A page of ids of tasks that wait, by the deadline of the wait, by an index of its own. The cursor is the last row's place.
-select task_id::text, coalesce(wait_deadline_at, 'infinity')::text
-  from tasks
+select t.task_id::text, coalesce(wait_deadline_at, 'infinity')::text
+  from tasks t
  where tenant = %(tenant)b and waiting_since is not null
    and (coalesce(wait_deadline_at, 'infinity'), task_id) >
        (%(place)b::text::timestamptz, %(place_task_id)b::text::uuid)
@@ -211,7 +211,7 @@ select task_id::text, coalesce(wait_deadline_at, 'infinity')::text
    and (%(root_task_id)b::text = '' or root_task_id = nullif(%(root_task_id)b::text, '')::uuid)
    and (%(forked_from_task_id)b::text = '' or forked_from_task_id = nullif(%(forked_from_task_id)b::text, '')::uuid)
    and labels @> %(labels)b::text::jsonb
- order by coalesce(wait_deadline_at, 'infinity'), task_id
+ order by coalesce(wait_deadline_at, 'infinity'), t.task_id -- not the text above: the index has the UUID
  limit %(page_size)b;
 
 -- name: page_of_entries
