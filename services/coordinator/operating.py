@@ -10,6 +10,7 @@ from services.coordinator.listings import worker_to_wire
 from services.coordinator.losses import LostClaim
 from tenure.domain.errors import NotFound
 from tenure.domain.states import Reason
+from tenure.runtime.failpoint import failpoint
 from tenure.runtime.tenancy import current_tenant
 from tenure.v1 import coordinator_service_pb2 as pb
 
@@ -53,7 +54,10 @@ class Operating:
     async def drain(self, request: pb.CoordinatorServiceDrainWorkerRequest) -> list[pb.Worker]:
         """Marks every session of the worker; those that are attached elsewhere are told there. Raises NotFound."""
         record = DrainRecord(actor=request.actor, reason=request.reason)
-        marked = [held for held in await self._live(request.worker_id) if await self._store.drains.put(held, record)]
+        live = await self._live(request.worker_id)
+        await failpoint("coordinator.before_drain")
+        marked = [held for held in live if await self._store.drains.put(held, record)]
+        await failpoint("coordinator.after_drain")
         if not marked:
             raise NotFound(f"the worker {request.worker_id} has gone", reason=WORKER_NOT_FOUND)
         _log.info("a worker is to drain", extra={"worker": request.worker_id, "why": record.message})

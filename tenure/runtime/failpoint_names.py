@@ -109,6 +109,8 @@ declare("coordinator.after_claim", "the claim is in etcd, not registered in the 
 declare("coordinator.after_register", "registered, the grant not sent")
 declare("coordinator.before_delete", "claims that are to go")
 declare("coordinator.after_delete", "claims that are gone, their tasks RUNNING or waiting for the next claim")
+declare("coordinator.before_drain", "an operator wants a worker to drain, and nothing says so")
+declare("coordinator.after_drain", "the mark is in etcd, the operator was not told")
 declare("coordinator.before_requeue", "a claim is gone, its task still RUNNING")
 declare("coordinator.after_requeue", "the task is in the queue, nobody was told to look")
 declare("coordinator.before_raise", "generations differ")

@@ -58,6 +58,7 @@ ENDINGS: Final = Scene(
 GENERATION: Final = Scene(_tasks("keyed", "keyed"), (PlannedFault(0.5, "lose_generation", "etcd"),))
 STALE: Final = Scene(_tasks("slow-tools", "slow-tools"), (PlannedFault(1.0, "stale_write", "checkpoint"),))
 LEASES: Final = Scene((), (PlannedFault(0.0, "use_lease", "coordinator", 5.0),))
+DRAINS: Final = Scene(_tasks("keyed", "unsafe"), (PlannedFault(0.5, "drain_worker", "worker-2", 4.0),))
 SIGNALS: Final = Scene((), (PlannedFault(0.0, "send_signals", "checkpoint", 5.0),))
 WEBHOOKS: Final = Scene(_tasks("plain", "plain"), (PlannedFault(0.0, "receive_webhooks", "checkpoint", 5.0, "2"),))
 PRUNES: Final = Scene((), (PlannedFault(0.0, "prune", "checkpoint"),))
@@ -111,6 +112,8 @@ SCENES: Final = {
     "coordinator.after_ending_open": ENDINGS,
     "coordinator.before_ending_commit": ENDINGS,
     "coordinator.before_ending_release": ENDINGS,
+    "coordinator.before_drain": DRAINS,
+    "coordinator.after_drain": DRAINS,
     "coordinator.after_lease_claim": LEASES,
     "coordinator.after_lease_register": LEASES,
 }

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import uuid4
 
-from tenure.domain.errors import Fenced, StaleEpoch, TryLater
+from tenure.domain.errors import Fenced, NotFound, StaleEpoch, TryLater
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.token import Claims
 from tenure.runtime.rpc_channel import open_channel
@@ -212,6 +212,16 @@ async def receive_webhooks(install: Installation, fault: PlannedFault) -> None:
         assert sequences == sorted(sequences), [(one.type, one.data["sequence"]) for one in told]
 
 
+async def drain_worker(install: Installation, fault: PlannedFault) -> None:
+    """An operator drains the worker, as often as it takes; then it is killed, and the next one of its name works."""
+    ends_at = asyncio.get_running_loop().time() + fault.seconds
+    while asyncio.get_running_loop().time() < ends_at:
+        with suppress(TryLater, NotFound):
+            await install.users[0].drain(fault.target, "a new kernel")
+        await asyncio.sleep(PAUSE_SECONDS)
+    await kill(install, PlannedFault(0.0, "kill", fault.target))
+
+
 async def model(install: Installation, fault: PlannedFault) -> None:
     """The next model calls fail as `detail` says."""
     order = json.loads(fault.detail)
@@ -240,6 +250,7 @@ INJECTORS: Final[dict[str, Inject]] = {
     "lose_generation": lose_generation,
     "stale_write": stale_write,
     "use_lease": use_lease,
+    "drain_worker": drain_worker,
     "send_signals": send_signals,
     "receive_webhooks": receive_webhooks,
     "prune": prune,
