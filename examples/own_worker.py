@@ -131,7 +131,7 @@ class TaskRun:
                 self.held.cancelled = part.header.task.cancel_requested
             for entry in part.page.entries:
                 self.point.apply(entry.body)
-                self.point.sequence = entry.sequence
+                self.point.sequence = self.held.progress.sequence = entry.sequence
 
     async def commit(self, transition: ledger_pb.Transition | None = None, **fact: Any) -> None:
         """Rule 7. Commit numbers run 1, 2, 3 … within a claim. After a lost answer the very same request is sent again:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from tenure.domain.waits import Wait, default_timeout_seconds
+from tenure.domain.waits import Wait
 from tenure.v1 import task_pb2
 from tenure.wire.times import timestamp
 from tenure.wire.waits import wait_to_domain, wait_to_wire
@@ -18,7 +18,7 @@ def begin_wait(row: TaskRow, wait: Wait, sequence: int) -> task_pb2.Wait:
     """The wait as the transition with this sequence tells it; the row has it from now on."""
     kept = wait_to_wire(wait)
     kept.wait_id = f"w{sequence}"
-    timeout_seconds = wait.timeout_seconds or default_timeout_seconds(wait.kind)
+    timeout_seconds = row.task_policy.timeouts.wait_seconds(wait.kind, wait.timeout_seconds)
     row.wait_deadline_at = row.locked_at + timedelta(seconds=timeout_seconds)
     kept.begin_time.CopyFrom(timestamp(row.locked_at))
     kept.deadline_time.CopyFrom(timestamp(row.wait_deadline_at))

@@ -201,6 +201,7 @@ def _move(draft: Draft, commit: PreparedCommit) -> None:
         result_json=move.result_json,
         retry_delay_seconds=move.retry_delay_seconds,
         wait=move.wait,
+        error_class=move.error_class,
         by_claim=True,
     )
 

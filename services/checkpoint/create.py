@@ -18,7 +18,7 @@ from tenure.domain.states import Reason, TaskState
 from tenure.runtime.failpoint import failpoint
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.enums import STATES
-from tenure.wire.task import spec_to_domain, spec_to_wire
+from tenure.wire.task import policy_to_wire, spec_to_domain, spec_to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -136,4 +136,7 @@ def _row(task_id: str, tenant: str, request_id: str, digest: bytes, spec: TaskSp
         "timeout_seconds": spec.limits.timeout_seconds,
         "exclusive_source": exclusive_source(spec.source),
         "has_result_schema": bool(spec.result_schema_json),
+        "policy": policy_to_wire(spec.policy).SerializeToString(),
+        "queued_seconds": spec.policy.timeouts.queued.after_seconds,
+        "start_time": "" if spec.start_time is None else spec.start_time.isoformat(),
     }

@@ -14,6 +14,7 @@ from services.checkpoint.kinds import KINDS
 from tenure.domain.budget import Granted, ReserveRequest, TokenUsage, settle_lost
 from tenure.domain.endings import Ending
 from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState, check_move
+from tenure.domain.timeouts import TIMEOUT_REASONS
 from tenure.v1 import ledger_pb2
 from tenure.wire.enums import STATES
 from tenure.wire.task import usage_to_wire
@@ -157,6 +158,7 @@ class Draft:
         result_json: str = "",
         retry_delay_seconds: float = 0.0,
         wait: Wait | None = None,
+        error_class: str = "",
         by_claim: bool = False,
     ) -> None:
         """One state change, one transition entry. Leaving RUNNING takes the claim and settles what it left open."""
@@ -180,6 +182,7 @@ class Draft:
             next_retry_time=None if retry_at is None else timestamp(retry_at),
             wait=begun,
             result_json=result_json,
+            error_class=error_class,
         )
         body = ledger_pb2.EntryBody(transition=transition).SerializeToString()
         self.append(KINDS["transition"], body, step=row.step, actor=actor, by_claim=by_claim)
@@ -187,6 +190,9 @@ class Draft:
         row.holds, row.next_retry_at = to_state is TaskState.RUNNING, retry_at
         row.owner = row.owner if row.holds else ""
         self.result, self.result_json = result.encode() or self.result, result_json.encode()
+        row.queued_until = self._queued_until(to_state)
+        if to_state is TaskState.RETRY_SCHEDULED and reason in TIMEOUT_REASONS:
+            row.timeout_retries += 1
         self.moved = True
         self.claimable = to_state is TaskState.QUEUED and row.ending is None
 
@@ -204,7 +210,7 @@ class Draft:
         row = self.row
         assert row.state in TERMINAL, "an attempt begins after the one before"
         row.attempt += 1
-        row.deaths, row.dead_owners = 0, ()
+        row.deaths, row.dead_owners, row.timeout_retries = 0, (), 0
         row.ending_state = row.ending_reason = row.ending_message = row.ending_actor = ""
         row.ending_result, row.ending_at = b"", None
         self.deadline_at = row.locked_at + timedelta(seconds=timeout_seconds)
@@ -235,6 +241,13 @@ class Draft:
             row.deadline_at += row.locked_at - row.waiting_since
             self.deadline_at = row.deadline_at
         row.wait, row.wait_deadline_at, row.wait_correlation = b"", None, ""
+
+    def _queued_until(self, to_state: TaskState) -> datetime | None:
+        """Each stay in the queue is timed by itself."""
+        if to_state is not TaskState.QUEUED:
+            return None
+        after_seconds = self.row.task_policy.timeouts.queued.after_seconds
+        return None if after_seconds is None else self.row.locked_at + timedelta(seconds=after_seconds)
 
     def _retry_at(self, to_state: TaskState, delay_seconds: float) -> datetime | None:
         if to_state is not TaskState.RETRY_SCHEDULED:

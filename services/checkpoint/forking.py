@@ -90,6 +90,7 @@ def overridden(spec: task_pb2.TaskSpec, overrides: task_pb2.ForkOverrides) -> ta
     """The other task's spec with what the fork has otherwise."""
     forked = task_pb2.TaskSpec()
     forked.CopyFrom(spec)
+    forked.ClearField("start_time")
     if overrides.HasField("model"):
         forked.agent.model = overrides.model
     if overrides.HasField("system"):

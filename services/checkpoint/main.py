@@ -99,6 +99,8 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     duties.start("poll", replicas.run_poll)
     duties.start("retries", sweeper.run_retries)
     duties.start("deadlines", sweeper.run_deadlines)
+    duties.start("queued", sweeper.run_queued)
+    duties.start("starts", sweeper.run_starts)
     duties.start("schedules", ScheduleSweeper(pool, replicas.announce, settings.sweep_interval_seconds, defaults).run)
     duties.start("waits", sweeper.run_waits)
     duties.start("signals", sweeper.run_signals)

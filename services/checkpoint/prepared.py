@@ -63,6 +63,7 @@ class Move(NamedTuple):
     retry_delay_seconds: float
     wait: Wait | None
     result_json: str
+    error_class: str
 
 
 class PreparedCommit(NamedTuple):
@@ -198,8 +199,16 @@ def _move(request: pb.CommitRequest) -> Move | None:
         raise InvalidRequest(violations=[("transition.result", "belongs to endings only")])
     if to_state is TaskState.RETRY_SCHEDULED and not asked.HasField("retry_delay"):
         raise InvalidRequest(violations=[("transition.retry_delay", "must be set for RETRY_SCHEDULED")])
-    delay, wait = seconds(asked.retry_delay), _wait(asked, to_state)
-    return Move(to_state, asked.reason, asked.message, asked.result, delay, wait, asked.result_json)
+    return Move(
+        to_state,
+        asked.reason,
+        asked.message,
+        asked.result,
+        seconds(asked.retry_delay),
+        _wait(asked, to_state),
+        asked.result_json,
+        asked.error_class,
+    )
 
 
 def _wait(asked: pb.Transition, to_state: TaskState) -> Wait | None:

@@ -132,7 +132,9 @@ async def _offered(pool: Pool, statement: bytes, parameters: dict[str, Any]) -> 
 
 
 def _offer(row: tuple[Any, ...]) -> pb.Offer:
-    task_id, tenant, queue, priority, loop, epoch, reason, tools, _, _, deaths, not_worker_id, only_worker_id = row
+    task_id, tenant, queue, priority, loop, epoch, reason, tools, _, _, deaths, *steered, policy = row
+    not_worker_id, only_worker_id = steered
+    timeouts = task_pb2.TaskPolicy.FromString(policy).timeouts
     return pb.Offer(
         task_id=task_id,
         tenant=tenant,
@@ -145,4 +147,6 @@ def _offer(row: tuple[Any, ...]) -> pb.Offer:
         suspect=is_suspect(deaths),
         not_worker_id=not_worker_id,
         only_worker_id=only_worker_id,
+        start_timeout=timeouts.start.after if timeouts.start.HasField("after") else None,
+        progress_timeout=timeouts.progress.after if timeouts.progress.HasField("after") else None,
     )

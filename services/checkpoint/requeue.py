@@ -8,19 +8,25 @@ from typing import TYPE_CHECKING, Final
 from services.checkpoint.announcement import Announcement, announcement_of
 from services.checkpoint.draft import LEDGER, Draft, clean
 from services.checkpoint.finishing import carry_out_ending
+from services.checkpoint.phase_timeouts import ask, what_follows
 from services.checkpoint.queries import QUERIES, in_ledger_transaction
 from services.checkpoint.rows import lock_tasks
 from services.checkpoint.writing import write
 from tenure.domain.endings import NOBODY_DIED, ending_of_lost_claim
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import LeaseLostPolicy
+from tenure.domain.timeouts import REASONS, Phase
 from tenure.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from services.checkpoint.rows import TaskRow
     from tenure.runtime.postgres import Connection, Pool
     from tenure.v1 import checkpoint_service_pb2 as pb
+
+_PHASES: Final = {REASONS[phase]: phase for phase in (Phase.START, Phase.PROGRESS)}
+"""What coordinators judge, by the reason that they take a claim away for."""
 
 _TASKS_A_TRANSACTION: Final = 128
 STEERED_SECONDS: Final = 10.0
@@ -48,14 +54,17 @@ async def _requeue(lost: Sequence[pb.RequeueLostRequest.Lost], connection: Conne
     drafts = []
     for one in lost:
         row = tasks.get(one.task_id)
-        if row is None or not row.holds or row.claim_id != one.claim_id:
+        if row is None:
             continue
         draft = Draft(row, budgets[row.root_task_id])
-        if one.reason == Reason.OPERATOR_TRANSFER:
-            await _steer(connection, one, row.owner)
-        _put_back(draft, one)
+        if row.holds and row.claim_id == one.claim_id:
+            if one.reason == Reason.OPERATOR_TRANSFER:
+                await _steer(connection, one, row.owner)
+            _put_back(draft, one)
+        elif one.reason == Reason.START_TIMEOUT and _is_unopened(row, one.claim_id):
+            _leave_unopened(draft, one)
         await carry_out_ending(connection, draft)
-        drafts.append(draft)
+        drafts += [draft] if draft.has_work else []
     await write(connection, drafts)
     return drafts
 
@@ -66,14 +75,38 @@ async def _steer(connection: Connection, lost: pb.RequeueLostRequest.Lost, owner
     await connection.execute(QUERIES.steer, {**steer, "seconds": STEERED_SECONDS})
 
 
+def _is_unopened(row: TaskRow, claim_id: str) -> bool:
+    """Whether the task was granted for this claim, and still stands in the queue for it to be opened."""
+    waits = row.state is TaskState.QUEUED and row.ending is None
+    return waits and row.granted_claim == claim_id and row.claim_id != claim_id
+
+
+def _leave_unopened(draft: Draft, lost: pb.RequeueLostRequest.Lost) -> None:
+    """A task that its worker never opened. It stands in the queue, and to go on it stays there."""
+    move = what_follows(draft, Phase.START, lost.message)
+    if move is not None:
+        ask(draft, move)
+
+
 def _put_back(draft: Draft, lost: pb.RequeueLostRequest.Lost) -> None:
     row = draft.row
     if lost.reason not in NOBODY_DIED:
         row.count_death(row.owner)
-    if row.ending is None:
-        policy = LeaseLostPolicy(row.on_lease_lost)
-        ending = ending_of_lost_claim(policy, row.died, lost.reason, lost.message)
-        if ending is not None:
-            draft.ask_ending(ending)
     draft.settle_lost(lost.output_tokens)
-    draft.move(TaskState.QUEUED, lost.reason, lost.message, actor=lost.actor or LEDGER)
+    if row.ending is None:
+        _judge(draft, lost)
+    if row.state is TaskState.RUNNING:
+        draft.move(TaskState.QUEUED, lost.reason, lost.message, actor=lost.actor or LEDGER)
+
+
+def _judge(draft: Draft, lost: pb.RequeueLostRequest.Lost) -> None:
+    """What the loss leads to besides the queue: by the policy for the phase that took too long, or for lost leases."""
+    row = draft.row
+    phase = _PHASES.get(lost.reason)
+    move = None if phase is None else what_follows(draft, phase, lost.message)
+    if move is not None and not row.died.is_crash_loop:
+        ask(draft, move)
+        return
+    ending = ending_of_lost_claim(LeaseLostPolicy(row.on_lease_lost), row.died, lost.reason, lost.message)
+    if ending is not None:
+        draft.ask_ending(ending)

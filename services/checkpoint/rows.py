@@ -13,10 +13,13 @@ from tenure.domain.deaths import Deaths
 from tenure.domain.endings import Ending
 from tenure.domain.epochs import Fence
 from tenure.domain.states import TaskState
+from tenure.v1 import task_pb2
+from tenure.wire.task import policy_to_domain
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from tenure.domain.task import TaskPolicy
     from tenure.runtime.postgres import Connection
 
 
@@ -74,6 +77,9 @@ class TaskRow:
     wait_correlation: str
     waiting_since: datetime | None
     has_result_schema: bool
+    policy: bytes
+    timeout_retries: int
+    queued_until: datetime | None
 
     def __post_init__(self) -> None:
         """What the database gives as text and list becomes what the rules speak of."""
@@ -106,6 +112,11 @@ class TaskRow:
             self.ending_actor,
             self.ending_result.decode(),
         )
+
+    @property
+    def task_policy(self) -> TaskPolicy:
+        """What to do when things go wrong."""
+        return policy_to_domain(task_pb2.TaskPolicy.FromString(self.policy))
 
     @property
     def died(self) -> Deaths:

@@ -1,6 +1,7 @@
-"""What time brings about: due retries, passed deadlines. In any number of replicas, a bounded number of rows at a time.
+"""What time brings about: due starts and retries, passed deadlines, phases that took too long.
 
-Rows are judged and changed under one lock, by database time; what another replica is at is skipped.
+In any number of replicas, a bounded number of rows at a time. Rows are judged and changed under one lock, by database
+time; what another replica is at is skipped.
 """
 
 from __future__ import annotations
@@ -10,23 +11,22 @@ import random
 from typing import TYPE_CHECKING, Final
 
 from services.checkpoint import signals, waits
-from services.checkpoint.announcement import announcement_of
+from services.checkpoint.announcement import Announcement, announcement_of
 from services.checkpoint.begun_waits import current_wait
 from services.checkpoint.draft import LEDGER, Draft
-from services.checkpoint.finishing import carry_out_ending
+from services.checkpoint.phase_timeouts import carry_out, what_follows
 from services.checkpoint.queries import QUERIES, fetch_all, in_ledger_transaction
 from services.checkpoint.rows import lock_tasks
 from services.checkpoint.writing import write
-from tenure.domain.endings import Ending
 from tenure.domain.states import Reason, TaskState
-from tenure.domain.waits import NO_ANSWER, WaitDeadlinePolicy
+from tenure.domain.timeouts import Phase
+from tenure.domain.waits import NO_ANSWER
 from tenure.runtime import metrics
 from tenure.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from services.checkpoint.announcement import Announcement
     from tenure.runtime.postgres import Connection, Pool
 
 ROWS_A_SWEEP: Final = 100
@@ -44,30 +44,56 @@ async def queue_due_retries(pool: Pool) -> list[Draft]:
 
 async def end_overdue(pool: Pool) -> list[Draft]:
     """Tasks past their deadline are to end; those that nobody holds end here."""
-    ending = Ending(TaskState.TIMED_OUT, Reason.DEADLINE_PASSED, "the task's timeout has passed", LEDGER)
 
     async def change(connection: Connection, draft: Draft) -> None:
-        draft.ask_ending(ending)
-        await carry_out_ending(connection, draft)
+        move = what_follows(draft, Phase.TASK, "the task's timeout has passed")
+        assert move is not None, "there is no time left to go on in"
+        await carry_out(connection, draft, move)
 
     return await _sweep(pool, QUERIES.due_deadlines, change)
 
 
+async def end_queued_too_long(pool: Pool) -> list[Draft]:
+    """Tasks that no worker took in the time that their policy gives."""
+
+    async def change(connection: Connection, draft: Draft) -> None:
+        move = what_follows(draft, Phase.QUEUED, "no worker took the task in time")
+        assert move is not None, "only a task that is timed in the queue was found"
+        await carry_out(connection, draft, move)
+
+    return await _sweep(pool, QUERIES.due_queued, change)
+
+
+async def start_due(pool: Pool) -> int:
+    """Tasks whose start_time has come are offered from now on; how many. Nothing else of them changes."""
+
+    async def work(connection: Connection) -> int:
+        found = await fetch_all(connection, QUERIES.due_starts, {"limit": ROWS_A_SWEEP})
+        if found:
+            await before_sweep()
+        return len(found)
+
+    started = await in_ledger_transaction(pool, work)
+    if started:
+        await after_sweep()
+    return started
+
+
 async def expire_waits(pool: Pool) -> list[Draft]:
-    """Waits past their deadline: the task goes on without an answer, or ends, as the wait says."""
+    """Waits past their deadline: the task goes on without an answer, asks again later, or ends, by policy or wait."""
 
     async def change(connection: Connection, draft: Draft) -> None:
         wait = current_wait(draft.row)
         assert wait is not None, "what has a deadline is a wait, and its row was locked when it was judged"
+        action = draft.row.task_policy.timeouts.action_of_wait(wait.at_deadline)
+        move = what_follows(draft, Phase.WAIT, "nobody answered what the task waited for", action)
         answer = waits.Answer(NO_ANSWER, LEDGER, "")
-        if wait.at_deadline is WaitDeadlinePolicy.GO_ON:
+        if move is None:
             waits.resolve(draft, wait, answer)
             return
-        waits.record(draft, wait, answer)
-        draft.ask_ending(
-            Ending(TaskState.TIMED_OUT, Reason.WAIT_EXPIRED, "nobody answered what the task waited for", LEDGER)
-        )
-        await carry_out_ending(connection, draft)
+        if move.to_state is not TaskState.RETRY_SCHEDULED:  # there the call stays open: its next owner asks again
+            waits.record(draft, wait, answer)
+        await carry_out(connection, draft, move)
 
     return await _sweep(pool, QUERIES.due_waits, change)
 
@@ -97,7 +123,7 @@ async def _sweep(pool: Pool, statement: bytes, change: Callable[[Connection, Dra
 
 
 async def before_sweep() -> None:
-    """A sweep, of whatever, has found work and written nothing."""
+    """A sweep, of whatever, has found work and committed nothing."""
     await failpoint("checkpoint.before_sweep")
 
 
@@ -119,6 +145,19 @@ class Sweeper:
 
     async def run_deadlines(self) -> None:
         await self._run("deadlines", end_overdue)
+
+    async def run_queued(self) -> None:
+        await self._run("queued", end_queued_too_long)
+
+    async def run_starts(self) -> None:
+        """One task needs no telling of a change: that there is something to claim is all the news."""
+        started = metrics.cell("tenure_swept_tasks_total", sweep="starts")
+        while True:
+            found = await start_due(self._pool)
+            self._announce(Announcement(claimable=bool(found)))
+            started.value += found
+            if found < ROWS_A_SWEEP:
+                await asyncio.sleep(self._interval_seconds * random.uniform(0.5, 1.0))
 
     async def run_waits(self) -> None:
         await self._run("waits", expire_waits)

@@ -59,6 +59,7 @@ _MOVE_COLUMNS: Final[Columns] = {
     "max_steps": Int8s,
     "wait": Byteas,
     "wait_correlation": Texts,
+    "timeout_retries": Int8s,
 }
 _ENTRY_COLUMNS: Final[Columns] = {
     "task_id": Texts,
@@ -137,6 +138,7 @@ def _move_arrays(drafts: Sequence[Draft]) -> dict[str, Any]:
         "deadline_at": Texts(draft.deadline_at.isoformat() if draft.deadline_at else "" for draft in drafts),
         "wait_deadline_at": Texts(row.wait_deadline_at.isoformat() if row.wait_deadline_at else "" for row in rows),
         "waiting_since": Texts(row.waiting_since.isoformat() if row.waiting_since else "" for row in rows),
+        "queued_until": Texts(row.queued_until.isoformat() if row.queued_until else "" for row in rows),
         "ended": Bools(draft.ended for draft in drafts),
         "dead_owners": Texts(OWNERS_SEPARATOR.join(row.dead_owners) for row in rows),
     }

@@ -24,6 +24,7 @@ from tenure.runtime.failpoint import failpoint
 from tenure.runtime.retrying import retrying
 from tenure.runtime.telemetry import span
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
+from tenure.wire.times import seconds
 
 if TYPE_CHECKING:
     from services.coordinator.generation import Generation
@@ -129,6 +130,8 @@ class Granting:
             key_id=self._issuer.key_id,
             tools=tuple(offer.tools.names) if offer.HasField("tools") else None,
             suspect=offer.suspect,
+            start_timeout_seconds=seconds(offer.start_timeout),
+            progress_timeout_seconds=seconds(offer.progress_timeout),
         )
         return NewClaim(offer.task_id, record, session.held)
 

@@ -68,7 +68,8 @@ class Profile:
 class WorkedClaim:
     """A claim of a session, and what its worker's renewals say of it. `unnamed_since` None: the last one named it.
 
-    `key_id`: what its newest token was signed with. `suspect`: it may be what kills its owners.
+    `key_id`: what its newest token was signed with. `suspect`: it may be what kills its owners. `unopened_since` None:
+    the worker has told of something in the task's ledger.
     """
 
     held: HeldClaim
@@ -76,6 +77,14 @@ class WorkedClaim:
     unnamed_since: float | None
     key_id: str
     suspect: bool
+    unopened_since: float | None
+
+    def hear(self, heard: Heard, now: float) -> None:
+        """What a renewal says of it, naming it."""
+        self.unnamed_since = None
+        if heard.sequence:
+            self.unopened_since = None
+        self.progress.hear(heard, now)
 
 
 class Session:
@@ -179,18 +188,17 @@ class Session:
 
     def hold(self, claim: HeldClaim, now: float, *, named: bool) -> None:
         """From now on this claim is one of the session's."""
-        watch = ProgressWatch.begin(now, self.timing.progress_timeout_seconds)
         record = claim.record
+        watch = ProgressWatch.begin(now, record.progress_timeout_seconds or self.timing.progress_timeout_seconds)
         unnamed_since = None if named else now
-        self.claims[record.claim_id] = WorkedClaim(claim, watch, unnamed_since, record.key_id, record.suspect)
+        self.claims[record.claim_id] = WorkedClaim(claim, watch, unnamed_since, record.key_id, record.suspect, now)
 
     def hear(self, holdings: Iterable[pb.Holding], now: float) -> list[pb.Holding]:
         """Take in what a renewal names. Returns what it names and does not hold: to be revoked."""
         named = {each.claim_id: each for each in holdings}
         for claim_id, claim in self.claims.items():
             if claim_id in named:
-                claim.unnamed_since = None
-                claim.progress.hear(_heard(named[claim_id].progress), now)
+                claim.hear(_heard(named[claim_id].progress), now)
             elif claim.unnamed_since is None:
                 claim.unnamed_since = now
         return [each for claim_id, each in named.items() if claim_id not in self.claims]

@@ -59,7 +59,11 @@ def _why(session: Session, claim: WorkedClaim) -> tuple[str, str] | None:
         unnamed_seconds = renewed_at - claim.unnamed_since
         if unnamed_seconds >= timing.start_timeout_seconds:
             return Reason.CLAIM_LOST, f"worker {worker} did not name the claim for {unnamed_seconds:.1f} s"
+    if claim.unopened_since is not None and (limit_seconds := claim.held.record.start_timeout_seconds):
+        unopened_seconds = renewed_at - claim.unopened_since
+        if unopened_seconds >= limit_seconds:
+            return Reason.START_TIMEOUT, f"worker {worker} did not open the task within {unopened_seconds:.1f} s"
     if claim.progress.is_stuck(renewed_at):
-        patience = timing.progress_timeout_seconds
+        patience = claim.progress.timeout_seconds
         return Reason.WORKER_STUCK, f"worker {worker} is alive but made no progress for {patience:g} s"
     return None

@@ -18,7 +18,7 @@ from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.wire.enums import CALL_STATES, STATES
-from tenure.wire.task import spec_to_domain
+from tenure.wire.task import held_back_seconds, spec_to_domain
 from tenure.wire.times import seconds
 
 if TYPE_CHECKING:
@@ -77,6 +77,8 @@ def gather_facts(
         since_move=now - _unix(moved[-1].record_time if moved else task.update_time),
         since_entry=now - _unix(entries[-1].record_time if entries else task.update_time),
         until_deadline=_unix(task.deadline_time) - now,
+        until_start=held_back_seconds(task, now),
+        until_too_long=_until_too_long(task, moved, now),
         until_retry=_unix(task.next_retry_time) - now if task.HasField("next_retry_time") else None,
         is_to_end=task.cancel_requested,
         waits_for=_waits_for(task.wait) if waits else "",
@@ -87,6 +89,13 @@ def gather_facts(
         tools_answered=calls is not None,
         refusals=refusals,
     )
+
+
+def _until_too_long(task: task_pb2.Task, moved: Sequence[ledger_pb2.Entry], now: float) -> float | None:
+    after_seconds = seconds(task.spec.policy.timeouts.queued.after)
+    if task.state != task_pb2.TASK_STATE_QUEUED or not after_seconds or not moved:
+        return None
+    return max(_unix(moved[-1].record_time), _unix(task.spec.start_time)) + after_seconds - now
 
 
 def _open_calls(entries: Sequence[ledger_pb2.Entry], calls: Sequence[tool_pb2.CallTrail]) -> tuple[CallFact, ...]:

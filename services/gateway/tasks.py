@@ -171,4 +171,5 @@ def _spec(request: api.SubmitTaskRequest) -> task_pb2.TaskSpec:
         source=request.source,
         control=request.control if request.HasField("control") else None,
         result_schema_json=request.result_schema_json,
+        start_time=request.start_time if request.HasField("start_time") else None,
     )

@@ -31,12 +31,16 @@ class Effect:
         self._may_begin = may_begin
         self._began_at = 0.0
         self._timed_out = False
+        own, asked = tool.definition.timeout_seconds, run.asked.timeout_seconds
+        self._is_shortened = 0 < asked < own
+        self._limit_seconds = asked if self._is_shortened else own
 
     async def carry_out(self) -> Outcome:
         """The outcome. Raises NeverBegan, and Unavailable when it was stopped by a runner that is no longer trusted."""
         effect = self._run.effect = asyncio.create_task(self._guarded(), name=f"effect {self._run.key.idempotency_key}")
-        limit_seconds = self._tool.definition.timeout_seconds + self._tool.guard_seconds
-        done, _ = await asyncio.wait({effect}, timeout=limit_seconds)
+        # A tool that bounds itself does so at its own limit, and is left the time to say how it ended.
+        guard_seconds = 0.0 if self._is_shortened else self._tool.guard_seconds
+        done, _ = await asyncio.wait({effect}, timeout=self._limit_seconds + guard_seconds)
         if not done:
             self._timed_out = True
             effect.cancel()
@@ -68,8 +72,8 @@ class Effect:
         if self._run.stop in {Stop.LAPSED, Stop.DRAINED}:
             raise Unavailable("the runner of this call stopped", reason="RUNNER_STOPPED", retry_after_seconds=0.5)
         if self._timed_out:
-            limit = self._tool.definition.timeout_seconds
-            words, status = f"It took longer than {limit:g} s and was stopped.", OutcomeStatus.TIMED_OUT
+            words = f"It took longer than {self._limit_seconds:g} s and was stopped."
+            status = OutcomeStatus.TIMED_OUT
         else:
             words, status = "It was stopped because its task was ended.", OutcomeStatus.CANCELLED
         return self._outcome(ToolAnswer(words + self._doubt(), status))

@@ -30,7 +30,7 @@ class CallKey(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Asked:
     """An Execute, checked. `clear`: its outcome when that is known without running anything. `traceparent`: the span
-    of who asks, "" for none.
+    of who asks, "" for none. `timeout_seconds`: how long its task lets it run; 0: as long as the tool does.
     """
 
     key: CallKey
@@ -40,6 +40,7 @@ class Asked:
     arguments_json: bytes
     clear: Outcome | None = None
     traceparent: str = ""
+    timeout_seconds: float = 0.0
 
     @property
     def fence(self) -> Fence:

@@ -29,6 +29,7 @@ from tenure.runtime.trace_context import traceparent
 from tenure.v1 import token_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceServicer
 from tenure.validators import validate
+from tenure.wire.times import seconds
 from tenure.wire.token import check_token
 from tenure.wire.tools import tool_to_wire
 
@@ -129,6 +130,7 @@ class ToolServicer(ToolServiceServicer):
             arguments_json=request.arguments_json.encode(),
             clear=clear,
             traceparent=request.traceparent or traceparent(),
+            timeout_seconds=seconds(request.timeout),
         )
         return Request(asked, {} if isinstance(judged, Outcome) else judged)
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from tenure.domain.entries import ModelFailure, Transition
+from tenure.domain.failures import FailureClass, reason_of_retry
 from tenure.domain.retry import MODEL_CALL_RETRY, RetryPolicy
 from tenure.domain.states import Reason, TaskState
 
 LONGEST_WAIT_SECONDS: Final = 60.0
 """A provider that wants a longer pause gets it, but without a worker that holds the task all the while."""
-
-INTERRUPTED: Final = "INTERRUPTED"
-"""The class of a call that we broke off ourselves: it settles its attempt, and says nothing against the provider."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +34,18 @@ def after_failure(
     newest = failures[-1]
     told = f"{newest.error_class}: {newest.message}"
     if not newest.retryable:
-        return Transition(TaskState.FAILED, Reason.MODEL_REJECTED, told, result)
-    count = sum(1 for failure in failures if failure.error_class != INTERRUPTED)
+        return Transition(TaskState.FAILED, Reason.MODEL_REJECTED, told, result, error_class=newest.error_class)
+    count = sum(1 for failure in failures if failure.error_class != FailureClass.INTERRUPTED)
     wait = MODEL_CALL_RETRY.wait_seconds(count, luck, newest.retry_after_seconds) if count else 0.0
     if not MODEL_CALL_RETRY.exhausted(count) and wait <= LONGEST_WAIT_SECONDS:
         return TryAgain(wait)
-    reason = Reason.MODEL_RATE_LIMITED if newest.error_class == "RATE_LIMITED" else Reason.MODEL_UNAVAILABLE
+    leave = partial(Transition, reason=reason_of_retry(newest.error_class), error_class=newest.error_class)
     if policy.exhausted(retries):
-        return Transition(TaskState.FAILED, reason, f"{told} (after {retries} retries of the task)", result)
-    delay = policy.wait_seconds(retries + 1, luck, newest.retry_after_seconds)
-    return Transition(TaskState.RETRY_SCHEDULED, reason, told, retry_delay_seconds=delay)
+        return leave(TaskState.FAILED, message=f"{told} (after {retries} retries of the task)", result=result)
+    delay_seconds = policy.wait_seconds(retries + 1, luck, newest.retry_after_seconds)
+    return leave(TaskState.RETRY_SCHEDULED, message=told, retry_delay_seconds=delay_seconds)
+
+
+def is_late(failure: ModelFailure) -> bool:
+    """Whether the call itself took too long, by our clock: a provider that says so of its own doing has a status."""
+    return failure.error_class == FailureClass.TIMEOUT and not failure.status_code

@@ -192,4 +192,5 @@ def _transition_to_wire(transition: facts.Transition) -> pb.Transition:
         result_json=transition.result_json,
         wait=None if wait is None else wait_to_wire(wait),
         wait_timeout=None if wait is None else duration(wait.timeout_seconds),
+        error_class=transition.error_class,
     )

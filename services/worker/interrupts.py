@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from enum import Enum, auto
+from enum import IntEnum
 from typing import Any, TypeVar
 
 _Result = TypeVar("_Result")
 
 
-class Interruption(Enum):
-    """Why the work stops."""
+class Interruption(IntEnum):
+    """Why the work stops. A higher one outranks a lower one."""
 
-    DRAIN = auto()  # the process ends: give the task back
-    END = auto()  # somebody asked for the task's end, or its deadline passed: close it out
+    LATE = 1  # a step took too long: leave the task as its policy says
+    DRAIN = 2  # the process ends: give the task back
+    END = 3  # somebody asked for the task's end, or its deadline passed: close it out
 
 
 class Interrupted(Exception):  # noqa: N818  it is news to act on, not an error
@@ -43,9 +44,15 @@ class Interrupts:
 
     def request(self, kind: Interruption, message: str = "") -> None:
         """Interrupt the work at its next wait, or in the one it is in."""
-        if self._kind is not Interruption.END:
+        if self._kind is None or self._kind < kind:
             self._kind, self._message = kind, message
         self._set.set()
+
+    def withdraw(self, kind: Interruption) -> None:
+        """Take a request back that the work has not met, and that holds no more."""
+        if self._kind is kind:
+            self._kind, self._message = None, ""
+            self._set.clear()
 
     def check(self) -> None:
         """Raises Interrupted when something was requested."""

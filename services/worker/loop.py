@@ -13,8 +13,10 @@ from services.worker.claim_ledger import ClaimLedger, Fact
 from services.worker.close_out import leave
 from services.worker.holdings import Holding
 from services.worker.interrupts import Interrupted, Interruption
+from services.worker.leaving import after_calls, after_interruption
 from services.worker.parts import Parts
 from services.worker.room import window_for
+from services.worker.step_clock import StepClock
 from services.worker.tool_step import ToolStep
 from tenure.domain import entries as facts
 from tenure.domain.compaction import Window
@@ -22,7 +24,7 @@ from tenure.domain.errors import SequenceConflict, WrongState
 from tenure.domain.fold import ResumePoint
 from tenure.domain.messages import UNREAD_MESSAGES
 from tenure.domain.retry import RetryPolicy
-from tenure.domain.states import Reason, ReleaseReason, TaskState
+from tenure.domain.states import ReleaseReason
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import ToolDefinition
 from tenure.domain.turn import ExecuteTools
@@ -46,9 +48,16 @@ class Loop:
         self._parts, self._holding = parts, holding
         self._ledger = ClaimLedger(parts.ledger, holding)
         self._pending: list[Fact] = []
+        self._clock = StepClock(holding.interrupts)
 
     async def run(self) -> ReleaseReason:
         """Works until the task is left."""
+        try:
+            return await self._run()
+        finally:
+            self._clock.stop()
+
+    async def _run(self) -> ReleaseReason:
         await failpoint("worker.after_grant")
         await self._ledger.open()
         await failpoint("worker.after_open")
@@ -75,8 +84,7 @@ class Loop:
     def _begin(self) -> None:
         """After an Open: nothing is pending."""
         self._window = window_for(self._spec, self._parts.defaults)
-        policy = self._spec.policy.on_in_doubt
-        self._tools = ToolStep(self._parts, self._holding, self._ledger, policy, self._window)
+        self._tools = ToolStep(self._parts, self._holding, self._ledger, self._spec.policy, self._window)
         self._pending = []
 
     @property
@@ -87,6 +95,10 @@ class Loop:
     def _spec(self) -> TaskSpec:
         assert self._point.spec is not None, "the first entry of every ledger is the spec"
         return self._point.spec
+
+    def _time(self, step: int) -> None:
+        """From here on it is this step that is timed; what was begun before goes on."""
+        self._clock.begin(step, self._spec.policy.timeouts.step.after_seconds)
 
     async def _define_tools(self) -> Sequence[ToolDefinition]:
         """The tools as they are at the first Open go into the ledger; a resumed task keeps them."""
@@ -116,18 +128,18 @@ class Loop:
         await self._holding.interrupts.guard(self._parts.trust.wait_open())
 
     async def _execute_calls(self, move: ExecuteTools) -> facts.Transition | None:
-        """Runs them; their outcomes are pending then. A transition: the task waits for what one of them asks for."""
+        """Runs them; their outcomes are pending then. A transition: how the task is left for what they came to."""
+        self._time(move.step)
         await failpoint("worker.after_intent")
         try:
-            in_doubt = await self._tools.run(move.step, move.intents)
+            unusual = await self._tools.run(move.step, move.intents)
         finally:
             self._pending += self._tools.uncommitted
             self._tools.uncommitted = []
         await failpoint("worker.after_execute")
-        if in_doubt:
-            calls = ", ".join(f"{intent.call_id} ({intent.tool})" for intent in in_doubt)
-            told = f"it is not known whether these calls happened: {calls}"
-            return facts.Transition(TaskState.WAITING_USER, Reason.TOOL_IN_DOUBT, told)
+        self._clock.stop()
+        if left := after_calls(self._point, self._spec.policy, unusual):
+            return left
         for ask in move.asks:
             wanted = wait_of(ask)
             if isinstance(wanted, Wait):
@@ -137,20 +149,10 @@ class Loop:
 
     async def _stop(self, interrupted: Interrupted) -> ReleaseReason:
         """Interrupted: one commit with all that is known leaves the task, as it is to be left."""
-        kind = interrupted.kind
-        if kind is Interruption.DRAIN:
-            told = interrupted.message or "its worker shuts down"
-            transition = facts.Transition(TaskState.QUEUED, Reason.WORKER_DRAINED, told)
-        else:
-            transition = self._requested_ending()
+        transition = after_interruption(self._point, self._spec.policy, interrupted)
         self._settle_open_attempt()
         await leave(self._parts, self._holding, self._ledger, self._pending, transition)
-        return ReleaseReason.WORKER_DRAINED if kind is Interruption.DRAIN else ReleaseReason.CLOSED
-
-    def _requested_ending(self) -> facts.Transition:
-        """The ledger knows best which end was asked for (a cancel, a deadline), and writes that one."""
-        told = self._point.cancel_reason or "its end was asked for"
-        return facts.Transition(TaskState.CANCELLED, Reason.CANCEL_REQUESTED, told, self._point.last_text)
+        return ReleaseReason.WORKER_DRAINED if interrupted.kind is Interruption.DRAIN else ReleaseReason.CLOSED
 
     def _settle_open_attempt(self) -> None:
         """Whatever was broken off and needs its end in the ledger becomes pending."""

@@ -10,6 +10,8 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, Final, Self
 
 import anthropic
@@ -18,23 +20,10 @@ import httpx2
 from services.worker.answer_fold import AnswerFold, MalformedAnswer
 from tenure.domain.budget import TokenUsage
 from tenure.domain.conversation import Message
-from tenure.domain.entries import PROMPT_TOO_LONG, ContentBlock
+from tenure.domain.entries import ContentBlock
+from tenure.domain.failures import RETRYABLE, FailureClass, class_of_status
 
 MAX_CONNECTIONS: Final = 4096
-_CLASSES: Final = {
-    400: "INVALID_REQUEST",
-    401: "AUTHENTICATION",
-    402: "BILLING",
-    403: "PERMISSION",
-    404: "NOT_FOUND",
-    408: "TIMEOUT",
-    409: "CONFLICT",
-    413: "REQUEST_TOO_LARGE",
-    422: "INVALID_REQUEST",
-    429: "RATE_LIMITED",
-    504: "TIMEOUT",
-    529: "OVERLOADED",
-}
 _STATUS_OF_TYPE: Final = {
     "rate_limit_error": 429,
     "overloaded_error": 529,
@@ -47,7 +36,6 @@ _STATUS_OF_TYPE: Final = {
     "not_found_error": 404,
     "request_too_large": 413,
 }
-_RETRYABLE: Final = frozenset({408, 409, 429})
 _TOO_LONG: Final = re.compile(r"prompt is too long|exceed context limit", re.IGNORECASE)
 """The provider has no type of its own for it, only words."""
 
@@ -57,7 +45,7 @@ LONGEST_RETRY_AFTER_SECONDS: Final = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """One attempt. `attempt` names it to the provider's logs."""
+    """One attempt. `attempt` names it to the provider's logs. `timeout_seconds` 0: the client's own."""
 
     model: str
     messages: Sequence[Message]
@@ -65,6 +53,7 @@ class ModelRequest:
     system: str = ""
     tools: Sequence[Mapping[str, Any]] = ()
     attempt: str = ""
+    timeout_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +73,16 @@ class ModelCallFailed(Exception):  # noqa: N818  what happened, told in the word
 
     def __init__(
         self,
-        error_class: str,
+        error_class: FailureClass,
         message: str,
         *,
-        retryable: bool,
         status_code: int = 0,
         retry_after_seconds: float | None = None,
     ) -> None:
         super().__init__(f"{error_class}: {message}")
         self.error_class = error_class
         self.message = message
-        self.retryable = retryable
+        self.retryable = error_class in RETRYABLE
         self.status_code = status_code
         self.retry_after_seconds = retry_after_seconds
         self.usage = TokenUsage()
@@ -148,12 +136,13 @@ class ModelClient:
     async def answer(self, request: ModelRequest, call: ModelCall) -> ModelAnswer:
         """Sends one request and reads its answer to the end. Raises ModelCallFailed, whatever went wrong."""
         began = time.monotonic()
+        timeout_seconds = request.timeout_seconds or self.timeout_seconds
         try:
-            async with asyncio.timeout(self.timeout_seconds):
+            async with asyncio.timeout(timeout_seconds):
                 await self._stream(request, call)
             content = call.fold.content()
         except (TimeoutError, anthropic.AnthropicError, httpx2.HTTPError, MalformedAnswer, ValueError) as error:
-            failure = self._failure(error)
+            failure = _failure(error, timeout_seconds)
             failure.usage = call.usage
             failure.request_id = getattr(error, "request_id", None) or call.request_id
             raise failure from error
@@ -184,21 +173,21 @@ class ModelClient:
         if not call.fold.stopped:
             raise MalformedAnswer("the stream ended before the answer did")
 
-    def _failure(self, error: Exception) -> ModelCallFailed:
-        match error:
-            case anthropic.APIStatusError():
-                return _refused(error)
-            case TimeoutError():
-                words = f"no whole answer within {self.timeout_seconds:g} s"
-                return ModelCallFailed("TIMEOUT", words, retryable=True)
-            case anthropic.APITimeoutError() | httpx2.TimeoutException():
-                return ModelCallFailed("TIMEOUT", "the provider was silent for too long", retryable=True)
-            case anthropic.APIConnectionError():
-                return ModelCallFailed("CONNECTION", _words(error.__cause__ or error), retryable=True)
-            case httpx2.HTTPError() | MalformedAnswer():
-                return ModelCallFailed("BROKEN_STREAM", _words(error), retryable=True)
-            case _:  # the library could not read what came, or refused to send: no attempt will do better
-                return ModelCallFailed("INVALID_REQUEST", _words(error), retryable=False)
+
+def _failure(error: Exception, timeout_seconds: float) -> ModelCallFailed:
+    match error:
+        case anthropic.APIStatusError():
+            return _refused(error)
+        case TimeoutError():
+            return ModelCallFailed(FailureClass.TIMEOUT, f"no whole answer within {timeout_seconds:g} s")
+        case anthropic.APITimeoutError() | httpx2.TimeoutException():
+            return ModelCallFailed(FailureClass.TIMEOUT, "the provider was silent for too long")
+        case anthropic.APIConnectionError():
+            return ModelCallFailed(FailureClass.CONNECTION, _words(error.__cause__ or error))
+        case httpx2.HTTPError() | MalformedAnswer():
+            return ModelCallFailed(FailureClass.BROKEN_STREAM, _words(error))
+        case _:  # the library could not read what came, or refused to send: no attempt will do better
+            return ModelCallFailed(FailureClass.INVALID_REQUEST, _words(error))
 
 
 def _refused(error: anthropic.APIStatusError) -> ModelCallFailed:
@@ -206,25 +195,36 @@ def _refused(error: anthropic.APIStatusError) -> ModelCallFailed:
     status = error.status_code
     if status < 400:
         status = _STATUS_OF_TYPE.get(error.type or "", 500)
-    server_side = status >= 500
-    error_class = _CLASSES.get(status, "SERVER_ERROR" if server_side else "INVALID_REQUEST")
     message = error.api_message or error.message
+    too_long = status == 400 and _TOO_LONG.search(message)
     return ModelCallFailed(
-        PROMPT_TOO_LONG if status == 400 and _TOO_LONG.search(message) else error_class,
+        FailureClass.PROMPT_TOO_LONG if too_long else class_of_status(status),
         message,
-        retryable=server_side or status in _RETRYABLE,
         status_code=status,
         retry_after_seconds=_retry_after_seconds(error.response.headers),
     )
 
 
 def _retry_after_seconds(headers: Mapping[str, str]) -> float | None:
-    """What the provider asked us to wait; a date or nonsense counts as nothing."""
+    """What the provider asked us to wait, as a number or until a date; nonsense counts as nothing."""
     for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         text = headers.get(name, "")
         if text.replace(".", "", 1).isdecimal():
             return min(float(text) * scale, LONGEST_RETRY_AFTER_SECONDS)
-    return None
+    until, now = _date(headers.get("retry-after", "")), _date(headers.get("date", ""))
+    if until is None:
+        return None
+    wait_seconds = (until - (now or datetime.now(UTC))).total_seconds()  # by the provider's own clock, if it tells it
+    return min(max(wait_seconds, 0.0), LONGEST_RETRY_AFTER_SECONDS)
+
+
+def _date(text: str) -> datetime | None:
+    """A date as HTTP writes it; one without a zone is UTC, as all of them are."""
+    try:
+        moment = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def _words(error: BaseException) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from services.worker.after_failure import INTERRUPTED
 from services.worker.claim_ledger import ClaimLedger, Fact
 from services.worker.holdings import Holding
 from services.worker.interrupts import Interrupted
@@ -19,6 +18,7 @@ from tenure.domain import entries as facts
 from tenure.domain.budget import Denied, ReserveRequest
 from tenure.domain.compaction import Window
 from tenure.domain.conversation import Message
+from tenure.domain.failures import FailureClass
 from tenure.domain.fold import text_of
 from tenure.domain.results import system_prompt
 from tenure.domain.summary import SUMMARY_SYSTEM
@@ -41,6 +41,7 @@ class ModelStep:
         self._parts, self._holding, self._ledger, self._window = parts, holding, ledger, window
         self._model = spec.agent.model or parts.defaults.model
         self._system = system_prompt(spec.agent.system, spec.result_schema_json)
+        self._timeout_seconds = spec.policy.timeouts.model_call.after_seconds or parts.model.timeout_seconds
         self._tools: list[dict[str, Any]] = []
         self.room = Room(ledger, window, self._system)
         self.interrupted_call: facts.ModelFailure | None = None
@@ -77,7 +78,7 @@ class ModelStep:
         heard = ModelCall(on_text=show, on_characters=self._holding.progress.hear_text)
         self._holding.live.begin(step, attempt.attempt_number)
         # A model may think for minutes before its first word, and the call has a bound of its own.
-        self._holding.progress.announce_backoff(self._parts.model.timeout_seconds)
+        self._holding.progress.announce_backoff(self._timeout_seconds)
         try:
             await failpoint("worker.before_model")
             with span(f"{semconv.CHAT} {attempt.model}", self._attributes(attempt, step)) as chat:
@@ -119,6 +120,7 @@ class ModelStep:
             system=self._system,
             tools=self._tools,
             attempt=name,
+            timeout_seconds=self._timeout_seconds,
         )
 
     def _attributes(self, attempt: facts.ModelAttempt, step: int) -> dict[str, Any]:
@@ -134,7 +136,7 @@ class ModelStep:
 
 def interrupted_call(attempt: facts.ModelAttempt, heard: ModelCall | None) -> facts.ModelFailure:
     """Settles an attempt that was broken off by us, or never sent (`heard` None), with what is known of its bill."""
-    failure = ModelCallFailed(INTERRUPTED, "the worker broke the call off", retryable=True)
+    failure = ModelCallFailed(FailureClass.INTERRUPTED, "the worker broke the call off")
     if heard is not None:
         failure.usage, failure.request_id = heard.usage, heard.request_id
     return _failure(attempt, failure)
@@ -143,7 +145,7 @@ def interrupted_call(attempt: facts.ModelAttempt, heard: ModelCall | None) -> fa
 def _failure(attempt: facts.ModelAttempt, error: ModelCallFailed) -> facts.ModelFailure:
     return facts.ModelFailure(
         attempt_number=attempt.attempt_number,
-        error_class=error.error_class,
+        error_class=error.error_class.value,
         message=error.message,
         retryable=error.retryable,
         status_code=error.status_code,
@@ -154,7 +156,7 @@ def _failure(attempt: facts.ModelAttempt, error: ModelCallFailed) -> facts.Model
 
 
 def _no_summary(answer: ModelAnswer) -> ModelCallFailed:
-    failure = ModelCallFailed("NO_SUMMARY", f"asked for a summary, it stopped: {answer.stop_reason}", retryable=True)
+    failure = ModelCallFailed(FailureClass.NO_SUMMARY, f"asked for a summary, it stopped: {answer.stop_reason}")
     failure.usage, failure.request_id = answer.usage, answer.request_id
     return failure
 

@@ -13,6 +13,7 @@ from services.worker.after_failure import after_failure
 from services.worker.claim_ledger import Fact
 from services.worker.close_out import leave
 from services.worker.judging import judge_apart
+from services.worker.leaving import late_call
 from services.worker.loop import Loop
 from services.worker.model_step import ModelStep, interrupted_call
 from tenure.domain import entries as facts
@@ -79,6 +80,7 @@ class TaskLoop(Loop):
             if not isinstance(made, CallModel):
                 return made
             move = made
+        self._time(move.step)
         denied = await self._reserve(move)
         self._holding.interrupts.check()  # what looks like a limit may be the end that was asked for
         if denied is not None:
@@ -86,7 +88,11 @@ class TaskLoop(Loop):
         await failpoint("worker.after_reserve")
         await self._holding.interrupts.guard(self._parts.trust.wait_open())
         failure = await self._model.call()
-        return None if failure is None else await self._after_failure(failure)
+        if failure is not None:
+            return await self._after_failure(failure)
+        if not self._point.open_intents:
+            self._clock.stop()
+        return None
 
     async def _judge(self, move: JudgeAnswer) -> facts.Transition | None:
         """The answer is in the ledger: whoever comes after us judges it alike."""
@@ -133,6 +139,8 @@ class TaskLoop(Loop):
             await self._ledger.append(self._pending)
             self._pending = []
             return None
+        if late := late_call(self._point, self._spec.policy, failure):
+            return late
         failures = [*self._point.failures, failure]
         retry = self._spec.policy.retry
         verdict = after_failure(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final
 
@@ -15,7 +16,7 @@ from tenure.domain.compaction import Window
 from tenure.domain.entries import ToolIntent, ToolOutcome
 from tenure.domain.errors import Fenced, InvalidRequest, TryLater
 from tenure.domain.retry import RetryPolicy
-from tenure.domain.task import InDoubtPolicy
+from tenure.domain.task import InDoubtPolicy, TaskPolicy
 from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition
 from tenure.runtime import semconv
 from tenure.runtime.failpoint import failpoint, failpoint_enabled
@@ -35,13 +36,20 @@ PATIENCE_SECONDS: Final = 60.0
 worker for stuck, and counts its death: an outage must not look like a task that kills its workers."""
 
 
+@dataclass(slots=True)
+class Unusual:
+    """Calls of a step that its model may not be all there is to: a person must settle them, or they took too long."""
+
+    in_doubt: list[ToolIntent] = field(default_factory=list)
+    late: list[ToolIntent] = field(default_factory=list)
+
+
 class ToolStep:
     """`uncommitted` has the outcomes that no commit took along yet, also after an interruption."""
 
-    def __init__(
-        self, parts: Parts, holding: Holding, ledger: ClaimLedger, policy: InDoubtPolicy, window: Window
-    ) -> None:
-        self._parts, self._holding, self._ledger, self._policy = parts, holding, ledger, policy
+    def __init__(self, parts: Parts, holding: Holding, ledger: ClaimLedger, policy: TaskPolicy, window: Window) -> None:
+        self._parts, self._holding, self._ledger, self._policy = parts, holding, ledger, policy.on_in_doubt
+        self._limit_seconds = policy.timeouts.tool_call.after_seconds
         self._tools: Mapping[str, ToolDefinition] = {}
         self._window = window
         self._output_limit_bytes = 0
@@ -51,12 +59,12 @@ class ToolStep:
         """The definitions as the task keeps them: how long a call may take."""
         self._tools = {tool.name: tool for tool in tools}
 
-    async def run(self, step: int, intents: Sequence[ToolIntent]) -> list[ToolIntent]:
-        """Runs all of them; returns those in doubt that a person must settle.
+    async def run(self, step: int, intents: Sequence[ToolIntent]) -> Unusual:
+        """Runs all of them; returns those that may be no matter of the model's alone.
 
         Interrupted: stops waiting. What runs goes on, and is joined by whoever executes it again.
         """
-        in_doubt: list[ToolIntent] = []
+        unusual = Unusual()
         self._output_limit_bytes = max(MIN_OUTPUT_BYTES, self._window.result_bytes // max(1, len(intents)))
         running = {asyncio.create_task(self._execute(intent)): intent for intent in intents}
         commit_at: float | None = None
@@ -65,15 +73,16 @@ class ToolStep:
                 for call in await self._holding.interrupts.guard(_first_done(running, commit_at)):
                     intent, outcome = running.pop(call), call.result()
                     if outcome.status is OutcomeStatus.IN_DOUBT and self._policy is InDoubtPolicy.WAIT_FOR_PERSON:
-                        in_doubt.append(intent)
+                        unusual.in_doubt.append(intent)
                     else:
+                        unusual.late += [intent] if outcome.status is OutcomeStatus.TIMED_OUT else []
                         self.uncommitted.append((step, ToolOutcome(intent.call_id, outcome)))
                 commit_at = await self._commit_overdue(commit_at) if running else None
         finally:
             for call in running:
                 call.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-        return in_doubt
+        return unusual
 
     async def _commit_overdue(self, commit_at: float | None) -> float | None:
         """When the outcomes so far are to be committed at the latest; commits them when that is now."""
@@ -91,7 +100,6 @@ class ToolStep:
     async def _execute(self, intent: ToolIntent) -> Outcome:
         tool = self._tools.get(intent.tool)
         timeout_seconds = (tool.timeout_seconds if tool else UNKNOWN_TOOL_TIMEOUT_SECONDS) + GRACE_SECONDS
-
         attributes = {
             semconv.OPERATION_NAME: semconv.EXECUTE_TOOL,
             semconv.TOOL_NAME: intent.tool,
@@ -124,7 +132,7 @@ class ToolStep:
             await self._parts.trust.wait_open()
             try:
                 return await self._parts.tools.execute(
-                    self._holding.token, intent, hear, timeout_seconds, self._output_limit_bytes
+                    self._holding.token, intent, hear, timeout_seconds, self._output_limit_bytes, self._limit_seconds
                 )
             except TryLater as error:
                 failures += 1

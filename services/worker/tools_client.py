@@ -19,6 +19,7 @@ from tenure.v1 import token_pb2
 from tenure.v1 import tool_service_pb2 as pb
 from tenure.v1 import tool_service_pb2_grpc as grpc_pb
 from tenure.wire.refusal import refusal_to_domain
+from tenure.wire.times import duration
 from tenure.wire.tools import outcome_to_domain, standings_to_domain, tool_to_domain
 
 UNARY_TIMEOUT_SECONDS: Final = 10.0
@@ -58,11 +59,13 @@ class ToolsClient:
         on_sign: Callable[[], None],
         timeout_seconds: float,
         output_limit_bytes: int = 0,
+        limit_seconds: float | None = None,
     ) -> Outcome:
         """Runs the call or joins it. `on_sign` hears every sign of life of it; a refusal is none. Cancelling this stops
         waiting, not the tool. `output_limit_bytes`: how much of its output the model can be shown; 0: the tool's.
 
-        Unavailable after `timeout_seconds` without an outcome: execute it again, which joins.
+        Unavailable after `timeout_seconds` without an outcome: execute it again, which joins. `limit_seconds`: how long
+        the tool may run; None: as long as it does by itself.
         """
         ending: asyncio.Future[pb.TaggedExecuteEvent] = asyncio.get_running_loop().create_future()
 
@@ -79,6 +82,7 @@ class ToolsClient:
             arguments_json=intent.arguments_json,
             traceparent=traceparent(),
             output_limit_bytes=output_limit_bytes,
+            timeout=None if limit_seconds is None else duration(limit_seconds),
         )
         tag = self._frames.ask(request, hear)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -22,6 +23,8 @@ from tenure.cli.words import (
     distinct_ids,
     lasted,
     one_line,
+    seconds_text,
+    start_text,
     state_style,
     tokens_total,
     usage_text,
@@ -32,6 +35,7 @@ from tenure.domain.epochs import describe_epoch
 from tenure.domain.states import TaskState
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.enums import STATES, state_name
+from tenure.wire.task import held_back_seconds
 
 SHOWN_FORKS: Final = 5
 
@@ -118,6 +122,7 @@ def _show_task(context: Context, task: task_pb2.Task, forks: list[str]) -> None:
         ("work", f"{count_text(task.step, 'step')}, opened {count_text(task.claim_count, 'time')}"),
         ("tokens", f"{usage_text(task.usage)} · {task.budget.used_tokens:,} of {task.budget.max_tokens:,} used"),
         ("submitted", f"{ago(task.create_time)}, {'took' if task.HasField('end_time') else 'for'} {lasted(task)}"),
+        ("starts", start_text(task)),
         ("retry", f"at {clock(task.next_retry_time)}" if task.HasField("next_retry_time") else ""),
         *wait_rows(task),
         ("result", f"must fit {one_line(task.spec.result_schema_json, 200)}" if task.spec.result_schema_json else ""),
@@ -167,10 +172,9 @@ def _show_tasks(context: Context, tasks: list[task_pb2.Task]) -> None:
     table.columns[6].no_wrap, table.columns[6].overflow = True, "ellipsis"
     for task in tasks:
         state = state_name(task.state)
-        told = f"{state} {task.reason}" if task.reason and state not in {"SUCCEEDED", "RUNNING", "QUEUED"} else state
         table.add_row(
             ids[task.task_id],
-            Text(told, state_style(state)),
+            Text(_standing(task, state), state_style(state)),
             f"{task.step:,}",
             f"{tokens_total(task.usage):,}",
             ago(task.create_time),
@@ -178,6 +182,14 @@ def _show_tasks(context: Context, tasks: list[task_pb2.Task]) -> None:
             one_line(goal_text(task.spec), 120),
         )
     context.console.print(table)
+
+
+def _standing(task: task_pb2.Task, state: str) -> str:
+    """Its state, with what says most about it."""
+    left_seconds = held_back_seconds(task, time.time())
+    if left_seconds is not None:
+        return f"{state}, starts in {seconds_text(left_seconds)}"
+    return f"{state} {task.reason}" if task.reason and state not in {"SUCCEEDED", "RUNNING", "QUEUED"} else state
 
 
 async def _show_entries(context: Context, found: AsyncIterator[ledger_pb2.Entry]) -> None:

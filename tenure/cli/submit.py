@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import datetime
 from typing import Any, Final
 
 import click
@@ -11,12 +12,13 @@ from tenure.cli.context import Context, pass_context
 from tenure.cli.exits import Exit
 from tenure.cli.parameters import DURATION, LABEL, NAMES
 from tenure.cli.results import result_schema_option
+from tenure.cli.timing import MOMENT, PHASE_TIMEOUT, start_time_of
 from tenure.cli.watch import watch_task
 from tenure.cli.words import short_id
 from tenure.client import Client
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
-from tenure.wire.times import duration
+from tenure.wire.times import duration, timestamp
 
 PRIORITIES: Final = {
     "high": task_pb2.PRIORITY_HIGH,
@@ -47,6 +49,15 @@ LEASE_LOST: Final = {
 @click.option("--max-steps", type=click.IntRange(min=1), default=None, help="Model turns.")
 @click.option("--max-output-tokens", type=click.IntRange(1, 64_000), default=None, help="Output of one model call.")
 @click.option("--timeout", type=DURATION, default=None, help="From submit to end, for example 10m; at most 24h.")
+@click.option("--start-at", type=MOMENT, default=None, help="Not before this time, for example 2026-11-23T07:00.")
+@click.option("--start-in", type=DURATION, default=None, help="Not before so long from now, for example 2h.")
+@click.option(
+    "--phase-timeout",
+    "phase_timeouts",
+    type=PHASE_TIMEOUT,
+    multiple=True,
+    help="How long a phase may take, and what happens then, for example queued=10m:retry; may be repeated.",
+)
 @click.option("--priority", type=click.Choice(list(PRIORITIES)), default=None, help="Which tasks go first.")
 @click.option("--queue", default="", help="The queue whose workers may take it.")
 @click.option("--label", "labels", type=LABEL, multiple=True, help="key=value; may be repeated.")
@@ -112,6 +123,9 @@ def request_of(
     max_steps: int | None = None,
     max_output_tokens: int | None = None,
     timeout: float | None = None,
+    start_at: datetime | None = None,
+    start_in: float | None = None,
+    phase_timeouts: tuple[tuple[str, task_pb2.PhaseTimeout], ...] = (),
     priority: str | None = None,
     queue: str = "",
     labels: tuple[tuple[str, str], ...] = (),
@@ -136,6 +150,7 @@ def request_of(
         raise click.UsageError("--input needs a --function" if given else "say what the GOAL is, or name a --function")
     if "-" == goal == given:
         raise click.UsageError("the goal and --input cannot both come from standard input")
+    start_time = start_time_of(start_at, start_in)
     allowed = None if tools is None and not no_tools else task_pb2.ToolAllowlist(names=tools or ())
     return api.SubmitTaskRequest(
         request_id=request_id,
@@ -158,6 +173,7 @@ def request_of(
             on_lease_lost=LEASE_LOST[on_lease_lost],
             retry=None if retries is None else task_pb2.RetryPolicy(max_attempts=retries),
             max_result_corrections=result_corrections,
+            timeouts=task_pb2.Timeouts(**dict(phase_timeouts)) if phase_timeouts else None,
         ),
         priority=task_pb2.PRIORITY_UNSPECIFIED if priority is None else PRIORITIES[priority],
         queue=queue,
@@ -165,6 +181,7 @@ def request_of(
         source=task_pb2.Source(kind=_source(function, conversation), source_id=conversation, exclusive=exclusive),
         control=task_pb2.ControlWork(function=function, input_json=_text(given)) if function else None,
         result_schema_json=result_schema or "",
+        start_time=None if start_time is None else timestamp(start_time),
     )
 
 

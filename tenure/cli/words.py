@@ -12,6 +12,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from tenure.domain.states import TERMINAL, WAITING, TaskState
 from tenure.v1 import task_pb2
 from tenure.wire.enums import state_name
+from tenure.wire.task import held_back_seconds
 
 _COARSE: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 SHORT_ID: Final = 13
@@ -75,6 +76,15 @@ def ago(moment: Timestamp) -> str:
 def clock(moment: Timestamp) -> str:
     """The time of day here."""
     return time.strftime("%H:%M:%S", time.localtime(moment.seconds))
+
+
+def start_text(task: task_pb2.Task) -> str:
+    """`not before 2026-11-23 07:00:00, in 2 h 5 min` while a task is held back; else nothing."""
+    left_seconds = held_back_seconds(task, time.time())
+    if left_seconds is None:
+        return ""
+    moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(task.spec.start_time.seconds))
+    return f"not before {moment}, in {seconds_text(left_seconds)}"
 
 
 def lasted(task: task_pb2.Task) -> str:

@@ -21,10 +21,10 @@ PARKED: Final = WAITING | {TaskState.RETRY_SCHEDULED}
 ORDERLY: Final = frozenset({Reason.WORKER_DRAINED, Reason.WORKER_HALTED, Reason.OPERATOR_TRANSFER})
 """Reasons of claims that were given back: no lease was lost."""
 
-NOBODY_DIED: Final = ORDERLY | {Reason.CLAIM_LOST}
+NOBODY_DIED: Final = ORDERLY | {Reason.CLAIM_LOST, Reason.START_TIMEOUT}
 """Reasons that do not count toward CRASH_LOOP. CLAIM_LOST: a claim that vanished with etcd, or with the replica that
-had made it, says nothing of its owner. An owner's death shows in its stream, its lease or its silence, and those have
-reasons of their own."""
+had made it, says nothing of its owner. START_TIMEOUT: whoever did not open the task was not killed by it. An owner's
+death shows in its stream, its lease or its silence, and those have reasons of their own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class Submitted:
 @dataclass(frozen=True, slots=True)
 class Transition:
     """The state changed. `retry_delay_seconds` only for RETRY_SCHEDULED, `result` for endings, `wait` for WAITING,
-    `result_json` for SUCCEEDED with a schema.
+    `result_json` for SUCCEEDED with a schema, `error_class` for what a failed model call led to.
     """
 
     to_state: TaskState
@@ -37,6 +37,7 @@ class Transition:
     from_state: TaskState | None = None
     wait: Wait | None = None
     result_json: str = ""
+    error_class: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,12 @@ REASONS: Final = {
     Reason.RETRY_DUE: "its wait for a retry was over",
     Reason.CANCEL_REQUESTED: "somebody asked for its end",
     Reason.DEADLINE_PASSED: "its timeout had passed",
+    Reason.QUEUED_TOO_LONG: "no worker took it in time",
+    Reason.START_TIMEOUT: "its worker did not open it in time",
+    Reason.STEP_TIMEOUT: "one of its steps took too long",
+    Reason.MODEL_TIMEOUT: "a model call took too long",
+    Reason.TOOL_TIMEOUT: "a tool call took too long",
+    Reason.WAIT_EXPIRED: "nobody answered what it waited for",
     Reason.TOKEN_LIMIT: "its tokens were used up",
     Reason.STEP_LIMIT: "its steps were used up",
     Reason.TOOL_IN_DOUBT: "nobody knows whether a call that must not happen twice has happened",
@@ -65,7 +71,8 @@ class CallFact:
 class Facts:
     """All times in seconds before (or, for what is to come, after) now. None where nobody answered.
 
-    `lease_seconds` 0: it has no claim. `waits_for`: the question or event, in words.
+    `lease_seconds` 0: it has no claim. `waits_for`: the question or event, in words. `until_start`: only while it is
+    held back; `until_too_long`: only while it is timed in the queue.
     """
 
     state: TaskState
@@ -82,6 +89,8 @@ class Facts:
     since_entry: float
     until_deadline: float
     until_retry: float | None = None
+    until_start: float | None = None
+    until_too_long: float | None = None
     is_to_end: bool = False
     waits_for: str = ""
     until_answer: float | None = None
@@ -122,8 +131,12 @@ def _standing(facts: Facts) -> Iterator[str]:
     match facts.state:
         case TaskState.RUNNING:
             yield f"The newest entry is {span(facts.since_entry)} old (step {facts.step}); {_lease(facts)}"
+        case TaskState.QUEUED if facts.until_start is not None:
+            yield f"It is not to be started before its time, in {span(facts.until_start)}"
         case TaskState.QUEUED:
             yield _workers(facts)
+            if facts.until_too_long is not None:
+                yield f"In {span(facts.until_too_long)} it will have queued too long"
         case TaskState.RETRY_SCHEDULED if facts.until_retry is not None:
             yield f"It is queued again in {span(facts.until_retry)}"
         case state if state in WAITING and facts.waits_for:
@@ -204,6 +217,8 @@ def _what_moves_it(facts: Facts) -> str:
 
 
 def _taker(facts: Facts) -> str:
+    if facts.until_start is not None:
+        return "time; tenure cancel ends it"
     if facts.workers is None or any(not one.draining for one in _serving(facts.workers, facts)):
         return "a worker with a free slot"
     return f"a worker of queue {facts.queue} and {_offer(facts)} that is started"

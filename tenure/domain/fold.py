@@ -39,6 +39,7 @@ from tenure.domain.entries import (
 )
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.task import TaskSpec
+from tenure.domain.timeouts import TIMEOUT_REASONS
 from tenure.domain.tools import Outcome, ToolDefinition
 from tenure.domain.waits import leaves_call_open
 
@@ -77,6 +78,7 @@ class ResumePoint:
     answer: AssistantMessage | None = None
     truncations: int = 0
     retries: int = 0
+    timeout_retries: int = 0
     last_text: str = ""
     answer_text: str = ""
     corrections: int = 0
@@ -176,7 +178,7 @@ class ResumePoint:
             self.extra_steps = self.step  # of a fork: the steps it copied are not among those it may make
         self.state = body.to_state
         if body.to_state is TaskState.RETRY_SCHEDULED:
-            self.retries += 1
+            self._count_retry(body.reason)
             self.failures.clear()
 
     def _control_step(self, step: int, body: ControlStep) -> None:
@@ -185,10 +187,18 @@ class ResumePoint:
         self.control_steps[step] = body
         self.retries = 0
 
+    def _count_retry(self, reason: str) -> None:
+        """Those for timeouts by themselves: an answer between two of them does not make the phase shorter."""
+        if reason in TIMEOUT_REASONS:
+            self.timeout_retries += 1
+        else:
+            self.retries += 1
+
     def _begin_attempt(self) -> None:
         """Requeued after an end, or forked: the history goes on, without what judged the attempt before."""
         self.failures.clear()
-        self.retries = self.truncations = self.corrections = self.overflows = self.summary_through_step = 0
+        self.retries = self.timeout_retries = self.truncations = self.corrections = self.overflows = 0
+        self.summary_through_step = 0
         self.must_shorten, self.counted = False, None  # system prompt and tools may be others
         self.cancel_reason = None
         self._drop_dead_end()

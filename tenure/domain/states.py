@@ -18,7 +18,7 @@ class TaskState(StrEnum):
     RUNNING = "RUNNING"  # by Open; left by the owner's commit, a lost claim or an ending
     WAITING_USER = "WAITING_USER"  # by the owner's commit; left when a person answers
     WAITING_EXTERNAL = "WAITING_EXTERNAL"  # by the owner's commit; left when the event or the last child arrives
-    RETRY_SCHEDULED = "RETRY_SCHEDULED"  # by the owner's commit; left by the sweep when it is due
+    RETRY_SCHEDULED = "RETRY_SCHEDULED"  # by the owner's commit or a timeout; left by the sweep when it is due
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     TIMED_OUT = "TIMED_OUT"
@@ -50,6 +50,10 @@ class Reason:
     OPERATOR_CLOSE_OUT = "OPERATOR_CLOSE_OUT"
     OPERATOR_TRANSFER = "OPERATOR_TRANSFER"
     DEADLINE_PASSED = "DEADLINE_PASSED"
+    QUEUED_TOO_LONG = "QUEUED_TOO_LONG"
+    START_TIMEOUT = "START_TIMEOUT"
+    STEP_TIMEOUT = "STEP_TIMEOUT"
+    TOOL_TIMEOUT = "TOOL_TIMEOUT"
     TOKEN_LIMIT = "TOKEN_LIMIT"
     STEP_LIMIT = "STEP_LIMIT"
     BUDGET_BUSY = "BUDGET_BUSY"
@@ -62,6 +66,7 @@ class Reason:
     WAIT_EXPIRED = "WAIT_EXPIRED"
     MODEL_RATE_LIMITED = "MODEL_RATE_LIMITED"
     MODEL_UNAVAILABLE = "MODEL_UNAVAILABLE"
+    MODEL_TIMEOUT = "MODEL_TIMEOUT"
     MODEL_REJECTED = "MODEL_REJECTED"
     MODEL_REFUSED = "MODEL_REFUSED"
     MODEL_TRUNCATED = "MODEL_TRUNCATED"
@@ -85,13 +90,17 @@ TERMINAL: Final = frozenset(
 WAITING: Final = frozenset({TaskState.WAITING_USER, TaskState.WAITING_EXTERNAL})
 
 MOVES: Final[dict[TaskState, frozenset[TaskState]]] = {
-    TaskState.QUEUED: frozenset({TaskState.RUNNING, TaskState.CANCELLED, TaskState.TIMED_OUT, TaskState.FAILED}),
+    TaskState.QUEUED: frozenset(
+        {TaskState.RUNNING, TaskState.RETRY_SCHEDULED, TaskState.CANCELLED, TaskState.TIMED_OUT, TaskState.FAILED}
+    ),
     TaskState.RUNNING: frozenset(
         {TaskState.QUEUED, TaskState.WAITING_USER, TaskState.WAITING_EXTERNAL, TaskState.RETRY_SCHEDULED} | TERMINAL
     ),
-    TaskState.WAITING_USER: frozenset({TaskState.QUEUED, TaskState.TIMED_OUT, TaskState.CANCELLED, TaskState.FAILED}),
+    TaskState.WAITING_USER: frozenset(
+        {TaskState.QUEUED, TaskState.RETRY_SCHEDULED, TaskState.TIMED_OUT, TaskState.CANCELLED, TaskState.FAILED}
+    ),
     TaskState.WAITING_EXTERNAL: frozenset(
-        {TaskState.QUEUED, TaskState.TIMED_OUT, TaskState.CANCELLED, TaskState.FAILED}
+        {TaskState.QUEUED, TaskState.RETRY_SCHEDULED, TaskState.TIMED_OUT, TaskState.CANCELLED, TaskState.FAILED}
     ),
     TaskState.RETRY_SCHEDULED: frozenset(
         {TaskState.QUEUED, TaskState.CANCELLED, TaskState.TIMED_OUT, TaskState.FAILED}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import IntEnum, StrEnum
 from typing import Final
 
 from tenure.domain.retry import RetryPolicy
+from tenure.domain.timeouts import Timeouts
 
 DEFAULT_LOOP: Final = "messages"
 CONTROL_LOOP: Final = "control"
@@ -16,6 +18,7 @@ DEFAULT_MAX_STEPS: Final = 200
 DEFAULT_TIMEOUT_SECONDS: Final = 24 * 3600.0
 MAX_TIMEOUT_SECONDS: Final = 24 * 3600.0
 DEFAULT_RESULT_CORRECTIONS: Final = 3
+MAX_START_DELAY_SECONDS: Final = 366 * 24 * 3600.0
 
 
 class Priority(IntEnum):
@@ -91,6 +94,7 @@ class TaskPolicy:
     on_in_doubt: InDoubtPolicy = InDoubtPolicy.WAIT_FOR_PERSON
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     max_result_corrections: int = DEFAULT_RESULT_CORRECTIONS
+    timeouts: Timeouts = field(default_factory=Timeouts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """All that is fixed when a task is submitted. `result_schema_json` "": the result is any text."""
+    """All that is fixed when a task is submitted. `result_schema_json` "": the result is any text.
+
+    `start_time`: not to be started before; None: at once.
+    """
 
     goal: str
     agent: AgentSpec = field(default_factory=AgentSpec)
@@ -117,6 +124,7 @@ class TaskSpec:
     source: Source = field(default_factory=Source)
     control: ControlWork | None = None
     result_schema_json: str = ""
+    start_time: datetime | None = None
 
     @property
     def dispatch_loop(self) -> str:

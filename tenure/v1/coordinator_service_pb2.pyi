@@ -273,7 +273,7 @@ class Progress(message.Message):
     TOOL_SIGNS_FIELD_NUMBER: builtins.int
     BACKOFF_FIELD_NUMBER: builtins.int
     sequence: builtins.int
-    """The newest sequence committed."""
+    """The newest sequence known of: what Open gave, then each commit's. 0: not opened yet, see timeouts.start."""
     output_tokens: builtins.int
     """Output tokens of the model call in flight."""
     tool_signs: builtins.int

@@ -647,8 +647,8 @@ class Timeouts(message.Message):
 
     @builtins.property
     def progress(self) -> PhaseTimeout:
-        """Without any progress of a live worker, announced pauses and running tools not counted. WORKER_STUCK. Absent: the
-        coordinators' setting. Default action GO_ON.
+        """Without any progress under a live worker: entries, words of the model, signs of its tools; pauses that it announced are not
+        counted. WORKER_STUCK. Absent: the coordinators' setting. Default action GO_ON.
         """
 
     @builtins.property

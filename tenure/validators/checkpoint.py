@@ -70,6 +70,7 @@ def _transition(transition: checkpoint.Transition, v: Violations) -> None:
     v.require(bool(transition.to_state), "transition.to_state", "must be set")
     v.length("transition.reason", transition.reason, 1, 64)
     v.require(len(transition.message) <= 4000, "transition.message", "at most 4,000 characters")
+    v.length("transition.error_class", transition.error_class, 0, 64)
     check_duration("transition.retry_delay", transition.retry_delay, 24 * 3600, v)
     check_wait(transition, v)
     if transition.result_json:

@@ -46,7 +46,8 @@ def _update(request: schedules.UpdateScheduleRequest, v: Violations) -> None:
 
 def _spec(spec: task_pb2.TaskSpec, v: Violations) -> None:
     check_spec(spec, v, "spec.")
-    v.require(not spec.HasField("source"), "spec.source", "is the schedule's: leave it out")
+    for field, is_given in (("source", spec.HasField("source")), ("start_time", spec.HasField("start_time"))):
+        v.require(not is_given, f"spec.{field}", "is the schedule's: leave it out")
 
 
 def _rest(request: Any, v: Violations) -> None:

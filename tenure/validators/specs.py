@@ -20,6 +20,7 @@ from tenure.validators.limits import (
     NAME,
     TOOL_NAME,
 )
+from tenure.validators.timeouts import check_start_time, check_timeouts
 from tenure.validators.violations import Violations
 
 
@@ -33,14 +34,20 @@ def check_spec(spec: Any, v: Violations, prefix: str = "") -> None:
     if is_control:
         check_control(spec.control, v, f"{prefix}control")
     check_limits(spec.limits, v, f"{prefix}limits")
-    _retry(spec.policy.retry, v, f"{prefix}policy.retry")
-    v.known(f"{prefix}policy.on_lease_lost", task_pb2.LeaseLostPolicy, spec.policy.on_lease_lost)
-    v.known(f"{prefix}policy.on_in_doubt", task_pb2.InDoubtPolicy, spec.policy.on_in_doubt)
+    check_policy(spec.policy, v, f"{prefix}policy")
     v.known(f"{prefix}priority", task_pb2.Priority, spec.priority)
     _result(spec, v, prefix)
     check_source(spec.source, v, f"{prefix}source")
     v.require(not spec.queue or bool(NAME.match(spec.queue)), f"{prefix}queue", "must be a name of up to 63 characters")
     check_labels(spec.labels, v, f"{prefix}labels")
+    check_start_time(spec.start_time, v, f"{prefix}start_time")
+
+
+def check_policy(policy: task_pb2.TaskPolicy, v: Violations, field: str) -> None:
+    v.known(f"{field}.on_lease_lost", task_pb2.LeaseLostPolicy, policy.on_lease_lost)
+    v.known(f"{field}.on_in_doubt", task_pb2.InDoubtPolicy, policy.on_in_doubt)
+    _retry(policy.retry, v, f"{field}.retry")
+    check_timeouts(policy.timeouts, v, f"{field}.timeouts")
 
 
 def _agent(agent: task_pb2.AgentSpec, v: Violations, field: str) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from tenure.domain.timeouts import MAX_PHASE_SECONDS
 from tenure.v1 import tool_service_pb2 as tools
-from tenure.validators.fields import check_calls, check_frame, check_guarded, check_task_id, check_token
+from tenure.validators.fields import check_calls, check_duration, check_frame, check_guarded, check_task_id, check_token
 from tenure.validators.limits import CALL_ID, MAX_ARGUMENT_BYTES, MIN_OUTPUT_BYTES
 from tenure.validators.violations import Check, Violations
 
@@ -19,6 +20,7 @@ def _execute(request: tools.ExecuteRequest, v: Violations) -> None:
     v.length("traceparent", request.traceparent, 0, 128)
     fits = request.output_limit_bytes == 0 or request.output_limit_bytes >= MIN_OUTPUT_BYTES
     v.require(fits, "output_limit_bytes", f"must be {MIN_OUTPUT_BYTES} or more")
+    check_duration("timeout", request.timeout, MAX_PHASE_SECONDS, v)
 
 
 CHECKS: Final[dict[type, Check]] = {

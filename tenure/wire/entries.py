@@ -61,6 +61,7 @@ def _transition_to_domain(message: ledger_pb2.StateTransition) -> facts.Transiti
         from_state=STATES.to_domain(message.from_state) if message.from_state else None,
         wait=wait_to_domain(message.wait) if message.HasField("wait") else None,
         result_json=message.result_json,
+        error_class=message.error_class,
     )
 
 
@@ -71,6 +72,7 @@ def _transition_to_wire(fact: facts.Transition) -> ledger_pb2.EntryBody:
         message=fact.message,
         result=fact.result,
         result_json=fact.result_json,
+        error_class=fact.error_class,
     )
     if fact.from_state is not None:
         message.from_state = STATES.to_wire(fact.from_state)

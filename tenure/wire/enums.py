@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 from tenure.domain.states import TaskState
 from tenure.domain.task import InDoubtPolicy, LeaseLostPolicy, Priority, SourceKind
+from tenure.domain.timeouts import TimeoutAction
 from tenure.domain.tools import CallState, EffectClass, OutcomeStatus
 from tenure.domain.waits import WaitAnswerKind, WaitDeadlinePolicy, WaitKind
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
@@ -28,10 +29,14 @@ class EnumMap(Generic[D, P]):
 
     def to_domain(self, number: int) -> D:
         """ValueError for an unspecified value where the contract has no default."""
-        member = self._to_domain.get(number, self._default)
+        member = self.find(number)
         if member is None:
             raise ValueError(f"value {number} is unspecified or unknown")
         return member
+
+    def find(self, number: int) -> D | None:
+        """None for a value that is unspecified or unknown, where there is no default."""
+        return self._to_domain.get(number, self._default)
 
 
 STATES = EnumMap(TaskState, dict(task_pb2.TaskState.items()), "TASK_STATE", None)
@@ -53,6 +58,7 @@ WAIT_DEADLINES = EnumMap(
     WaitDeadlinePolicy.TIME_OUT,
 )
 WAIT_ANSWERS = EnumMap(WaitAnswerKind, dict(ledger_pb2.WaitAnswerKind.items()), "WAIT_ANSWER_KIND", None)
+TIMEOUT_ACTIONS = EnumMap(TimeoutAction, dict(task_pb2.TimeoutAction.items()), "TIMEOUT_ACTION", None)
 CALL_STATES = EnumMap(CallState, dict(tool_pb2.CallState.items()), "CALL_STATE", None)
 
 

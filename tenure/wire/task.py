@@ -21,7 +21,8 @@ from tenure.domain.task import (
 )
 from tenure.v1 import task_pb2
 from tenure.wire.enums import IN_DOUBT, LEASE_LOST, PRIORITIES, SOURCES
-from tenure.wire.times import duration, seconds
+from tenure.wire.timeouts import timeouts_to_domain, timeouts_to_wire
+from tenure.wire.times import duration, moment, seconds, timestamp
 
 
 def spec_to_domain(spec: task_pb2.TaskSpec) -> TaskSpec:
@@ -30,19 +31,19 @@ def spec_to_domain(spec: task_pb2.TaskSpec) -> TaskSpec:
         goal=spec.goal,
         agent=_agent_to_domain(spec.agent, CONTROL_LOOP if spec.HasField("control") else DEFAULT_LOOP),
         limits=_limits_to_domain(spec.limits),
-        policy=_policy_to_domain(spec.policy),
+        policy=policy_to_domain(spec.policy),
         priority=PRIORITIES.to_domain(spec.priority),
         queue=spec.queue or DEFAULT_QUEUE,
         labels=tuple(sorted(spec.labels.items())),
         source=_source_to_domain(spec.source),
         control=ControlWork(spec.control.function, spec.control.input_json) if spec.HasField("control") else None,
         result_schema_json=spec.result_schema_json,
+        start_time=moment(spec.start_time) if spec.HasField("start_time") else None,
     )
 
 
 def spec_to_wire(spec: TaskSpec) -> task_pb2.TaskSpec:
     """The effective spec: what a caller sees has the defaults filled in."""
-    retry = spec.policy.retry
     return task_pb2.TaskSpec(
         goal=spec.goal,
         agent=task_pb2.AgentSpec(
@@ -59,17 +60,7 @@ def spec_to_wire(spec: TaskSpec) -> task_pb2.TaskSpec:
             max_steps=spec.limits.max_steps,
             timeout=duration(spec.limits.timeout_seconds),
         ),
-        policy=task_pb2.TaskPolicy(
-            on_lease_lost=LEASE_LOST.to_wire(spec.policy.on_lease_lost),
-            on_in_doubt=IN_DOUBT.to_wire(spec.policy.on_in_doubt),
-            retry=task_pb2.RetryPolicy(
-                max_attempts=retry.max_attempts,
-                initial_backoff=duration(retry.initial_seconds),
-                factor=retry.factor,
-                max_backoff=duration(retry.cap_seconds),
-            ),
-            max_result_corrections=spec.policy.max_result_corrections,
-        ),
+        policy=policy_to_wire(spec.policy),
         priority=PRIORITIES.to_wire(spec.priority),
         queue=spec.queue,
         labels=dict(spec.labels),
@@ -81,7 +72,35 @@ def spec_to_wire(spec: TaskSpec) -> task_pb2.TaskSpec:
         ),
         control=_control_to_wire(spec.control),
         result_schema_json=spec.result_schema_json,
+        start_time=None if spec.start_time is None else timestamp(spec.start_time),
     )
+
+
+def policy_to_wire(policy: TaskPolicy) -> task_pb2.TaskPolicy:
+    """With its defaults filled in, but for timeouts: what is absent there, the parts that judge have settings for."""
+    retry = policy.retry
+    return task_pb2.TaskPolicy(
+        on_lease_lost=LEASE_LOST.to_wire(policy.on_lease_lost),
+        on_in_doubt=IN_DOUBT.to_wire(policy.on_in_doubt),
+        retry=task_pb2.RetryPolicy(
+            max_attempts=retry.max_attempts,
+            initial_backoff=duration(retry.initial_seconds),
+            factor=retry.factor,
+            max_backoff=duration(retry.cap_seconds),
+        ),
+        max_result_corrections=policy.max_result_corrections,
+        timeouts=timeouts_to_wire(policy.timeouts),
+    )
+
+
+def held_back_seconds(task: task_pb2.Task, now: float) -> float | None:
+    """How long a task is still kept from all workers for its start_time, at this Unix time; None: it is not.
+
+    Once it was opened or has ended, whatever queues it again is no start.
+    """
+    left = task.spec.start_time.seconds + task.spec.start_time.nanos / 1e9 - now
+    not_begun = task.state == task_pb2.TASK_STATE_QUEUED and task.attempt == 1 and not task.claim_count
+    return left if not_begun and left > 0 else None
 
 
 def allowlist_to_wire(names: tuple[str, ...] | None) -> task_pb2.ToolAllowlist | None:
@@ -138,7 +157,8 @@ def _limits_to_domain(limits: task_pb2.Limits) -> Limits:
     )
 
 
-def _policy_to_domain(policy: task_pb2.TaskPolicy) -> TaskPolicy:
+def policy_to_domain(policy: task_pb2.TaskPolicy) -> TaskPolicy:
+    """With its defaults filled in."""
     retry, default = policy.retry, RetryPolicy()
     return TaskPolicy(
         on_lease_lost=LEASE_LOST.to_domain(policy.on_lease_lost),
@@ -152,4 +172,5 @@ def _policy_to_domain(policy: task_pb2.TaskPolicy) -> TaskPolicy:
         max_result_corrections=(
             policy.max_result_corrections if policy.HasField("max_result_corrections") else DEFAULT_RESULT_CORRECTIONS
         ),
+        timeouts=timeouts_to_domain(policy.timeouts),
     )

@@ -64,5 +64,8 @@ SCENARIOS: Final[dict[str, Any]] = {
             {"text": "All is read. [turn {{turn}}]"},
         ],
     },
+    "e2e-forbidden": [{"text": "Never.", "fault": {"status": 403, "times": 1000}}],
+    "e2e-limited": [{"text": "Never.", "fault": {"status": 429, "retry_after_seconds": 600, "times": 1000}}],
+    "e2e-slow-tool": one_slow("append_record", {"file": "{{goal}}", "line": "late", "delay_ms": 20_000}),
     "e2e-slow-answer": [{"text": "word " * 400, "latency_ms": 60000, "deltas": 200}],
 }

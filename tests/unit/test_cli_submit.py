@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import click
 import pytest
 
 from tenure.cli.submit import request_of
+from tenure.cli.timing import MOMENT, PHASE_TIMEOUT
 from tenure.v1 import task_pb2
+from tenure.wire.times import duration
 
 
 def test_what_is_not_said_is_left_to_the_service() -> None:
@@ -65,3 +69,33 @@ def test_a_function_is_named_and_given_its_input() -> None:
 def test_who_names_no_function_needs_a_goal_and_has_no_input(goal: str, given: str) -> None:
     with pytest.raises(click.UsageError, match="--function"):
         request_of(goal, given=given)
+
+
+def test_a_start_is_a_time_or_a_while_from_now_and_not_both() -> None:
+    at = datetime(2031, 5, 1, 10, tzinfo=UTC)
+    assert request_of("go", start_at=at).start_time.ToDatetime(tzinfo=UTC) == at
+    in_a_while = request_of("go", start_in=3600.0).start_time.ToDatetime(tzinfo=UTC) - datetime.now(UTC)
+    assert timedelta(minutes=59) < in_a_while <= timedelta(hours=1)
+    assert not request_of("go").HasField("start_time")
+    with pytest.raises(click.UsageError, match="--start-in"):
+        request_of("go", start_at=at, start_in=1.0)
+
+
+def test_a_time_without_a_zone_is_of_this_machine() -> None:
+    assert MOMENT.convert("2031-05-01T12:00+02:00", None, None) == datetime(2031, 5, 1, 10, tzinfo=UTC)
+    here = datetime(2031, 5, 1, 12).astimezone()
+    assert MOMENT.convert("2031-05-01T12:00", None, None) == here
+    with pytest.raises(click.BadParameter, match="is no time"):
+        MOMENT.convert("tomorrow", None, None)
+
+
+def test_phases_are_timed_by_name_with_a_duration_an_action_or_both() -> None:
+    told = [PHASE_TIMEOUT.convert(text, None, None) for text in ("queued=10m:retry", "tool-call=:fail", "step=90s")]
+    timeouts = request_of("go", phase_timeouts=tuple(told)).policy.timeouts
+    assert (timeouts.queued.after.seconds, timeouts.queued.action) == (600, task_pb2.TIMEOUT_ACTION_RETRY)
+    assert timeouts.tool_call == task_pb2.PhaseTimeout(action=task_pb2.TIMEOUT_ACTION_FAIL)
+    assert timeouts.step == task_pb2.PhaseTimeout(after=duration(90.0))
+    assert not request_of("go").policy.HasField("timeouts")
+    for text in ("queue=1m", "queued", "queued=", "queued=1m:explode", "queued=soon"):
+        with pytest.raises(click.BadParameter):
+            PHASE_TIMEOUT.convert(text, None, None)

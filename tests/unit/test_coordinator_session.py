@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from services.coordinator.lease_store import ClaimRecord, HeldClaim, HeldSession, SessionRecord
 from services.coordinator.session import OUTBOX_MESSAGES, Profile, Session, Timing
 from tenure.v1 import coordinator_service_pb2 as pb
@@ -135,3 +137,25 @@ def test_a_profile_has_the_defaults_filled_in_and_no_order():
     one = pb.Hello(queues=["b", "a"], priorities=[task_pb2.PRIORITY_LOW, task_pb2.PRIORITY_HIGH], loops=["x", "x"])
     other = pb.Hello(queues=["a", "b"], priorities=[task_pb2.PRIORITY_HIGH, task_pb2.PRIORITY_LOW], loops=["x"])
     assert Profile.of(one) == Profile.of(other)
+
+
+def test_a_claim_is_opened_once_its_worker_tells_of_the_tasks_ledger():
+    worker = session()
+    grant(worker, 1)
+    named = pb.Holding(task_id="t1", claim_id="c1")
+    worker.hear([named], NOW + 1)
+    assert (worker.claims["c1"].unnamed_since, worker.claims["c1"].unopened_since) == (None, NOW)
+    named.progress.sequence = 3
+    worker.hear([named], NOW + 2)
+    assert worker.claims["c1"].unopened_since is None
+    worker.hear([], NOW + 3)
+    assert (worker.claims["c1"].unnamed_since, worker.claims["c1"].unopened_since) == (NOW + 3, None)
+
+
+def test_a_tasks_own_patience_goes_before_the_coordinators():
+    worker = session()
+    patient, own = claim(1), claim(2)
+    worker.hold(patient, NOW, named=True)
+    worker.hold(replace(own, record=replace(own.record, progress_timeout_seconds=2.0)), NOW, named=True)
+    stuck = [claim_id for claim_id, held in worker.claims.items() if held.progress.is_stuck(NOW + 3)]
+    assert stuck == ["c2"]

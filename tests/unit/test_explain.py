@@ -159,3 +159,25 @@ def test_the_facts_are_those_of_the_services():
     assert (facts.since_move, facts.since_entry, facts.until_deadline) == (10.0, 7.0, 100.0)
     assert (facts.lease_seconds, facts.workers) == (4.0, ())
     assert facts.calls == (CallFact("2.1", "t", "STARTED"),)
+
+
+def test_a_task_that_is_held_back_says_until_when_and_needs_no_worker():
+    lines = told("QUEUED", until_start=7500.0, until_deadline=90_000.0)
+    assert "It is not to be started before its time, in 2 h 5 min" in lines
+    assert "No worker" not in lines
+    assert lines.endswith("What moves it: time; tenure cancel ends it")
+
+
+def test_a_task_that_is_timed_in_the_queue_says_how_long_it_may_stay():
+    assert "In 30 s it will have queued too long" in told("QUEUED", until_too_long=30.0)
+
+
+def test_how_long_a_task_may_stay_in_the_queue_counts_from_its_move_or_its_start():
+    task = task_pb2.Task(state=task_pb2.TASK_STATE_QUEUED, attempt=1)
+    task.spec.policy.timeouts.queued.after.FromSeconds(60)
+    moved = ledger_pb2.Entry(body=ledger_pb2.EntryBody(transition=ledger_pb2.StateTransition(to_state=1)))
+    moved.record_time.FromSeconds(1000)
+    for start, now, until_start, until_too_long in ((0, 1020.0, None, 40.0), (1100, 1020.0, 80.0, 140.0)):
+        task.spec.start_time.FromSeconds(start)
+        facts = gather_facts(task, [moved], [], [], [], 0, now=now)
+        assert (facts.until_start, facts.until_too_long) == (until_start, until_too_long)

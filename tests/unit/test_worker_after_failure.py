@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from services.worker.after_failure import INTERRUPTED, TryAgain, after_failure
+from services.worker.after_failure import TryAgain, after_failure
 from tenure.domain.entries import ModelFailure, Transition
+from tenure.domain.failures import FailureClass
 from tenure.domain.retry import MODEL_CALL_TRIES, RetryPolicy
 from tenure.domain.states import Reason, TaskState
 
@@ -20,7 +21,11 @@ def verdict(*failures, retries=0, luck=0.5):
 
 def test_a_refusal_fails_the_task_in_the_providers_words():
     assert verdict(failure("INVALID_REQUEST", retryable=False)) == Transition(
-        TaskState.FAILED, Reason.MODEL_REJECTED, "INVALID_REQUEST: words", "so far"
+        TaskState.FAILED,
+        Reason.MODEL_REJECTED,
+        "INVALID_REQUEST: words",
+        "so far",
+        error_class="INVALID_REQUEST",
     )
 
 
@@ -48,5 +53,5 @@ def test_after_its_retries_the_task_fails_with_what_it_has():
 
 
 def test_calls_that_we_broke_off_ourselves_do_not_count():
-    assert isinstance(verdict(*[failure(INTERRUPTED)] * MODEL_CALL_TRIES, failure()), TryAgain)
-    assert verdict(failure(INTERRUPTED)) == TryAgain(0.0)
+    assert isinstance(verdict(*[failure(FailureClass.INTERRUPTED)] * MODEL_CALL_TRIES, failure()), TryAgain)
+    assert verdict(failure(FailureClass.INTERRUPTED)) == TryAgain(0.0)

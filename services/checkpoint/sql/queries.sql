@@ -26,6 +26,7 @@ select clock_timestamp() as locked_at,
        held.ending_state, held.ending_reason, held.ending_message, held.ending_actor, held.ending_result, held.ending_at,
        held.next_retry_at, held.deadline_at, held.wait, held.wait_deadline_at, held.wait_correlation, held.waiting_since,
        held.has_result_schema,
+       held.policy, held.timeout_retries, held.queued_until,
        money.max_tokens, money.used_tokens, money.reserved_tokens
   from held join money using (root_task_id);
 
@@ -102,6 +103,8 @@ update tasks t
        next_retry_at = nullif(c.next_retry_at, '')::timestamptz,
        wait = c.wait, wait_deadline_at = nullif(c.wait_deadline_at, '')::timestamptz,
        wait_correlation = c.wait_correlation, waiting_since = nullif(c.waiting_since, '')::timestamptz,
+       timeout_retries = c.timeout_retries, queued_until = nullif(c.queued_until, '')::timestamptz,
+       starts_at = case when c.state = 'QUEUED' then t.starts_at end,
        started_at = case when c.holds then coalesce(t.started_at, %(locked_at)b::timestamptz) else t.started_at end,
        ended_at = case when c.ended then %(locked_at)b::timestamptz end,
        -- An ending under way keeps its time: else every coordinator would take it from the one that is at it.
@@ -116,11 +119,11 @@ update tasks t
          %(ending_at)b::text[], %(next_retry_at)b::text[], %(ended)b::boolean[],
          %(dead_owners)b::text[], %(ending_result)b::bytea[], %(attempt)b::bigint[], %(max_steps)b::bigint[],
          %(deadline_at)b::text[], %(wait)b::bytea[], %(wait_deadline_at)b::text[], %(wait_correlation)b::text[],
-         %(waiting_since)b::text[], %(result_json)b::bytea[])
+         %(waiting_since)b::text[], %(result_json)b::bytea[], %(timeout_retries)b::bigint[], %(queued_until)b::text[])
        as c(task_id, state, reason, message, result, epoch, claim_id, holds, owner, claim_count, ending_state,
             ending_reason, ending_message, ending_actor, ending_at, next_retry_at, ended, dead_owners, ending_result,
             attempt, max_steps, deadline_at, wait, wait_deadline_at, wait_correlation, waiting_since,
-            result_json)
+            result_json, timeout_retries, queued_until)
  where t.task_id = c.task_id
 returning t.change_xid, t.tenant, t.task_id, t.sequence, t.state, t.reason,
           t.ending_state <> '' and t.ended_at is null as cancel_requested, t.updated_at
@@ -130,13 +133,17 @@ select * from moved;
 
 -- name: create_task
 -- The unique (tenant, request_id) decides between two submits at once; the loser waits and finds the winner's row. So does
--- the index of living tasks of exclusive sources.
+-- the index of living tasks of exclusive sources. All clocks of a task that is to start later run from then.
 insert into tasks (task_id, tenant, request_id, request_hash, root_task_id, queue, priority, loop, tools, labels, max_steps,
-                   on_lease_lost, reason, sequence, change_xid, deadline_at, exclusive_source, has_result_schema)
-values (%(task_id)b::text::uuid, %(tenant)b, %(request_id)b, %(request_hash)b, %(task_id)b::text::uuid, %(queue)b,
-        %(priority)b, %(loop)b, %(tools)b::text[], %(labels)b::text::jsonb, %(max_steps)b, %(on_lease_lost)b,
-        'SUBMITTED', 2, pg_current_xact_id(), now() + make_interval(secs => %(timeout_seconds)b),
-        %(exclusive_source)b::text, %(has_result_schema)b)
+                   on_lease_lost, reason, sequence, change_xid, deadline_at, exclusive_source, has_result_schema,
+                   policy, queued_until, starts_at)
+select %(task_id)b::text::uuid, %(tenant)b, %(request_id)b, %(request_hash)b, %(task_id)b::text::uuid, %(queue)b,
+       %(priority)b, %(loop)b, %(tools)b::text[], %(labels)b::text::jsonb, %(max_steps)b, %(on_lease_lost)b,
+       'SUBMITTED', 2, pg_current_xact_id(), begin_at + make_interval(secs => %(timeout_seconds)b),
+       %(exclusive_source)b::text, %(has_result_schema)b::boolean,
+       %(policy)b::bytea, begin_at + make_interval(secs => %(queued_seconds)b::float8),
+       case when begin_at > now() then begin_at end
+  from (select greatest(now(), nullif(%(start_time)b::text, '')::timestamptz) as begin_at) b
 on conflict do nothing
 returning now();
 
@@ -263,7 +270,7 @@ with found as (
     from unnest(%(queues)b::text[]) as q(name)
    cross join lateral (
          select c.task_id, c.priority, c.claim_count, c.created_at from tasks c
-          where c.queue = q.name and c.state = 'QUEUED' and c.ending_state = ''
+          where c.queue = q.name and c.state = 'QUEUED' and c.ending_state = '' and c.starts_at is null
             and (c.offered_until is null or c.offered_until < now())
             and (cardinality(%(priorities)b::bigint[]) = 0 or c.priority = any(%(priorities)b::bigint[]))
             and (cardinality(%(loops)b::text[]) = 0 or c.loop = any(%(loops)b::text[]))
@@ -281,13 +288,13 @@ update tasks t set offered_until = now() + make_interval(secs => %(reserve_secon
   from chosen where t.task_id = chosen.task_id
 returning t.task_id::text, t.tenant, t.queue, t.priority, t.loop, t.epoch, t.reason, t.tools, t.claim_count, t.created_at,
           t.deaths, case when t.steered_until >= now() and t.steered_to = '' then t.steered_from else '' end,
-          case when t.steered_until >= now() then t.steered_to else '' end;
+          case when t.steered_until >= now() then t.steered_to else '' end, t.policy;
 
 -- name: offer_from_any
 -- The same without a choice of queues.
 with locked as (
   select t.task_id from tasks t
-   where t.state = 'QUEUED' and t.ending_state = ''
+   where t.state = 'QUEUED' and t.ending_state = '' and t.starts_at is null
      and (t.offered_until is null or t.offered_until < now())
      and (cardinality(%(priorities)b::bigint[]) = 0 or t.priority = any(%(priorities)b::bigint[]))
      and (cardinality(%(loops)b::text[]) = 0 or t.loop = any(%(loops)b::text[]))
@@ -303,7 +310,7 @@ update tasks t set offered_until = now() + make_interval(secs => %(reserve_secon
   from locked where t.task_id = locked.task_id
 returning t.task_id::text, t.tenant, t.queue, t.priority, t.loop, t.epoch, t.reason, t.tools, t.claim_count, t.created_at,
           t.deaths, case when t.steered_until >= now() and t.steered_to = '' then t.steered_from else '' end,
-          case when t.steered_until >= now() then t.steered_to else '' end;
+          case when t.steered_until >= now() then t.steered_to else '' end, t.policy;
 
 -- name: steer
 -- Where a task that an operator takes from its owner is to go on. Beside the statement that moves it: rare even there.
@@ -395,6 +402,19 @@ select t.task_id::text, t.claim_id, t.epoch, t.owner, t.updated_at, t.deaths fro
 select task_id::text from tasks
  where state = 'RETRY_SCHEDULED' and next_retry_at <= now()
  order by next_retry_at limit %(limit)b for no key update skip locked;
+
+-- name: due_starts
+-- Tasks that may be started from now on, by database time. Nothing else of them changes: the spec keeps when that was to be.
+with due as (
+  select task_id from tasks where starts_at <= now() order by starts_at limit %(limit)b for no key update skip locked
+)
+update tasks t set starts_at = null from due where t.task_id = due.task_id returning t.task_id::text;
+
+-- name: due_queued
+-- Tasks that nobody took for too long.
+select task_id::text from tasks
+ where queued_until <= now() and ending_state = ''
+ order by queued_until limit %(limit)b for no key update skip locked;
 
 -- name: due_deadlines
 -- Tasks past their deadline. The time does not run while a task waits for a person.

@@ -45,7 +45,7 @@ class SessionRecord:
 class ClaimRecord:
     """Who claimed and why. Has all that is needed to sign its token again: any replica may have to.
 
-    `suspect`: owners died with the task, so its session is to hold no second such.
+    `suspect`: owners died with the task, so its session is to hold no second such. Timeouts: the task's own, or 0.
     """
 
     claim_id: str
@@ -59,6 +59,8 @@ class ClaimRecord:
     key_id: str = ""
     tools: tuple[str, ...] | None = None
     suspect: bool = False
+    start_timeout_seconds: float = 0.0
+    progress_timeout_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

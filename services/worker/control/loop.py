@@ -63,6 +63,7 @@ class ControlLoop(Loop):
         while True:
             asked = await self._holding.interrupts.guard(self._next(run))
             self._is_stepping = False
+            self._clock.stop()
             self._holding.progress.announce_backoff(0)
             try:
                 answer = await self._answer(asked.request)
@@ -108,6 +109,7 @@ class ControlLoop(Loop):
         if (limit := step_limit(self._point, request.step)) is not None:
             return limit
         await self._wait_trusted()
+        self._time(request.step)
         self._is_stepping = True
         self._holding.progress.announce_backoff(request.timeout_seconds)
         return None

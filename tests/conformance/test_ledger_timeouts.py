@@ -1,0 +1,229 @@
+"""Phases that the ledger judges by database time, and starts that it holds back: each by the task's own policy."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tenure.domain.errors import WrongState
+from tenure.domain.fold import fold
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import ledger_pb2, task_pb2
+from tenure.wire.entries import entries_to_domain
+from tenure.wire.enums import state_name
+from tenure.wire.times import duration, moment, timestamp
+from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, entry, kinds, reserve
+
+WAITING_USER = task_pb2.TASK_STATE_WAITING_USER
+QUEUED = task_pb2.TASK_STATE_QUEUED
+RETRY_SCHEDULED = task_pb2.TASK_STATE_RETRY_SCHEDULED
+FAILED = task_pb2.TASK_STATE_FAILED
+ENDS = {"FAIL": "FAILED", "TIME_OUT": "TIMED_OUT", "RETRY": "RETRY_SCHEDULED"}
+
+
+def policy(action="", after=None, *, phase="queued", retry_seconds=3600.0, retries=3):
+    told = task_pb2.TaskPolicy()
+    told.retry.max_attempts = retries
+    told.retry.initial_backoff.CopyFrom(duration(retry_seconds))
+    timeout = getattr(told.timeouts, phase)
+    timeout.action = task_pb2.TimeoutAction.Value(f"TIMEOUT_ACTION_{action or 'UNSPECIFIED'}")
+    if after is not None:
+        timeout.after.CopyFrom(duration(after))
+    return told
+
+
+async def task_where(replica, task_id, holds):
+    async with asyncio.timeout(60.0):
+        while not holds(task := await replica.get(task_id)):
+            await asyncio.sleep(0.05)
+    return task
+
+
+async def offered(replica):
+    answered = await replica.stub.ListClaimable(pb.ListClaimableRequest(limit=10), timeout=TIMEOUT_SECONDS)
+    return [offer.task_id for offer in answered.offers]
+
+
+async def waiting(replica, **spec):
+    """A task that waits for a person, who has an hour."""
+    owner = await replica.claim((await replica.create(**spec)).task_id)
+    await owner.commit(reserve=reserve())
+    call = ledger_pb2.ToolIntent(call_id="1.0", tool_use_id="u", tool="ask_user", arguments_json="{}")
+    wait = task_pb2.Wait(call_id="1.0", kind=task_pb2.WAIT_KIND_QUESTION, question="Which?")
+    move = pb.Transition(to_state=WAITING_USER, reason="ANSWER_REQUESTED", wait=wait, wait_timeout=duration(3600))
+    await owner.commit(answer(text="so far"), entry(1, tool_intent=call), transition=move)
+    return owner.task.task_id
+
+
+async def lose(replica, task_id, claims, reason):
+    lost = pb.RequeueLostRequest.Lost(task_id=task_id, claim_id=claims.claim_id, reason=reason, message="too slow")
+    return (await replica.stub.RequeueLost(pb.RequeueLostRequest(lost=[lost]), timeout=TIMEOUT_SECONDS)).task_ids
+
+
+async def test_a_task_that_nobody_takes_in_time_is_left_as_its_policy_says(checkpoint):
+    replica = await checkpoint()
+    tasks = {action: (await replica.create(policy=policy(action, 1.0))).task_id for action in ENDS}
+    by_default = (await replica.create(policy=policy("", 1.0))).task_id
+    patient = (await replica.create()).task_id
+    for action, state in ENDS.items():
+        task = await task_where(replica, tasks[action], lambda task: task.state != QUEUED)
+        assert (state_name(task.state), task.reason) == (state, "QUEUED_TOO_LONG")
+        last = (await replica.entries(task.task_id))[-1]
+        assert (last.body.transition.reason, last.actor) == ("QUEUED_TOO_LONG", "checkpoint")
+        assert task.HasField("next_retry_time") == (action == "RETRY")
+    assert state_name((await task_where(replica, by_default, lambda task: task.state != QUEUED)).state) == "TIMED_OUT"
+    assert await offered(replica) == [patient]
+
+
+async def test_a_task_that_nobody_ever_takes_fails_after_its_retries(checkpoint):
+    replica = await checkpoint()
+    task_id = (await replica.create(policy=policy("RETRY", 1.0, retries=1, retry_seconds=0.01))).task_id
+    task = await task_where(replica, task_id, lambda task: task.state == FAILED)
+    assert (task.reason, task.message) == (
+        "QUEUED_TOO_LONG",
+        "no worker took the task in time (after 1 retries of the task)",
+    )
+    entries = await replica.entries(task_id)
+    assert kinds(entries)[1:] == [">QUEUED", "QUEUED>RETRY_SCHEDULED", "RETRY_SCHEDULED>QUEUED", "QUEUED>FAILED"]
+    assert fold(entries_to_domain(entries)).timeout_retries == 1
+
+
+async def test_a_task_in_the_hands_of_a_worker_queues_no_more(checkpoint):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create(policy=policy("FAIL", 2.0))).task_id)
+    unheld = (await replica.create(policy=policy("FAIL", 2.0))).task_id
+    await task_where(replica, unheld, lambda task: task.state == FAILED)  # as long in the queue as the other would be
+    assert (await replica.get(owner.task.task_id)).owner == "worker-1"
+    await replica.requeue(owner)
+    again = await task_where(replica, owner.task.task_id, lambda task: task.state == FAILED)
+    assert again.reason == "QUEUED_TOO_LONG"
+
+
+@pytest.mark.parametrize("action", ENDS)
+async def test_a_wait_that_nobody_answers_ends_by_policy_whatever_its_asker_wants(checkpoint, action):
+    replica = await checkpoint()
+    task_id = await waiting(replica, policy=policy(action, 1.0, phase="wait"))
+    task = await task_where(replica, task_id, lambda task: task.state != WAITING_USER)
+    assert (state_name(task.state), task.reason) == (ENDS[action], "WAIT_EXPIRED")
+    assert not task.HasField("wait")
+    entries = await replica.entries(task_id)
+    is_asked_again = action == "RETRY"
+    assert ("tool_outcome" in kinds(entries)) != is_asked_again
+    assert bool(fold(entries_to_domain(entries)).open_intents) == is_asked_again
+
+
+async def test_a_whole_task_that_takes_too_long_may_fail(checkpoint):
+    replica = await checkpoint()
+    limits = task_pb2.Limits(timeout=duration(0.3))
+    task_id = (await replica.create(limits=limits, policy=policy("FAIL", phase="task"))).task_id
+    task = await task_where(replica, task_id, lambda task: task.state != QUEUED)
+    assert (task.state, task.reason) == (FAILED, "DEADLINE_PASSED")
+
+
+@pytest.mark.parametrize("action", ["", *ENDS])
+async def test_a_worker_without_progress_loses_the_task_as_its_policy_says(checkpoint, action):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create(policy=policy(action, phase="progress"))).task_id)
+    assert await lose(replica, owner.task.task_id, owner.claims, "WORKER_STUCK") == [owner.task.task_id]
+    task = await replica.get(owner.task.task_id)
+    assert (state_name(task.state), task.reason) == (ENDS.get(action, "QUEUED"), "WORKER_STUCK")
+    moves = kinds(await replica.entries(task.task_id))
+    assert moves[-1] == {
+        "RETRY": "RUNNING>RETRY_SCHEDULED",
+        "": "RUNNING>QUEUED",
+    }.get(action, f"QUEUED>{ENDS.get(action)}")
+
+
+@pytest.mark.parametrize("action", ["GO_ON", *ENDS])
+async def test_a_task_that_was_granted_and_never_opened_is_left_as_its_policy_says(checkpoint, action):
+    replica = await checkpoint()
+    task_id = (await replica.create(policy=policy(action, 5.0, phase="start"))).task_id
+    token, claims = await replica.grant(task_id)
+    moved = await lose(replica, task_id, claims, "START_TIMEOUT")
+    task = await replica.get(task_id)
+    if action == "GO_ON":
+        assert (list(moved), task.state, task.reason) == ([], QUEUED, "SUBMITTED")
+        return
+    assert (list(moved), state_name(task.state), task.reason) == ([task_id], ENDS[action], "START_TIMEOUT")
+    with pytest.raises(WrongState):
+        await replica.open(token, claims)
+
+
+async def test_a_claim_that_is_not_the_granted_one_any_more_moves_nothing(checkpoint):
+    replica = await checkpoint()
+    task_id = (await replica.create(policy=policy("FAIL", 5.0, phase="start"))).task_id
+    _, former = await replica.grant(task_id)
+    await replica.grant(task_id)
+    assert await lose(replica, task_id, former, "START_TIMEOUT") == []
+    assert (await replica.get(task_id)).state == QUEUED
+
+
+async def test_offers_carry_the_tasks_own_patience(checkpoint):
+    replica = await checkpoint()
+    told = policy("RETRY", 7.0, phase="start")
+    told.timeouts.progress.after.CopyFrom(duration(9.0))
+    await replica.create(policy=told)
+    await replica.create()
+    answered = await replica.stub.ListClaimable(pb.ListClaimableRequest(limit=10), timeout=TIMEOUT_SECONDS)
+    own, none = answered.offers
+    assert (own.start_timeout.seconds, own.progress_timeout.seconds) == (7, 9)
+    assert not none.HasField("start_timeout")
+    assert not none.HasField("progress_timeout")
+
+
+async def test_the_class_of_the_failure_stands_in_the_move_that_it_led_to(checkpoint):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    move = pb.Transition(
+        to_state=RETRY_SCHEDULED, reason="MODEL_UNAVAILABLE", retry_delay=duration(60), error_class="OVERLOADED"
+    )
+    await owner.commit(transition=move)
+    last = (await replica.entries(owner.task.task_id))[-1].body.transition
+    assert (last.error_class, last.reason) == ("OVERLOADED", "MODEL_UNAVAILABLE")
+    assert last.next_retry_time == (await replica.get(owner.task.task_id)).next_retry_time
+
+
+async def test_a_task_is_offered_from_its_start_on_and_all_its_clocks_run_from_then(checkpoint):
+    replica = await checkpoint()
+    start = datetime.now(UTC) + timedelta(hours=1)
+    limits = task_pb2.Limits(timeout=duration(600))
+    spec = {"start_time": timestamp(start), "limits": limits, "policy": policy("FAIL", 30.0)}
+    task = await replica.create("later", **spec)
+    assert (await replica.create("later", **spec)).task_id == task.task_id
+    at_once = await replica.create(start_time=timestamp(datetime.now(UTC) - timedelta(hours=1)), limits=limits)
+    assert task.state == QUEUED
+    assert moment(task.spec.start_time) == start
+    assert moment(task.deadline_time) == start + timedelta(seconds=600)
+    ((queued_until,),) = await replica.query("select queued_until from ledger.tasks where task_id = %s", task.task_id)
+    assert queued_until == start + timedelta(seconds=30)
+    assert moment(at_once.deadline_time) == moment(at_once.create_time) + timedelta(seconds=600)
+    assert await offered(replica) == [at_once.task_id]
+    await replica.query("update ledger.tasks set starts_at = now() where task_id = %s", task.task_id)
+    async with asyncio.timeout(60.0):
+        while task.task_id not in await offered(replica):
+            await asyncio.sleep(0.05)
+    assert (await replica.get(task.task_id)).sequence == task.sequence
+
+
+async def test_a_task_that_is_held_back_is_cancelled_at_once_and_requeued_without_its_delay(checkpoint):
+    replica = await checkpoint()
+    later = timestamp(datetime.now(UTC) + timedelta(hours=1))
+    task = await replica.create(start_time=later)
+    assert (await replica.cancel(task.task_id)).state == task_pb2.TASK_STATE_CANCELLED
+    request = pb.AppendForeignRequest(
+        task_id=task.task_id,
+        request_id="again",
+        actor="operator",
+        operator_request=ledger_pb2.OperatorRequest(reason="now", requeue=ledger_pb2.OperatorRequest.Requeue()),
+    )
+    await replica.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)
+    assert await offered(replica) == [task.task_id]
+
+
+async def test_a_fork_of_a_task_that_is_held_back_is_not(checkpoint):
+    replica = await checkpoint()
+    task = await replica.create(start_time=timestamp(datetime.now(UTC) + timedelta(hours=1)))
+    request = pb.CheckpointServiceForkTaskRequest(request_id="f", task_id=task.task_id, actor="bob")
+    forked = (await replica.stub.ForkTask(request, timeout=TIMEOUT_SECONDS)).task
+    assert not forked.spec.HasField("start_time")
+    assert await offered(replica) == [forked.task_id]

@@ -1,0 +1,136 @@
+"""Phases that take too long, model calls that keep failing, and starts that are put off: through the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tenure.cli.exits import Exit
+from tenure.v1 import ledger_pb2, task_pb2
+from tenure.wire.enums import state_name
+from tenure.wire.times import timestamp
+from tests.end_to_end.command import tenure
+from tests.end_to_end.installation import Installation, check_whole
+
+NOBODYS = "nobodys-queue"
+ACTIONS = {
+    "fail": (task_pb2.TIMEOUT_ACTION_FAIL, "FAILED"),
+    "time out": (task_pb2.TIMEOUT_ACTION_TIME_OUT, "TIMED_OUT"),
+    "retry": (task_pb2.TIMEOUT_ACTION_RETRY, "FAILED"),
+}
+
+
+def policy(phase: str, action: task_pb2.TimeoutAction.ValueType, after_seconds: int = 1) -> task_pb2.TaskPolicy:
+    """The phase takes a second at most, and is tried again once, at once."""
+    told = task_pb2.TaskPolicy()
+    told.retry.max_attempts = 1
+    told.retry.initial_backoff.FromMilliseconds(1)
+    timeout = getattr(told.timeouts, phase)
+    timeout.action = action
+    if after_seconds:
+        timeout.after.FromSeconds(after_seconds)
+    return told
+
+
+def moves(entries: list[ledger_pb2.Entry]) -> list[tuple[str, str]]:
+    told = (entry.body.transition for entry in entries if entry.body.HasField("transition"))
+    return [(state_name(move.to_state), move.reason) for move in told]
+
+
+@pytest.mark.parametrize(
+    ("phase", "reason", "model", "queue"),
+    [
+        ("queued", "QUEUED_TOO_LONG", "sim-hello", NOBODYS),
+        ("step", "STEP_TIMEOUT", "sim-e2e-slow-answer", ""),
+        ("model_call", "MODEL_TIMEOUT", "sim-e2e-slow-answer", ""),
+        ("wait", "WAIT_EXPIRED", "sim-question", ""),
+    ],
+)
+async def test_a_phase_that_takes_too_long_ends_in_its_reason_by_policy(
+    installation: Installation, phase: str, reason: str, model: str, queue: str
+) -> None:
+    async def check(how: str) -> None:
+        action, state = ACTIONS[how]
+        task_id = await installation.submit(model, queue=queue, policy=policy(phase, action))
+        ended = await installation.ended(task_id)
+        assert (how, state_name(ended.state), ended.reason) == (how, state, reason)
+        entries = await installation.entries(task_id)
+        assert moves(entries).count(("RETRY_SCHEDULED", reason)) == (1 if how == "retry" else 0)
+        check_whole(entries)
+
+    await asyncio.gather(*map(check, ACTIONS))
+
+
+async def test_a_tool_that_takes_too_long_is_stopped_and_the_task_ends_with_its_outcome(
+    installation: Installation,
+) -> None:
+    told = policy("tool_call", task_pb2.TIMEOUT_ACTION_FAIL)
+    task_id = await installation.submit("sim-e2e-slow-tool", "late", policy=told)
+    ended = await installation.ended(task_id)
+    assert (state_name(ended.state), ended.reason) == ("FAILED", "TOOL_TIMEOUT")
+    entries = await installation.entries(task_id)
+    (outcome,) = [entry.body.tool_outcome.outcome for entry in entries if entry.body.HasField("tool_outcome")]
+    assert outcome.content.startswith("It took longer than 1 s and was stopped.")
+    check_whole(entries)
+
+
+async def test_a_tool_that_takes_too_long_is_by_default_a_matter_of_the_model(installation: Installation) -> None:
+    told = policy("tool_call", task_pb2.TIMEOUT_ACTION_UNSPECIFIED)
+    ended = await installation.ended(await installation.submit("sim-e2e-slow-tool", "late", policy=told))
+    assert state_name(ended.state) == "SUCCEEDED"
+
+
+async def test_a_model_that_keeps_failing_is_tried_then_scheduled_then_the_end_with_its_class(
+    installation: Installation,
+) -> None:
+    told = policy("task", task_pb2.TIMEOUT_ACTION_FAIL, after_seconds=0)
+    task_id = await installation.submit("sim-e2e-forbidden", policy=told)
+    refused = await installation.ended(task_id)
+    assert (state_name(refused.state), refused.reason) == ("FAILED", "MODEL_REJECTED")
+    entries = await installation.entries(task_id)
+    assert entries[-1].body.transition.error_class == "PERMISSION"
+    assert len(installation.model_calls(task_id)) == 1  # nothing is gained by asking again
+    limited = await installation.submit("sim-e2e-limited", policy=told)
+    scheduled = await installation.in_state(limited, "RETRY_SCHEDULED")
+    assert (scheduled.reason, scheduled.HasField("next_retry_time")) == ("MODEL_RATE_LIMITED", True)
+    address = installation.stack.gateway_address
+    assert "at " in (await tenure("get", limited, address=address)).out
+    assert "It is queued again in" in (await tenure("explain", limited, address=address)).out
+    (move,) = [
+        entry.body.transition
+        for entry in await installation.entries(limited)
+        if state_name(entry.body.transition.to_state) == "RETRY_SCHEDULED"
+    ]
+    assert (move.error_class, move.next_retry_time) == ("RATE_LIMITED", scheduled.next_retry_time)
+    assert move.next_retry_time.seconds - scheduled.update_time.seconds >= 600  # as long as the provider asked for
+    await installation.client.cancel(limited)
+
+
+async def test_a_task_is_started_at_its_time_and_not_before(installation: Installation) -> None:
+    start = datetime.now(UTC) + timedelta(seconds=2)
+    task_id = await installation.submit("sim-hello", start_time=timestamp(start))
+    ended = await installation.ended(task_id)
+    assert state_name(ended.state) == "SUCCEEDED"
+    assert ended.start_time.ToDatetime(tzinfo=UTC) >= start
+
+
+async def test_a_task_that_is_put_off_is_shown_so_and_can_be_cancelled(installation: Installation) -> None:
+    address = installation.stack.gateway_address
+    submitted = await tenure("submit", "later", "--start-in", "2h", address=address)
+    task_id = submitted.out.strip()
+    assert "not before" in (await tenure("get", task_id, address=address)).out
+    assert "QUEUED, starts in" in (await tenure("list", address=address)).out
+    explained = (await tenure("explain", task_id, address=address)).out
+    assert "It is not to be started before its time, in " in explained
+    assert "What moves it: time; tenure cancel ends it" in explained
+    assert (await tenure("cancel", task_id, address=address)).code == Exit.OK
+    assert state_name((await installation.ended(task_id)).state) == "CANCELLED"
+
+
+async def test_timeouts_are_asked_for_on_the_command_line(installation: Installation) -> None:
+    asked = ("submit", "wait", "--queue", NOBODYS, "--phase-timeout", "queued=1s:fail")
+    submitted = await tenure(*asked, address=installation.stack.gateway_address)
+    ended = await installation.ended(submitted.out.strip())
+    assert (state_name(ended.state), ended.reason) == ("FAILED", "QUEUED_TOO_LONG")

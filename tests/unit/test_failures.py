@@ -1,0 +1,107 @@
+"""Failed model calls by class: which may be tried again, and what the task's move says of them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+
+from services.worker.after_failure import TryAgain, after_failure, is_late
+from services.worker.model import LONGEST_RETRY_AFTER_SECONDS, _retry_after_seconds
+from tenure.domain.entries import ModelFailure, Transition
+from tenure.domain.failures import RETRYABLE, FailureClass, class_of_status
+from tenure.domain.retry import MODEL_CALL_TRIES, RetryPolicy
+from tenure.domain.states import Reason, TaskState
+
+POLICY = RetryPolicy(max_attempts=1, initial_seconds=4.0)
+LASTING = {
+    "INVALID_REQUEST",
+    "PROMPT_TOO_LONG",
+    "REQUEST_TOO_LARGE",
+    "AUTHENTICATION",
+    "PERMISSION",
+    "BILLING",
+    "NOT_FOUND",
+}
+
+
+def failure(error_class: FailureClass, **fields) -> ModelFailure:
+    return ModelFailure(1, error_class.value, "words", error_class in RETRYABLE, **fields)
+
+
+def test_what_is_wrong_with_the_request_the_key_or_the_account_stays_so():
+    assert set(FailureClass) - RETRYABLE == LASTING
+
+
+@pytest.mark.parametrize("error_class", sorted(LASTING))
+def test_a_lasting_failure_ends_the_task_at_once_with_its_class(error_class):
+    verdict = after_failure([failure(FailureClass(error_class))], 0, POLICY, result="so far", luck=0.5)
+    assert isinstance(verdict, Transition)
+    assert (verdict.to_state, verdict.reason) == (TaskState.FAILED, Reason.MODEL_REJECTED)
+    assert (verdict.error_class, verdict.message, verdict.result) == (error_class, f"{error_class}: words", "so far")
+
+
+@pytest.mark.parametrize("error_class", sorted(RETRYABLE - {FailureClass.INTERRUPTED}))
+def test_a_passing_failure_is_tried_again_then_scheduled_with_its_class_then_fails(error_class):
+    failures = [failure(error_class)] * MODEL_CALL_TRIES
+    assert isinstance(after_failure(failures[:1], 0, POLICY, result="", luck=0.5), TryAgain)
+    limited = error_class is FailureClass.RATE_LIMITED
+    reason = Reason.MODEL_RATE_LIMITED if limited else Reason.MODEL_UNAVAILABLE
+    for retries, to_state in ((0, TaskState.RETRY_SCHEDULED), (1, TaskState.FAILED)):
+        verdict = after_failure(failures, retries, POLICY, result="", luck=0.5)
+        assert isinstance(verdict, Transition)
+        assert (verdict.to_state, verdict.reason, verdict.error_class) == (to_state, reason, error_class.value)
+        assert verdict.retry_delay_seconds == (2.0 if to_state is TaskState.RETRY_SCHEDULED else None)
+
+
+def test_a_provider_that_asks_for_a_long_pause_gets_it_without_a_worker():
+    verdict = after_failure(
+        [failure(FailureClass.RATE_LIMITED, retry_after_seconds=900.0)], 0, POLICY, result="", luck=0.5
+    )
+    assert isinstance(verdict, Transition)
+    assert (verdict.to_state, verdict.retry_delay_seconds) == (TaskState.RETRY_SCHEDULED, 900.0)
+
+
+@pytest.mark.parametrize(
+    ("status", "error_class"),
+    [
+        (400, "INVALID_REQUEST"),
+        (402, "BILLING"),
+        (408, "TIMEOUT"),
+        (409, "CONFLICT"),
+        (418, "INVALID_REQUEST"),
+        (422, "INVALID_REQUEST"),
+        (502, "SERVER_ERROR"),
+        (504, "TIMEOUT"),
+    ],
+)
+def test_every_status_has_a_class(status, error_class):
+    assert class_of_status(status) == error_class
+
+
+def test_only_a_timeout_by_our_own_clock_is_a_model_call_that_took_too_long():
+    assert is_late(failure(FailureClass.TIMEOUT))
+    assert not is_late(failure(FailureClass.TIMEOUT, status_code=504))
+    assert not is_late(failure(FailureClass.CONNECTION))
+
+
+def test_a_pause_is_read_as_a_number_and_as_a_date_by_the_providers_clock():
+    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    told = {"retry-after": format_datetime(now + timedelta(seconds=90), usegmt=True), "date": _http(now)}
+    assert _retry_after_seconds(told) == 90.0
+    assert _retry_after_seconds({"retry-after": "7.5"}) == 7.5
+    assert _retry_after_seconds({"retry-after-ms": "250", "retry-after": "9"}) == 0.25
+
+
+def test_a_pause_is_bounded_and_nonsense_is_none():
+    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert _retry_after_seconds({"retry-after": "99999999"}) == LONGEST_RETRY_AFTER_SECONDS
+    assert _retry_after_seconds({"retry-after": _http(now - timedelta(days=1)), "date": _http(now)}) == 0.0
+    assert _retry_after_seconds({"retry-after": _http(now + timedelta(days=9)), "date": _http(now)}) == 86_400.0
+    for words in ("soon", "", "-3", "Fri, 99 Foo 2026"):
+        assert _retry_after_seconds({"retry-after": words}) is None
+
+
+def _http(moment: datetime) -> str:
+    return format_datetime(moment, usegmt=True)

@@ -1,0 +1,172 @@
+"""Timeouts by phase: what each comes to, how they are told, and what may not be asked."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tenure.domain import entries as facts
+from tenure.domain.errors import InvalidRequest
+from tenure.domain.fold import fold
+from tenure.domain.retry import RetryPolicy
+from tenure.domain.states import Reason, TaskState
+from tenure.domain.task import MAX_START_DELAY_SECONDS, TaskPolicy, TaskSpec
+from tenure.domain.timeouts import (
+    ACTIONS,
+    NEED_DURATION,
+    REASONS,
+    Phase,
+    PhaseTimeout,
+    TimeoutAction,
+    TimeoutMove,
+    Timeouts,
+    after_timeout,
+)
+from tenure.domain.waits import WaitDeadlinePolicy, WaitKind
+from tenure.v1 import task_pb2
+from tenure.v1 import task_service_pb2 as api
+from tenure.validators import validate
+from tenure.wire.enums import TIMEOUT_ACTIONS
+from tenure.wire.task import held_back_seconds, spec_to_domain, spec_to_wire
+from tenure.wire.times import duration, timestamp
+
+RETRY = RetryPolicy(max_attempts=2, initial_seconds=10.0, factor=3.0, cap_seconds=20.0)
+
+
+def move(action, retries=0, phase=Phase.STEP):
+    return after_timeout(phase, action, RETRY, retries, told="too long", luck=0.5)
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_each_phase_ends_in_its_own_reason(phase):
+    failed = move(TimeoutAction.FAIL, phase=phase)
+    assert failed == TimeoutMove(TaskState.FAILED, REASONS[phase], "too long")
+    assert list(REASONS.values()).count(REASONS[phase]) == 1
+
+
+def test_a_policy_fails_times_out_retries_or_goes_on():
+    assert move(TimeoutAction.GO_ON) is None
+    assert move(TimeoutAction.TIME_OUT).to_state is TaskState.TIMED_OUT
+    first, second = move(TimeoutAction.RETRY), move(TimeoutAction.RETRY, retries=1)
+    assert (first.to_state, first.retry_delay_seconds) == (TaskState.RETRY_SCHEDULED, 5.0)
+    assert second.retry_delay_seconds == 10.0  # 30 s, at most 20, half of it
+    assert move(TimeoutAction.RETRY, retries=2) == TimeoutMove(
+        TaskState.FAILED, Reason.STEP_TIMEOUT, "too long (after 2 retries of the task)"
+    )
+
+
+def test_unset_is_what_was_before_there_were_timeouts():
+    timeouts = Timeouts()
+    goes_on = [phase for phase in Phase if timeouts.action(phase) is TimeoutAction.GO_ON]
+    assert goes_on == [Phase.START, Phase.MODEL_CALL, Phase.TOOL_CALL, Phase.PROGRESS]
+    assert all(timeouts.action(phase) in ACTIONS[phase] for phase in Phase)
+    assert timeouts.action_of_wait(WaitDeadlinePolicy.GO_ON) is TimeoutAction.GO_ON
+    assert timeouts.action_of_wait(WaitDeadlinePolicy.TIME_OUT) is TimeoutAction.TIME_OUT
+
+
+def test_a_wait_is_as_long_as_was_asked_and_no_longer_than_the_policy_allows():
+    limited = Timeouts(wait=PhaseTimeout(60.0, TimeoutAction.FAIL))
+    assert [limited.wait_seconds(WaitKind.EVENT, asked) for asked in (0.0, 5.0, 600.0)] == [60.0, 5.0, 60.0]
+    assert [Timeouts().wait_seconds(WaitKind.EVENT, asked) for asked in (0.0, 600.0)] == [7200.0, 600.0]
+    assert limited.action_of_wait(WaitDeadlinePolicy.GO_ON) is TimeoutAction.FAIL
+
+
+def test_retries_of_timeouts_are_counted_over_the_attempt_and_those_of_the_model_in_a_row():
+    def moved(to_state, reason, from_state=TaskState.RUNNING):
+        return facts.Transition(to_state, reason, from_state=from_state)
+
+    retry = TaskState.RETRY_SCHEDULED
+    answer = facts.AssistantMessage(1, ({"type": "text", "text": "hm"},), "pause_turn", usage=NOTHING)
+    bodies = [
+        facts.Submitted(TaskSpec("go")),
+        facts.Transition(TaskState.QUEUED, Reason.SUBMITTED),
+        moved(retry, Reason.TOOL_TIMEOUT),
+        moved(retry, Reason.MODEL_UNAVAILABLE),
+        answer,
+        moved(retry, Reason.QUEUED_TOO_LONG),
+    ]
+    point = fold([facts.Entry(number, 1, body) for number, body in enumerate(bodies, 1)])
+    assert (point.timeout_retries, point.retries) == (2, 0)
+    point.apply(facts.Entry(7, 1, moved(TaskState.FAILED, Reason.QUEUED_TOO_LONG)))
+    point.apply(facts.Entry(8, 1, moved(TaskState.QUEUED, Reason.OPERATOR_REQUEUE, TaskState.FAILED)))
+    assert point.timeout_retries == 0
+
+
+NOTHING = facts.TokenUsage()
+
+
+def test_timeouts_and_the_start_survive_the_wire_and_absent_ones_stay_absent():
+    timeouts = Timeouts(
+        queued=PhaseTimeout(600.0, TimeoutAction.RETRY),
+        progress=PhaseTimeout(None, TimeoutAction.FAIL),
+        model_call=PhaseTimeout(1.5),
+    )
+    start = datetime(2031, 5, 1, 12, tzinfo=UTC)
+    spec = TaskSpec("go", policy=TaskPolicy(timeouts=timeouts), start_time=start)
+    wire = spec_to_wire(spec)
+    assert spec_to_domain(wire) == spec
+    assert [field.name for field, _ in wire.policy.timeouts.ListFields()] == ["queued", "model_call", "progress"]
+    assert not spec_to_wire(TaskSpec("go")).policy.HasField("timeouts")
+
+
+def test_an_action_of_a_newer_release_is_the_phases_default():
+    spec = task_pb2.TaskSpec()
+    spec.policy.timeouts.start.action = 99  # type: ignore[assignment]  # what this release does not know
+    assert spec_to_domain(spec).policy.timeouts.action(Phase.START) is TimeoutAction.GO_ON
+
+
+def asked(phase, after=None, action=None):
+    request = api.SubmitTaskRequest(goal="go")
+    told = getattr(request.policy.timeouts, phase.field)
+    if after is not None:
+        told.after.CopyFrom(duration(after))
+    if action is not None:
+        told.action = TIMEOUT_ACTIONS.to_wire(action)
+    return request
+
+
+def refused(request):
+    with pytest.raises(InvalidRequest) as error:
+        validate(request)
+    return [violation.field for violation in error.value.violations]
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_what_makes_no_sense_for_a_phase_is_refused(phase):
+    after = None if phase is Phase.TASK else 5.0
+    for action in TimeoutAction:
+        request = asked(phase, after, action)
+        if action in ACTIONS[phase]:
+            validate(request)
+        else:
+            assert refused(request) == [f"policy.timeouts.{phase.field}.action"]
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_durations_are_bounded(phase):
+    field = f"policy.timeouts.{phase.field}.after"
+    for after in (-1.0, 0.5, 31 * 86_400.0):
+        assert refused(asked(phase, after)) == [field]
+    if phase in NEED_DURATION:
+        assert refused(asked(phase, action=TimeoutAction.FAIL)) == [field]
+
+
+def test_a_start_is_not_further_ahead_than_a_year():
+    now = datetime.now(UTC)
+    validate(api.SubmitTaskRequest(goal="go", start_time=timestamp(now - timedelta(days=1))))
+    validate(api.SubmitTaskRequest(goal="go", start_time=timestamp(now + timedelta(days=300))))
+    late = timestamp(now + timedelta(seconds=MAX_START_DELAY_SECONDS + 60))
+    assert refused(api.SubmitTaskRequest(goal="go", start_time=late)) == ["start_time"]
+
+
+def test_a_task_is_held_back_until_its_start_and_never_after_it_was_begun():
+    def task(**fields):
+        spec = task_pb2.TaskSpec(start_time=timestamp(datetime.fromtimestamp(100, UTC)))
+        return task_pb2.Task(spec=spec, **{"state": task_pb2.TASK_STATE_QUEUED, "attempt": 1, **fields})
+
+    assert held_back_seconds(task(), 40.0) == 60.0
+    assert held_back_seconds(task(), 100.0) is None
+    assert held_back_seconds(task(claim_count=1), 40.0) is None
+    assert held_back_seconds(task(attempt=2), 40.0) is None
+    assert held_back_seconds(task(state=task_pb2.TASK_STATE_CANCELLED), 40.0) is None
