@@ -39,6 +39,7 @@ PARTS: Final = {
     "queue": "queue",
     "labels": "labels",
     "retries": "policy.retry",
+    "phase_timeouts": "policy.timeouts",
     "on_in_doubt": "policy.on_in_doubt",
     "on_lease_lost": "policy.on_lease_lost",
     "result_schema": "result_schema_json",

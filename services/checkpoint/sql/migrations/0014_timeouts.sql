@@ -1,8 +1,10 @@
 -- Timeouts by phase, and delayed starts.
 
 -- A phase that takes too long may be tried again later, from wherever the ledger itself judges it.
+alter table moves disable trigger moves_stay;
 insert into moves (from_state, to_state) values
   ('QUEUED', 'RETRY_SCHEDULED'), ('WAITING_USER', 'RETRY_SCHEDULED'), ('WAITING_EXTERNAL', 'RETRY_SCHEDULED');
+alter table moves enable trigger moves_stay;
 
 alter table tasks
   add column policy          bytea not null default '',       -- a TaskPolicy of the contract; '' for its defaults
