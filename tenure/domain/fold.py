@@ -178,7 +178,8 @@ class ResumePoint:
             self.extra_steps = self.step  # of a fork: the steps it copied are not among those it may make
         self.state = body.to_state
         if body.to_state is TaskState.RETRY_SCHEDULED:
-            self._count_retry(body.reason)
+            is_late = body.reason in TIMEOUT_REASONS  # an answer between two of these makes the phase no shorter
+            self.retries, self.timeout_retries = self.retries + (not is_late), self.timeout_retries + is_late
             self.failures.clear()
 
     def _control_step(self, step: int, body: ControlStep) -> None:
@@ -186,13 +187,6 @@ class ResumePoint:
         self.step = max(self.step, step)
         self.control_steps[step] = body
         self.retries = 0
-
-    def _count_retry(self, reason: str) -> None:
-        """Those for timeouts by themselves: an answer between two of them does not make the phase shorter."""
-        if reason in TIMEOUT_REASONS:
-            self.timeout_retries += 1
-        else:
-            self.retries += 1
 
     def _begin_attempt(self) -> None:
         """Requeued after an end, or forked: the history goes on, without what judged the attempt before."""
