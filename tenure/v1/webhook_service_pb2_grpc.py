@@ -172,7 +172,8 @@ class WebhookServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ResumeWebhook(self, request, context):
-        """Goes on where it was paused. NOT_FOUND.
+        """Goes on where it was paused. Of tasks that were pruned meanwhile it tells without the task, and nothing where the filter asks for
+        labels, a queue or a tree: nobody knows those any more. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -70,7 +70,9 @@ class WebhookServiceStub:
     changes are still kept then. Pausing a paused webhook changes nothing, its reason included. NOT_FOUND.
     """
     ResumeWebhook: _grpc.UnaryUnaryMultiCallable[_webhook_service_pb2.ResumeWebhookRequest, _webhook_service_pb2.ResumeWebhookResponse]
-    """Goes on where it was paused. NOT_FOUND."""
+    """Goes on where it was paused. Of tasks that were pruned meanwhile it tells without the task, and nothing where the filter asks for
+    labels, a queue or a tree: nobody knows those any more. NOT_FOUND.
+    """
     RotateWebhookSecret: _grpc.UnaryUnaryMultiCallable[_webhook_service_pb2.RotateWebhookSecretRequest, _webhook_service_pb2.RotateWebhookSecretResponse]
     """Signs with another secret from now on, and with the old one beside it for the time of the overlap. With the present secret
     it changes nothing. NOT_FOUND.
@@ -131,7 +133,9 @@ class WebhookServiceAsyncStub(WebhookServiceStub):
     changes are still kept then. Pausing a paused webhook changes nothing, its reason included. NOT_FOUND.
     """
     ResumeWebhook: _aio.UnaryUnaryMultiCallable[_webhook_service_pb2.ResumeWebhookRequest, _webhook_service_pb2.ResumeWebhookResponse]  # type: ignore[assignment]
-    """Goes on where it was paused. NOT_FOUND."""
+    """Goes on where it was paused. Of tasks that were pruned meanwhile it tells without the task, and nothing where the filter asks for
+    labels, a queue or a tree: nobody knows those any more. NOT_FOUND.
+    """
     RotateWebhookSecret: _aio.UnaryUnaryMultiCallable[_webhook_service_pb2.RotateWebhookSecretRequest, _webhook_service_pb2.RotateWebhookSecretResponse]  # type: ignore[assignment]
     """Signs with another secret from now on, and with the old one beside it for the time of the overlap. With the present secret
     it changes nothing. NOT_FOUND.
@@ -219,7 +223,9 @@ class WebhookServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _webhook_service_pb2.ResumeWebhookRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_webhook_service_pb2.ResumeWebhookResponse, _abc.Awaitable[_webhook_service_pb2.ResumeWebhookResponse]]:
-        """Goes on where it was paused. NOT_FOUND."""
+        """Goes on where it was paused. Of tasks that were pruned meanwhile it tells without the task, and nothing where the filter asks for
+        labels, a queue or a tree: nobody knows those any more. NOT_FOUND.
+        """
 
     @_abc_1.abstractmethod
     def RotateWebhookSecret(

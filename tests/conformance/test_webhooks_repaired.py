@@ -160,6 +160,15 @@ class TestStops:
         await hooks.call("ResumeWebhook")
         assert (await receiver.until(1))[0].task_id == task_id
 
+    async def test_the_end_of_a_task_that_was_pruned_during_a_pause_is_told_without_the_task(self, hooks, receiver):
+        await hooks.create(receiver)
+        await hooks.call("PauseWebhook", reason="for long")
+        task_id = await hooks.finish()
+        await hooks.replica.query("delete from ledger.tasks where task_id = %s", task_id)
+        await hooks.call("ResumeWebhook")
+        (told,) = await receiver.until(1)
+        assert (told.type, told.task_id, "task" in told.data) == ("task.succeeded", task_id, False)
+
     async def test_an_endpoint_that_asks_for_time_is_left_alone(self, hooks, receiver):
         """Its Retry-After holds back everything that is sent there; going on by hand ends the wait."""
         receiver.answer = lambda _delivery: Reply(429, (("retry-after", "3600"),))

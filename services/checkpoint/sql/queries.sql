@@ -604,7 +604,7 @@ select f.feed_id::text, f.pruned_xid::text::bigint, f.pruned_position,
          and (%(root_task_id)b::text = '' or t.root_task_id = nullif(%(root_task_id)b::text, '')::uuid)
          and (%(forked_from_task_id)b::text = ''
               or t.forked_from_task_id = nullif(%(forked_from_task_id)b::text, '')::uuid)
-         and t.labels @> %(labels)b::text::jsonb as fits
+         and coalesce(t.labels, '{}') @> %(labels)b::text::jsonb as fits
   from change_feed f
   left join page p on true
   left join lateral (select * from tasks c where c.task_id = p.task_id limit 1) t on true  -- never a scan of them all
