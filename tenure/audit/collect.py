@@ -18,6 +18,7 @@ from tenure.audit.from_wire import bill, body_hash, budget_row, calls_and_fence,
 from tenure.audit.history import Bill, Call, Guard, History, LedgerEntry, Refusal, ToolFence
 from tenure.client import Client
 from tenure.domain.entries import ToolIntent, ToolOutcome
+from tenure.domain.errors import NotFound
 from tenure.domain.tools import CallState
 
 __all__ = ["COLLECTED", "body_hash", "collect_each", "collect_task", "collect_tasks"]
@@ -40,13 +41,21 @@ async def collect_tasks(client: Client, task_ids: Iterable[str]) -> History:
     return History(**joined)
 
 
-async def collect_each(client: Client, task_ids: Iterable[str]) -> AsyncGenerator[History]:
-    """The same, one after another in the order given, a few being read at once: for any number of tasks."""
+async def collect_each(
+    client: Client, task_ids: Iterable[str], *, skip_pruned: bool = False
+) -> AsyncGenerator[History]:
+    """The same, one after another in the order given, a few being read at once: for any number of tasks. With
+    `skip_pruned` those that go meanwhile are left out.
+    """
     waiting = iter(task_ids)
     reading = deque(_begin(client, task_id) for task_id in islice(waiting, AT_ONCE))
     try:
         while reading:
-            yield await reading[0]
+            try:
+                yield await reading[0]
+            except NotFound as error:
+                if not (skip_pruned and error.reason == "TASK_PRUNED"):
+                    raise
             reading.popleft()
             reading.extend(_begin(client, task_id) for task_id in islice(waiting, 1))
     finally:

@@ -57,13 +57,15 @@ def verify(context: Context, tasks: tuple[str, ...], since: float | None, limit:
     if explain:
         _explain(context)
         return
-    report = context.run(lambda client: _examine(context, client, _chosen(client, tasks, since, limit)))
+    report = context.run(
+        lambda client: _examine(context, client, _chosen(client, tasks, since, limit), skip_pruned=not tasks)
+    )
     _tell(context, report)
     if report.violations:
         click.get_current_context().exit(Exit.BROKEN_RULE)
 
 
-async def _examine(context: Context, client: Client, task_ids: AsyncGenerator[str]) -> Report:
+async def _examine(context: Context, client: Client, task_ids: AsyncGenerator[str], *, skip_pruned: bool) -> Report:
     """Task by task, each violation told as it is found: a long check is read while it goes on."""
     examination = Examination(COLLECTED)
     told: set[Violation] = set()
@@ -71,7 +73,7 @@ async def _examine(context: Context, client: Client, task_ids: AsyncGenerator[st
     with console.status("reading tasks") as status:  # for people at a terminal; a pipe never sees it
         async with aclosing(task_ids):
             async for some in _portions(task_ids, TASKS_AT_ONCE):
-                async with aclosing(collect_each(client, some)) as histories:
+                async with aclosing(collect_each(client, some, skip_pruned=skip_pruned)) as histories:
                     async for history in histories:
                         for task in split(replace(history, clock_slack_seconds=CLOCK_SLACK_SECONDS)):
                             found = examination.add(task)

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
@@ -381,3 +381,25 @@ async def test_a_repeated_event_of_a_pruned_task_is_still_a_repeat(checkpoint):
     await replica.query("update ledger.signals set taken_by = %s", task_id)
     await prune(replica)
     assert not (await replica.stub.SendSignal(event, timeout=TIMEOUT_SECONDS)).HasField("task")
+
+
+async def test_the_feed_of_changes_goes_on_past_tasks_that_were_pruned(checkpoint):
+    replica = await checkpoint()
+    async with aclosing(follow(replica)) as answers:
+        cursor = (await anext(answers)).cursor
+    gone = (await ended(replica)).task.task_id
+    await prune(replica)
+    stays = await replica.create()
+    told = []
+    async with aclosing(follow(replica, cursor)) as answers:
+        async for answer in answers:
+            told += [item.change.task_id for item in answer.items]
+            if stays.task_id in told:
+                break
+    assert gone not in told
+
+
+async def follow(replica, cursor=""):
+    """The feed's answers after a cursor."""
+    async for answer in replica.stub.WatchChanges(pb.WatchChangesRequest(after_cursor=cursor), timeout=TIMEOUT_SECONDS):
+        yield answer

@@ -193,3 +193,18 @@ async def test_the_command_takes_a_task_from_its_worker(installation: Installati
     assert moved.body.transition.message == "its host is slow"
     await installation.client.cancel(task_id)
     assert (await installation.ended(task_id)).state == CANCELLED
+
+
+async def test_an_operator_prunes_an_ended_task_and_says_why(installation: Installation) -> None:
+    address = installation.stack.gateway_address
+    task_id = await installation.submit("sim-hello")
+    await installation.ended(task_id)
+    why = ("--reason", "its owner asked for it")
+    told = await tenure("admin", "prune", task_id, *why, "--dry-run", address=address)
+    assert (told.code, "would go" in told.out) == (0, True)
+    told = await tenure("--json", "admin", "prune", "--older-than", "10d", *why, address=address)
+    assert (told.code, told.values) == (0, [])
+    told = await tenure("--json", "admin", "prune", task_id, *why, address=address)
+    assert told.values == [{"task_id": task_id, "pruned": True}]
+    told = await tenure("get", task_id, address=address)
+    assert (told.code, "by tenant/default: its owner asked for it" in told.err) == (3, True)

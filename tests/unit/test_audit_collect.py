@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tenure.audit.collect import collect_task
+import pytest
+
+from tenure.audit.collect import collect_each, collect_task
 from tenure.audit.tool_hashes import arguments_hash, outcome_hash
 from tenure.audit.verify import verify
+from tenure.domain.errors import NotFound
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
@@ -92,3 +95,21 @@ async def test_calls_that_were_made_or_ended_meanwhile_are_read_again() -> None:
 async def test_calls_at_rest_are_read_once() -> None:
     client: Any = Moving([record("1.0", tool_pb2.CALL_STATE_FINISHED)])
     assert verify(await collect_task(client, TASK)) == []
+
+
+class Pruning(Moving):
+    """A gateway whose ledger prunes one of two tasks while it is read."""
+
+    async def get(self, task_id: str) -> task_pb2.Task:
+        if task_id != TASK:
+            raise NotFound("the task was pruned", reason="TASK_PRUNED")
+        return await super().get(task_id)
+
+
+async def test_a_task_that_is_pruned_meanwhile_is_left_out_unless_it_was_named() -> None:
+    records = [record("1.0", tool_pb2.CALL_STATE_FINISHED)]
+    gone, client = TASK.replace("1", "2"), Pruning(*[records] * 4)
+    found = [each async for each in collect_each(client, [gone, TASK], skip_pruned=True)]  # type: ignore[arg-type]
+    assert [each.tasks[0].task_id for each in found if each.tasks] == [TASK]
+    with pytest.raises(NotFound):
+        [each async for each in collect_each(client, [gone])]  # type: ignore[arg-type]  # it has what is asked
