@@ -24,8 +24,9 @@ from tenure.runtime.rpc_channel import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 
-ENTRIES: Final = 12
-BILLS: Final = 6
+ENTRIES: Final = 6
+BILLS: Final = 3
+COPIES_AT_ONCE: Final = 250
 PER_SECOND: Final = 500
 ARRIVING_TASKS: Final = 64
 TABLES: Final = ("entries", "tasks", "budgets", "token_usage", "prunings")
@@ -90,13 +91,14 @@ async def _copies(commit: Commit, template: HeldTask, pool: Pool, count: int) ->
         template.acknowledged(await commit(template.commit([fact()])))
     end = pb.Transition(to_state=task_pb2.TASK_STATE_SUCCEEDED, reason="FINAL_ANSWER", result="done")
     template.acknowledged(await commit(template.commit([], transition=end)))
-    copy = _COPY.format(count=count, task_id=template.task_id, bills=BILLS)
+    copy = _COPY.format(count=COPIES_AT_ONCE, task_id=template.task_id, bills=BILLS)
 
     async def work(connection: Connection) -> None:
         for statement in copy.split(";"):
             await connection.execute(statement.encode())
 
-    await in_transaction(pool, work)
+    for _ in range(count // COPIES_AT_ONCE):
+        await in_transaction(pool, work)
 
 
 async def _beside(section: Section, pool: Pool, load: Callable[[float], Awaitable[Run]]) -> None:

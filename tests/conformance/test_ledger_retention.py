@@ -401,5 +401,5 @@ async def test_the_feed_of_changes_goes_on_past_tasks_that_were_pruned(checkpoin
 
 async def follow(replica, cursor=""):
     """The feed's answers after a cursor."""
-    async for answer in replica.stub.WatchChanges(pb.WatchChangesRequest(after_cursor=cursor), timeout=TIMEOUT_SECONDS):
-        yield answer
+    async for some in replica.stub.WatchChanges(pb.WatchChangesRequest(after_cursor=cursor), timeout=TIMEOUT_SECONDS):
+        yield some
