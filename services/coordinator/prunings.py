@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from tenure.domain.errors import TenureError
 from tenure.runtime.failpoint import failpoint
+from tenure.runtime.status import PeerFailed
 from tenure.runtime.tenancy import as_tenant
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ _AT_ONCE: Final = 16
 
 
 class Prunings:
-    """The duty `run`, in every replica: the ledger gives each task to one of them."""
+    """The duty `run`, in every replica: the ledger gives each task to one of them. Ledger and tools may be of an older
+    version that knows none of this.
+    """
 
     def __init__(self, ledger: Ledger, tools: ToolFence, issuer: Issuer, holder: str) -> None:
         self._ledger, self._tools, self._issuer, self._holder = ledger, tools, issuer, holder
@@ -38,7 +41,7 @@ class Prunings:
             try:
                 while await self._see_to_some() == _AT_ONCE:
                     pass
-            except TenureError as error:
+            except (TenureError, PeerFailed) as error:
                 _log.warning("pruned tasks could not be seen to", extra={"error": error})
                 await asyncio.sleep(_FAILED_PAUSE_SECONDS)
             await asyncio.sleep(_POLL_SECONDS * random.uniform(0.8, 1.2))
@@ -63,7 +66,7 @@ class Prunings:
             )
             try:
                 await self._tools.forget(token)
-            except TenureError as error:
+            except (TenureError, PeerFailed) as error:
                 _log.warning("the tools did not forget a pruned task", extra={"task": pruning.task_id, "error": error})
                 return False
         return True
