@@ -96,9 +96,10 @@ def _is_settled(row: TaskRow, request: pb.AppendForeignRequest) -> bool:
 
 
 async def _check_readers(connection: Connection, row: TaskRow) -> None:
-    """Raises WrongState for words that nobody would read, or too many (MESSAGES_FULL)."""
+    """Raises WrongState for words that nobody would read (NO_READER), or too many (MESSAGES_FULL)."""
     found = await fetch_one(connection, QUERIES.count_foreign, {"task_id": row.task_id})
-    refusal = refuse_message(row.state, row.ending, found[0] if found else 0)
+    assert found is not None, "a count has a row"
+    refusal = refuse_message(row.state, row.ending, found[0], found[1])
     if refusal is not None:
         raise refusal
 

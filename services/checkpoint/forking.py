@@ -29,6 +29,7 @@ from tenure.domain.forks import (
     is_last_word,
     pieces_to_copy,
 )
+from tenure.domain.messages import NO_READER
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import Source
 from tenure.v1 import ledger_pb2, task_pb2
@@ -175,6 +176,8 @@ def _check_has_something_to_do(
     cut: _Cut, spec: task_pb2.TaskSpec, request: pb.CheckpointServiceForkTaskRequest
 ) -> None:
     """After a last word there is nothing, unless somebody says more or that word must fit a schema."""
+    if request.message and spec.HasField("control"):
+        raise WrongState("a function carries this task out, which reads no messages", reason=NO_READER)
     if cut.stop_reason and is_last_word(cut.stop_reason) and not request.message and not spec.result_schema_json:
         told = f"the history ends at {cut.point} with the agent's final answer"
         raise WrongState(f"{told}: say how it goes on, or fork at an earlier step", reason="NOTHING_TO_DO")

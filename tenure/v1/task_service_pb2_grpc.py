@@ -176,7 +176,8 @@ class TaskServiceServicer:
         succeeds without having read what was acknowledged. A message does not answer a wait: a task that waits reads it when it
         goes on. The same request_id again is answered like the first time, with another text it is ALREADY_EXISTS /
         REQUEST_ID_REUSED. A task that has ended, or whose end was asked for, is FAILED_PRECONDITION / WRONG_STATE {state}:
-        ForkTask continues it. FAILED_PRECONDITION / MESSAGES_FULL: 1,000 were sent to this task. NOT_FOUND.
+        ForkTask continues it. FAILED_PRECONDITION / MESSAGES_FULL: 1,000 were sent to this task; NO_READER: it is control work,
+        whose function reads none. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

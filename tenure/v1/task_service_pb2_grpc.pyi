@@ -71,7 +71,8 @@ class TaskServiceStub:
     succeeds without having read what was acknowledged. A message does not answer a wait: a task that waits reads it when it
     goes on. The same request_id again is answered like the first time, with another text it is ALREADY_EXISTS /
     REQUEST_ID_REUSED. A task that has ended, or whose end was asked for, is FAILED_PRECONDITION / WRONG_STATE {state}:
-    ForkTask continues it. FAILED_PRECONDITION / MESSAGES_FULL: 1,000 were sent to this task. NOT_FOUND.
+    ForkTask continues it. FAILED_PRECONDITION / MESSAGES_FULL: 1,000 were sent to this task; NO_READER: it is control work,
+    whose function reads none. NOT_FOUND.
     """
     ForkTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ForkTaskRequest, _task_service_pb2.ForkTaskResponse]
     """Starts a new task that goes on from another's history, running or ended; the other is not touched. What was recorded there
@@ -138,7 +139,8 @@ class TaskServiceAsyncStub(TaskServiceStub):
     succeeds without having read what was acknowledged. A message does not answer a wait: a task that waits reads it when it
     goes on. The same request_id again is answered like the first time, with another text it is ALREADY_EXISTS /
     REQUEST_ID_REUSED. A task that has ended, or whose end was asked for, is FAILED_PRECONDITION / WRONG_STATE {state}:
-    ForkTask continues it. FAILED_PRECONDITION / MESSAGES_FULL: 1,000 were sent to this task. NOT_FOUND.
+    ForkTask continues it. FAILED_PRECONDITION / MESSAGES_FULL: 1,000 were sent to this task; NO_READER: it is control work,
+    whose function reads none. NOT_FOUND.
     """
     ForkTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ForkTaskRequest, _task_service_pb2.ForkTaskResponse]  # type: ignore[assignment]
     """Starts a new task that goes on from another's history, running or ended; the other is not touched. What was recorded there
@@ -256,7 +258,8 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         succeeds without having read what was acknowledged. A message does not answer a wait: a task that waits reads it when it
         goes on. The same request_id again is answered like the first time, with another text it is ALREADY_EXISTS /
         REQUEST_ID_REUSED. A task that has ended, or whose end was asked for, is FAILED_PRECONDITION / WRONG_STATE {state}:
-        ForkTask continues it. FAILED_PRECONDITION / MESSAGES_FULL: 1,000 were sent to this task. NOT_FOUND.
+        ForkTask continues it. FAILED_PRECONDITION / MESSAGES_FULL: 1,000 were sent to this task; NO_READER: it is control work,
+        whose function reads none. NOT_FOUND.
         """
 
     @_abc_1.abstractmethod

@@ -16,6 +16,7 @@ from tenure.audit.verify import verify
 from tenure.cli.exits import Exit
 from tenure.dev.stack import Stack
 from tenure.dev.stack.child import ChildProcess
+from tenure.domain.errors import WrongState
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.end_to_end.command import tenure
@@ -141,6 +142,8 @@ async def test_a_function_asks_a_person_and_goes_on_with_the_answer(
     task_id = await submit(installation, workers, "asking", workers.given(question="Which colour?"))
     task = await installation.in_state(task_id, "WAITING_USER")
     assert (task.owner, task.wait.question) == ("", "Which colour?")
+    with pytest.raises(WrongState, match="NO_READER"):
+        await installation.client.send(task_id, "is there anybody?")
     await installation.client.resume(task_id, task.wait.wait_id, reply="blue")
     ended = await installation.ended(task_id)
     assert "blue" in json.loads(ended.result)

@@ -530,8 +530,9 @@ select method, presented_epoch, current_epoch, holder, refused_at from refusals
  order by refusal_id desc limit %(limit)b;
 
 -- name: count_foreign
--- How many facts of others a task has taken.
-select count(*) from foreign_requests where task_id = %(task_id)b::text::uuid;
+-- How many facts of others a task has taken, and what carries it out.
+select count(*), (select loop from tasks where task_id = %(task_id)b::text::uuid)
+  from foreign_requests where task_id = %(task_id)b::text::uuid;
 
 -- name: notify
 -- Hints for other replicas, in transactions of their own: inside of commits they were measured to halve the rate.

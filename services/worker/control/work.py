@@ -17,6 +17,8 @@ from tenure.control.work import STEP_TIMEOUT_SECONDS
 from tenure.domain.control import Call
 from tenure.domain.entries import ControlStep
 from tenure.domain.tools import Outcome
+from tenure.runtime import semconv
+from tenure.runtime.telemetry import span
 from tenure.validators import MAX_CONTROL_JSON_BYTES
 
 MOST_NAME_CHARACTERS: Final = 200
@@ -90,8 +92,9 @@ class FunctionWork:
     ) -> ControlStep:
         began = monotonic()
         try:
-            async with asyncio.timeout(timeout_seconds):
-                result = await call(run, args)
+            with span(f"step {name}", {semconv.TASK_ID: self._task_id, semconv.STEP: step}):
+                async with asyncio.timeout(timeout_seconds):
+                    result = await call(run, args)
             result_json = encode(result, f"the result of step {name}")
         except Exception as error:
             failure = failure_of(error)
