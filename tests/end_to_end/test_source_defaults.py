@@ -25,29 +25,33 @@ FILE = """
 priority = "PRIORITY_HIGH"
 limits = { timeout = "3600s" }
 policy.retry = { max_attempts = 1, initial_backoff = "1s" }
+policy.timeouts = { start = { after = "5s" }, progress = { after = "61s" }, wait = { after = "601s" } }
 
 [defaults.control]
 priority = "PRIORITY_NORMAL"
 limits = { timeout = "7200s" }
 policy.retry = { max_attempts = 2, initial_backoff = "2s" }
+policy.timeouts = { start = { after = "6s" }, progress = { after = "62s" }, wait = { after = "602s" } }
 
 [defaults.scheduler]
 priority = "PRIORITY_LOW"
 limits = { timeout = "10800s" }
 policy.retry = { max_attempts = 3, initial_backoff = "3s" }
+policy.timeouts = { start = { after = "7s" }, progress = { after = "63s" }, wait = { after = "603s" } }
 
 [defaults.manual]
 priority = "PRIORITY_HIGH"
 limits = { timeout = "14400s" }
 policy.retry = { max_attempts = 4, initial_backoff = "4s" }
+policy.timeouts = { start = { after = "8s" }, progress = { after = "64s" }, wait = { after = "604s" } }
 """
 EXPECTED = {
-    "conversation": (task_pb2.PRIORITY_HIGH, 3600, 1, 1),
-    "control": (task_pb2.PRIORITY_NORMAL, 7200, 2, 2),
-    "scheduler": (task_pb2.PRIORITY_LOW, 10_800, 3, 3),
-    "manual": (task_pb2.PRIORITY_HIGH, 14_400, 4, 4),
+    "conversation": (task_pb2.PRIORITY_HIGH, 3600, 1, 1, (5, 61, 601)),
+    "control": (task_pb2.PRIORITY_NORMAL, 7200, 2, 2, (6, 62, 602)),
+    "scheduler": (task_pb2.PRIORITY_LOW, 10_800, 3, 3, (7, 63, 603)),
+    "manual": (task_pb2.PRIORITY_HIGH, 14_400, 4, 4, (8, 64, 604)),
 }
-"""Priority, whole task in seconds, retries, their first wait in seconds."""
+"""Priority, whole task, retries, their first wait; start, progress, wait. All in seconds."""
 
 QUEUE = f"defaults-{uuid.uuid4().hex[:12]}"
 """Nobody serves it: the tasks stay as they were created."""
@@ -104,11 +108,12 @@ async def test_a_task_that_says_nothing_has_the_defaults_of_its_source(
     client: Client, gateway: str, source: str
 ) -> None:
     task = await submit(client, gateway, source)
-    priority, timeout, attempts, first_wait = EXPECTED[source]
-    spec = task.spec
+    priority, timeout, attempts, first_wait, phases = EXPECTED[source]
+    spec, timeouts = task.spec, task.spec.policy.timeouts
     assert task_pb2.SourceKind.Name(spec.source.kind) == f"SOURCE_KIND_{SourceKind(source.upper())}"
     assert (spec.priority, seconds(spec.limits.timeout)) == (priority, timeout)
     assert (spec.policy.retry.max_attempts, seconds(spec.policy.retry.initial_backoff)) == (attempts, first_wait)
+    assert tuple(seconds(one.after) for one in (timeouts.start, timeouts.progress, timeouts.wait)) == phases
     lasts = (moment(task.deadline_time) - moment(task.create_time)).total_seconds()
     assert lasts == pytest.approx(timeout, abs=1), "it is not only shown"
 
@@ -127,6 +132,7 @@ async def test_what_a_task_says_itself_stands(client: Client) -> None:
         0,
     )
     assert seconds(spec.policy.retry.initial_backoff) == 4
+    assert seconds(spec.policy.timeouts.wait.after) == 604
 
 
 async def test_a_repeated_submit_is_recognised_whatever_the_defaults(
