@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from services.tools.output import cut
 from services.tools.runs import STOPPING_SECONDS, Run, Stop
 from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailed
 from tenure.domain.errors import TryLater, Unavailable
@@ -83,11 +82,11 @@ class Effect:
         return "" if pure else " What it did until then has happened."
 
     def _outcome(self, answer: ToolAnswer) -> Outcome:
-        content, was_cut = cut(answer.content, self._tool.definition.output_limit_bytes)
+        """Not yet cut."""
         return Outcome(
             status=answer.status,
-            content=content,
-            truncated=answer.truncated or was_cut,
+            content=answer.content,
+            truncated=answer.truncated,
             detail=answer.detail,
             duration_seconds=_now() - self._began_at,
             call_attempt=self._run.call_attempt,

@@ -28,6 +28,7 @@ from services.tools.finish import finish_batcher
 from services.tools.following import Follower
 from services.tools.forgetting import Forgetting
 from services.tools.liveness import LifeTimes, Liveness
+from services.tools.output import OutputKeeper
 from services.tools.registry import Registry
 from services.tools.runner import Runner, RunnerLimits, Writers
 from services.tools.runs import Runs, Stop
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger(__name__)
 SERVICE: Final = "tenure.v1.ToolService"
 _SEARCH_THREADS: Final = 8
+_PROGRAM_OUTPUT_BYTES: Final = 1024 * 1024  # of each stream; the model is shown less, all of it is in the workspace
 _RECORD_THREADS: Final = 8
 
 
@@ -131,6 +133,7 @@ async def _registry(process: Process, settings: Settings) -> Registry:
         wall_seconds=settings.python_wall_seconds,
         cpu_seconds=settings.python_wall_seconds,
         workspace_bytes=settings.workspace_bytes,
+        output_bytes=_PROGRAM_OUTPUT_BYTES,
     )
     search_threads = await process.open(_threads("search", _SEARCH_THREADS))
     record_threads = await process.open(_threads("records", _RECORD_THREADS))
@@ -167,6 +170,7 @@ async def _service(
     lanes = {GENERAL_LANE: settings.max_running, PYTHON_LANE: settings.sandbox_slots, SEARCH_LANE: _SEARCH_THREADS}
     limits = RunnerLimits(lanes, settings.max_accepted, settings.drain_seconds)
     runs = Runs()
+    keeper = OutputKeeper(Workspaces(settings.workspace_root), settings.workspace_bytes)
     times = LifeTimes(
         settings.runner_ttl_seconds, settings.runner_renew_interval_seconds, settings.runner_margin_seconds
     )
@@ -175,7 +179,7 @@ async def _service(
     ]
     liveness = await process.open(Liveness(living, instance_id(), times, partial(runs.stop_all, Stop.LAPSED)))
     starts, finishes = start_batcher(starting, liveness), finish_batcher(finishing)
-    runner = Runner(pool, runs, registry, liveness, Writers(starts, finishes), limits)
+    runner = Runner(pool, runs, registry, liveness, Writers(starts, finishes), keeper, limits)
     follower = Follower(pool)
     executor = Executor(accepting, liveness, runner, follower)
     closing = Closing(pool, runs, ClosingTimes(wait_seconds=settings.close_wait_seconds))

@@ -1,18 +1,94 @@
-"""Bounding what a tool says."""
+"""Bounding what a tool says: the model is shown the beginning and the end, and all of it stays in the workspace.
+
+The file is written before the outcome is recorded, under a name of the attempt's own: a runner that was thought dead
+cannot change the file that the record of a later attempt speaks of.
+"""
 
 from __future__ import annotations
 
-MARKER = "\n[cut here: the output was longer than {limit} bytes]"
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from services.tools.sandbox.workspace import measure
+from services.tools.tool import ToolFailed
+from services.tools.workspace import Workspaces, entered, write_file
+
+_log: Final = logging.getLogger(__name__)
+DIRECTORY: Final = "outputs"
+MOST_KEPT_BYTES: Final = 16 * 1024 * 1024
+"""Of one output: what is beyond is not kept anywhere."""
+
+CUT: Final = "\n[cut here: the output was longer than {limit} bytes]"
+_MARKER: Final = "\n[cut here: {missing} of {whole} bytes are left out. {where}]\n"
+_NOT_KEPT: Final = "They were not kept."
+_LONGEST_MARKER: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What the model reads; `path`: the workspace's file with all of it, "" for none."""
+
+    content: str
+    truncated: bool = False
+    path: str = ""
+
+
+class OutputKeeper:
+    """Keeps what is too long in the workspaces. Blocks: call it in a thread."""
+
+    def __init__(self, workspaces: Workspaces, max_workspace_bytes: int) -> None:
+        self._workspaces, self._max_workspace_bytes = workspaces, max_workspace_bytes
+
+    def show(self, content: str, limit_bytes: int, tenant: str, task_id: str, name: str) -> Shown:
+        """The content as valid text of about `limit_bytes` at most. Whether it can be kept decides nothing else."""
+        encoded = encode(content)
+        if len(encoded) <= limit_bytes:
+            return Shown(encoded.decode())
+        path = f"{DIRECTORY}/{name}.txt"
+        try:
+            self._keep(encoded, tenant, task_id, path)
+        except (OSError, ToolFailed) as error:
+            _log.warning("a long output was not kept: %s", error, extra={"output": name})
+            return Shown(shorten(encoded, limit_bytes, _NOT_KEPT), truncated=True)
+        kept = f"All of it is in the workspace's file {path}; read_file shows any part of it."
+        if len(encoded) > MOST_KEPT_BYTES:
+            first = f"The first {MOST_KEPT_BYTES} bytes"
+            kept = kept.replace("All of it is", f"{first} are")
+        return Shown(shorten(encoded, limit_bytes, kept), truncated=True, path=path)
+
+    def _keep(self, encoded: bytes, tenant: str, task_id: str, path: str) -> None:
+        kept = encoded[:MOST_KEPT_BYTES]
+        used = measure(self._workspaces.directory(tenant, task_id))
+        if not used.complete or used.disk_bytes + len(kept) > self._max_workspace_bytes:
+            raise ToolFailed("The workspace is full.", "WORKSPACE_LIMIT")
+        directory, name = path.split("/")
+        with (
+            self._workspaces.opened(tenant, task_id) as workspace,
+            entered(workspace, (directory,), make=True) as inside,
+        ):
+            write_file(name, kept, inside, workspace, temporary=f".tenure-{name}")
+
+
+def encode(content: str) -> bytes:
+    """As UTF-8. NUL is text like any other; halves of surrogate pairs, which no message can carry, become `?`."""
+    return content.encode("utf-8", errors="replace")
+
+
+def shorten(encoded: bytes, limit_bytes: int, where: str) -> str:
+    """Three quarters of what fits from the beginning, one from the end, between them what is missing, and `where`."""
+    kept = max(0, limit_bytes - _LONGEST_MARKER)
+    head = encoded[: kept - kept // 4].decode("utf-8", errors="ignore")
+    tail = encoded[len(encoded) - kept // 4 :].decode("utf-8", errors="ignore")
+    missing = len(encoded) - len(head.encode()) - len(tail.encode())
+    return head + _MARKER.format(missing=missing, whole=len(encoded), where=where) + tail
 
 
 def cut(content: str, limit_bytes: int) -> tuple[str, bool]:
-    """The content as valid text of at most `limit_bytes` (the marker included), and whether something is missing.
-
-    NUL is text like any other. Halves of surrogate pairs, which no message can carry, become `?`.
-    """
-    encoded = content.encode("utf-8", errors="replace")
+    """The content's beginning as valid text of at most `limit_bytes`, marker included, and whether more is missing."""
+    encoded = encode(content)
     if len(encoded) <= limit_bytes:
         return encoded.decode(), False
-    marker = MARKER.format(limit=limit_bytes)
+    marker = CUT.format(limit=limit_bytes)
     kept = encoded[: max(0, limit_bytes - len(marker))]
     return kept.decode("utf-8", errors="ignore") + marker, True

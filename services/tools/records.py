@@ -31,6 +31,7 @@ class CallKey(NamedTuple):
 class Asked:
     """An Execute, checked. `clear`: its outcome when that is known without running anything. `traceparent`: the span
     of who asks, "" for none. `timeout_seconds`: how long its task lets it run; 0: as long as the tool does.
+    of who asks, "" for none. `output_limit_bytes`: how much the model can be shown, 0: as much as the tool may.
     """
 
     key: CallKey
@@ -41,6 +42,7 @@ class Asked:
     clear: Outcome | None = None
     traceparent: str = ""
     timeout_seconds: float = 0.0
+    output_limit_bytes: int = 0
 
     @property
     def fence(self) -> Fence:

@@ -10,12 +10,13 @@ import asyncio
 import logging
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from services.tools.effects import BEGINS_WITHIN_SECONDS, Effect, NeverBegan
 from services.tools.finish import Finish
 from services.tools.liveness import Liveness
+from services.tools.output import OutputKeeper
 from services.tools.records import Asked, pack_outcome
 from services.tools.registry import Registry
 from services.tools.runs import Displaced, Run, Runs, Stop
@@ -33,6 +34,7 @@ from tenure.runtime.telemetry import span
 
 _log: Final = logging.getLogger(__name__)
 _MOST_STARTS: Final = 3
+_LONGEST_CHARACTER_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,17 @@ class Runner:
     """Runs calls while its `async with` is open; at the end it waits for them, for a while."""
 
     def __init__(
-        self, pool: Pool, runs: Runs, registry: Registry, liveness: Liveness, writers: Writers, limits: RunnerLimits
+        self,
+        pool: Pool,
+        runs: Runs,
+        registry: Registry,
+        liveness: Liveness,
+        writers: Writers,
+        keeper: OutputKeeper,
+        limits: RunnerLimits,
     ) -> None:
         self.runs = runs
+        self._keeper = keeper
         self._pool, self._registry, self._liveness = pool, registry, liveness
         self._writers, self._limits = writers, limits
         self._lanes = {lane: asyncio.Semaphore(count) for lane, count in limits.lanes.items()}
@@ -117,7 +127,7 @@ class Runner:
     async def _perform(self, run: Run, tool: Tool, arguments: Arguments) -> Outcome:
         await failpoint("tools.after_accept")
         async with self._lanes[tool.lane]:
-            outcome = await self._run_once(run, tool, arguments)
+            outcome = await self._bounded(run, tool, await self._run_once(run, tool, arguments))
         await failpoint("tools.after_effect")
         metrics.count("tenure_tool_calls_total", tool=tool.name, status=outcome.status.value)
         metrics.observe("tenure_tool_call_seconds", outcome.duration_seconds, tool=tool.name)
@@ -125,6 +135,20 @@ class Runner:
             raise Displaced
         await failpoint("tools.after_outcome")
         return outcome
+
+    async def _bounded(self, run: Run, tool: Tool, outcome: Outcome) -> Outcome:
+        """What is too long for the model is kept in the workspace before the outcome is recorded."""
+        limit_bytes, attempt = _limit_bytes(run, tool), run.call_attempt
+        name = run.key.call_id if attempt == 1 else f"{run.key.call_id}-{attempt}"
+        asked = outcome.content, limit_bytes, run.asked.claims.tenant, run.asked.claims.task_id, name
+        is_short = len(outcome.content) <= limit_bytes // _LONGEST_CHARACTER_BYTES
+        shown = self._keeper.show(*asked) if is_short else await asyncio.to_thread(self._keeper.show, *asked)
+        return replace(
+            outcome,
+            content=shown.content,
+            truncated=outcome.truncated or shown.truncated,
+            output_path=shown.path,
+        )
 
     async def _run_once(self, run: Run, tool: Tool, arguments: Arguments) -> Outcome:
         """Mark and begin; a mark whose effect did not begin in time is taken back and set anew, a few times."""
@@ -135,6 +159,7 @@ class Runner:
             idempotency_key=run.key.idempotency_key,
             epoch=run.asked.fence.epoch,
             emit=run.emit,
+            output_limit_bytes=_limit_bytes(run, tool),
         )
         for _ in range(_MOST_STARTS):
             if run.stop is not None:
@@ -173,6 +198,11 @@ class Runner:
         if state is not CallState.ACCEPTED:
             raise Displaced
         run.call_attempt += 1
+
+
+def _limit_bytes(run: Run, tool: Tool) -> int:
+    """How much of its output the model is shown."""
+    return min(tool.definition.output_limit_bytes, run.asked.output_limit_bytes or tool.definition.output_limit_bytes)
 
 
 class _MayBegin:

@@ -131,6 +131,7 @@ class ToolServicer(ToolServiceServicer):
             clear=clear,
             traceparent=request.traceparent or traceparent(),
             timeout_seconds=seconds(request.timeout),
+            output_limit_bytes=request.output_limit_bytes,
         )
         return Request(asked, {} if isinstance(judged, Outcome) else judged)
 

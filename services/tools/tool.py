@@ -18,6 +18,7 @@ class CallContext:
     """What a tool is told about the call. `idempotency_key` is the same for every attempt of it.
 
     `emit` shows output while it comes; all of it belongs in the answer again, because what is shown may be dropped.
+    The model is shown up to `output_limit_bytes` of the answer.
     """
 
     tenant: str
@@ -26,6 +27,7 @@ class CallContext:
     idempotency_key: str
     epoch: int
     emit: Callable[[str], None]
+    output_limit_bytes: int = 64 * 1024
 
     @property
     def provider_headers(self) -> dict[str, str]:

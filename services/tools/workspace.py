@@ -94,6 +94,25 @@ def create(name: str, directory: int) -> int:
     return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE, 0o644, dir_fd=directory)
 
 
+def write_file(name: str, content: bytes, directory: int, workspace: int, *, temporary: str) -> None:
+    """Writes a file in the place of whatever has this name. Raises OSError.
+
+    Under a name of the call's own, then renamed: nobody sees half a file, and a run again clears up after the one that
+    died.
+    """
+    try:
+        with os.fdopen(create(temporary, directory), "wb") as file:
+            give_to_owner(file.fileno(), workspace)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except OSError:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=directory)  # on a full disk it is what is in the way
+        raise
+
+
 def give_to_owner(descriptor: int, workspace: int) -> None:
     """A service that is root makes files for whom the workspace was given to: its programs may change them."""
     owner, made = os.fstat(workspace), os.fstat(descriptor)

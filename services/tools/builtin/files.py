@@ -6,19 +6,23 @@ import asyncio
 import os
 import stat
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from itertools import islice
 from typing import Final
 
 from services.tools.builtin.definitions import define
 from services.tools.sandbox.workspace import measure
 from services.tools.tool import Arguments, CallContext, RunTool, Tool, ToolAnswer, ToolFailed
-from services.tools.workspace import MAX_DEPTH, Workspaces, create, entered, give_to_owner, open_to_read, split_path
+from services.tools.workspace import MAX_DEPTH, Workspaces, entered, open_to_read, split_path, write_file
 from tenure.domain.tools import EffectClass
 
 _OUTPUT_LIMIT_BYTES: Final = 64 * 1024
 _MOST_ENTRIES: Final = 1000
 _MIB: Final = 1024 * 1024
+_LEAST_PART_BYTES: Final = 4  # the longest character
+_NOTE_BYTES: Final = 200
+_OFFSET: Final = {"type": "integer", "minimum": 0, "maximum": 2**53, "description": "in bytes; 0 if it is left out"}
+_LIMIT: Final = {"type": "integer", "minimum": _LEAST_PART_BYTES, "maximum": 2**53, "description": "the most bytes"}
 _PATH: Final = {"type": "string", "minLength": 1, "maxLength": 1024, "description": "relative to the workspace"}
 
 
@@ -30,8 +34,9 @@ def file_tools(workspaces: Workspaces, max_workspace_bytes: int = 512 * _MIB) ->
             define(
                 "read_file",
                 EffectClass.PURE,
-                f"Read a text file of the workspace. More than {_OUTPUT_LIMIT_BYTES // 1024} KiB are cut.",
-                {"path": _PATH},
+                f"Read a text file of the workspace, up to {_OUTPUT_LIMIT_BYTES // 1024} KiB of it at once. "
+                "Of a longer one a part: `limit` bytes from `offset`.",
+                {"path": _PATH, "offset": _OFFSET, "limit": _LIMIT},
                 required=("path",),
                 output_limit_bytes=_OUTPUT_LIMIT_BYTES,
             ),
@@ -75,32 +80,28 @@ class _Files:
 
         return run
 
-    def read(self, workspace: int, _context: CallContext, arguments: Arguments) -> str:
+    def read(self, workspace: int, context: CallContext, arguments: Arguments) -> str:
         directories, name = _file_path(arguments["path"])
+        offset, limit = arguments.get("offset", 0), arguments.get("limit", _OUTPUT_LIMIT_BYTES)
         with entered(workspace, directories) as directory:
             descriptor = open_to_read(name, directory)
             with os.fdopen(descriptor, "rb") as file:
-                return file.read(_OUTPUT_LIMIT_BYTES + 1).decode("utf-8", errors="replace")
+                size = os.fstat(descriptor).st_size
+                file.seek(offset)
+                part = file.read(min(limit, context.output_limit_bytes - _NOTE_BYTES))
+        if offset + len(part) >= size:
+            return part.decode("utf-8", errors="replace")
+        part = _whole_characters(part)
+        end = offset + len(part)
+        told = f"[bytes {offset} to {end} of {size}; offset {end} goes on]"
+        return f"{part.decode('utf-8', errors='replace')}\n{told}"
 
     def write(self, workspace: int, context: CallContext, arguments: Arguments) -> str:
         directories, name = _file_path(arguments["path"])
         content = arguments["content"].encode("utf-8", errors="replace")
         self._check_room(context, len(content))
         with entered(workspace, directories, make=True) as directory:
-            # Under a name of the call's own, then renamed: nobody sees half a file, and a run again clears up after
-            # the one that died.
-            temporary = f".tenure-{context.call_id}"
-            try:
-                with os.fdopen(create(temporary, directory), "wb") as file:
-                    give_to_owner(file.fileno(), workspace)
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
-            except OSError:
-                with suppress(FileNotFoundError):
-                    os.unlink(temporary, dir_fd=directory)  # on a full disk it is what is in the way
-                raise
+            write_file(name, content, directory, workspace, temporary=f".tenure-{context.call_id}")
         return f"Wrote {len(content)} bytes to {arguments['path']}."
 
     def list(self, workspace: int, _context: CallContext, arguments: Arguments) -> str:
@@ -122,6 +123,15 @@ def _file_path(path: str) -> tuple[tuple[str, ...], str]:
     if not parts or path.endswith("/"):
         raise ToolFailed(f"{path!r} does not name a file.", "BAD_PATH")
     return parts[:-1], parts[-1]
+
+
+def _whole_characters(part: bytes) -> bytes:
+    """Without the beginning of a character at its end: the next part has it whole."""
+    for back in range(1, min(4, len(part))):
+        if part[-back] & 0b1100_0000 == 0b1100_0000:
+            width = 2 if part[-back] < 0b1110_0000 else 3 if part[-back] < 0b1111_0000 else 4
+            return part[:-back] if back < width else part
+    return part
 
 
 def _lines(directory: int, prefix: str, depth: int = 0) -> Generator[str, None, None]:
