@@ -67,5 +67,15 @@ SCENARIOS: Final[dict[str, Any]] = {
     "e2e-forbidden": [{"text": "Never.", "fault": {"status": 403, "times": 1000}}],
     "e2e-limited": [{"text": "Never.", "fault": {"status": 429, "retry_after_seconds": 600, "times": 1000}}],
     "e2e-slow-tool": one_slow("append_record", {"file": "{{goal}}", "line": "late", "delay_ms": 20_000}),
+    "e2e-long-output": [
+        {"text": "Much.", "calls": [{"name": "execute_python", "arguments": {"code": "print('0123456789' * 5000)"}}]},
+        {
+            "text": "A part of it.",
+            "calls": [
+                {"name": "read_file", "arguments": {"path": "outputs/1.0.txt", "offset": 20_005, "limit": 10}},
+            ],
+        },
+        {"text": "{{result.1.0}}"},
+    ],
     "e2e-slow-answer": [{"text": "word " * 400, "latency_ms": 60000, "deltas": 200}],
 }
