@@ -64,7 +64,8 @@ def get(context: Context, resource: str) -> None:
         left, ttl = seconds_text(seconds(lease.remaining)), seconds_text(seconds(lease.ttl))
         click.echo(f"since {ago(lease.acquire_time)}; without a renewal it ends in {left} of {ttl}")
         words = f": {lease.message}" if lease.message else ""
-        click.echo(f"before it: epoch {describe_epoch(lease.previous_epoch)}, {lease.reason}{words}")
+        before = f"epoch {describe_epoch(lease.previous_epoch)}, {lease.reason}{words}"
+        click.echo(f"before it: {before if lease.previous_epoch else 'nobody ever held it'}")
 
     context.run(work)
 
@@ -77,6 +78,8 @@ def watch(context: Context, prefix: str, after: int) -> None:
     """Show what happens to leases whose names begin with PREFIX, until Ctrl-C. Nothing is left out."""
 
     async def work(client: Client) -> None:
+        if not context.as_json:
+            click.echo("what happens to leases; Ctrl-C stops", err=True)
         async with aclosing(client.watch_leases(prefix, after)) as events:
             async for event in events:
                 if context.as_json:

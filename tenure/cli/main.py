@@ -74,14 +74,14 @@ class Group(click.Group):
 @click.version_option(package_name="tenure")
 @click.pass_context
 def cli(ctx: click.Context, address: str | None, tenant: str, as_json: bool, data: Path) -> None:
-    r"""Durable tasks for AI agents: a task survives its workers.
+    """Durable tasks for AI agents: a task survives its workers.
 
     \b
     tenure dev                      a whole stack on this machine
     tenure submit "GOAL" --watch    hand over a goal and see the agent work
 
     TASK is a task's id, or its beginning.
-    """
+    """  # noqa: D301  the \\b must reach click as one character: it keeps the lines as they are
     if address and not re.fullmatch(r"[^/\s]+:\d{1,5}", address):
         raise click.BadParameter(f"{address} is no address; write for example 127.0.0.1:8470", param_hint="--address")
     try:

@@ -37,6 +37,7 @@ SLOW_PROGRAM: Final = "import time\nopen('ran.txt', 'a').write('x')\ntime.sleep(
 FACTS: Final = "A fact of twenty-one. " * 90
 
 SCENARIOS: Final[dict[str, Any]] = {
+    "long": [{"text": "word " * 400, "latency_ms": 600000, "deltas": 200}],
     "e2e-paced": [*map(paced, range(1, 9)), {"text": "All is done."}],
     "e2e-keyed-paced": [*map(keyed, range(1, 6)), {"text": "All is done."}],
     "e2e-keyed": one_slow("append_record", {"file": "{{goal}}", "line": "once", "delay_ms": 3000}),

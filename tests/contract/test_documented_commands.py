@@ -1,0 +1,40 @@
+"""Every verb of `tenure` is on the page of commands, and none that does not exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from tenure.cli.main import cli
+
+PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
+
+
+def verbs(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from verbs(command, (*path, name))
+        else:
+            yield (*path, name)
+
+
+def documented() -> Iterator[tuple[str, ...]]:
+    for line in re.findall(r"^\$ (?:[A-Z]+=\$\()?(tenure .*?)\)?$", PAGE.read_text(), re.MULTILINE):
+        command: click.Command = cli
+        path = []
+        for word in shlex.split(line)[1:]:
+            if not isinstance(command, click.Group):
+                break
+            if not word.startswith("-"):
+                assert word in command.commands, f"{line}: there is no such command"
+                path.append(word)
+                command = command.commands[word]
+        yield tuple(path)
+
+
+def test_every_verb_is_documented_and_every_documented_verb_exists():
+    assert set(documented()) == set(verbs(cli))
