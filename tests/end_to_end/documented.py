@@ -33,7 +33,7 @@ VARYING = (
     (r"\b[0-9a-f]{8}-[0-9a-f]{4}(-[0-9a-f]{4}){0,2}\b", "ID"),
     (r"whsec_\S+|\b[A-Za-z0-9+/_-]{43,}=*", "SECRET"),
     (r"\bkey [0-9a-f]{8}\b|^[0-9a-f]{8}\b", "KEY"),
-    (r"127\.0\.0\.1:\d+|/tmp/\S+", "PLACE"),
+    (r"127\.0\.0\.1:\d+", "PLACE"),
     (r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d)?(\.\d+)?)?( ?(Z|UTC|[+-]\d\d:\d\d))?", "TIME"),
     (r"\b\d\d:\d\d(:\d\d)?\b", "TIME"),
     (r"\bworker-\d\b", "WORKER"),
@@ -98,9 +98,6 @@ class Terminal:
     tenant: str
     variables: dict[str, str] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.variables["FOLDER"] = str(self.folder)
-
     async def run(self, step: Step) -> str:
         """What the terminal shows."""
         if step.is_hidden:
@@ -148,7 +145,7 @@ class Terminal:
         environment = {"TENURE_ADDRESS": self.install.stack.gateway_address, "TENURE_TENANT": self.tenant}
         forks = multiprocessing.get_context("forkserver")
         forks.set_forkserver_preload(["__main__", __name__])
-        process = forks.Process(target=_be_command, args=(arguments, environment, str(shown)))
+        process = forks.Process(target=_be_command, args=(arguments, environment, shown))
         await asyncio.to_thread(process.start)
         async with asyncio.timeout(PATIENCE_SECONDS):
             while lines is not None and shown.read_text().count("\n") < lines:
@@ -160,12 +157,13 @@ class Terminal:
         await asyncio.to_thread(process.join, PATIENCE_SECONDS)
         assert process.exitcode is not None, f"{line} does not end"
         process.close()
-        text = re.sub(r"[ \t]+$", "", shown.read_text(), flags=re.MULTILINE)
+        text = re.sub(r"[ \t]+$", "", shown.read_text(), flags=re.MULTILINE).replace(self.tenant, "default")
         return text if lines is None else "".join(text.splitlines(keepends=True)[:lines]) + f"{INTERRUPT}\n"
 
 
-def _be_command(arguments: list[str], environment: dict[str, str], shown: str) -> None:
+def _be_command(arguments: list[str], environment: dict[str, str], shown: Path) -> None:
     """In a process of its own: what is said goes to the file, in the order in which it is said."""
+    os.chdir(shown.parent)
     descriptor = os.open(shown, os.O_WRONLY | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
