@@ -27,6 +27,7 @@ from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS, in_ledger_tran
 from services.checkpoint.queue import register_grants
 from services.checkpoint.requeue import requeue_lost
 from services.checkpoint.signals import send_signal
+from services.checkpoint.source_defaults import SourceDefaults
 from tenure.domain.fold import fold
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.token import Claims
@@ -70,10 +71,11 @@ async def open_world(dsn, keys):
 class World:
     def __init__(self, pool, by_hand, signer, verifier):
         self.pool, self.by_hand, self.signer, self.verifier = pool, by_hand, signer, verifier
+        self.defaults = SourceDefaults()
 
     async def create(self):
         request = pb.CreateTaskRequest(request_id=str(uuid4()), spec=task_pb2.TaskSpec(goal="do it"))
-        return (await create_task(self.pool, TENANT, request)).task.task_id
+        return (await create_task(self.pool, TENANT, request, self.defaults)).task.task_id
 
     async def grant(self, task_id):
         claims = Claims(f"tasks/{task_id}", TENANT, next(_epochs), str(uuid4()), "worker-1")
@@ -190,6 +192,8 @@ def dress(target):
         "wait": "''",
         "wait_deadline_at": "null",
         "wait_correlation": "''",
+        "queued_until": "null",
+        "starts_at": "null",
     }
     if held:  # a claim of one's own making
         claim = "'hand-' || (granted + 1)"
