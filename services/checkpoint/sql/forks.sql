@@ -38,8 +38,8 @@ select %(task_id)b::text::uuid, %(after)b + n.place, %(tenant)b, 0, '', 1, %(ste
 
 -- name: list_forks
 -- A page of ids of one task's forks, newest first: `list_tasks` by another index.
-select task_id::text, created_at::text
-  from tasks
+select t.task_id::text, t.created_at::text
+  from tasks t
  where tenant = %(tenant)b
    and forked_from_task_id = %(forked_from_task_id)b::text::uuid
    and (created_at, task_id) < (%(place)b::text::timestamptz, %(place_task_id)b::text::uuid)
@@ -47,5 +47,5 @@ select task_id::text, created_at::text
    and (%(queue)b::text = '' or queue = %(queue)b::text)
    and (%(root_task_id)b::text = '' or root_task_id = nullif(%(root_task_id)b::text, '')::uuid)
    and labels @> %(labels)b::text::jsonb
- order by created_at desc, task_id desc
+ order by t.created_at desc, t.task_id desc -- not the texts above: the index has time and UUID
  limit %(page_size)b;

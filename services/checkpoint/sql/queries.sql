@@ -195,15 +195,15 @@ select t.task_id::text, t.tenant, f.body, t.state, t.reason, t.message, t.attemp
 
 -- name: list_tasks
 -- A page of ids, newest first; the cursor is the last row's place, so that new tasks do not shift pages.
-select task_id::text, created_at::text
-  from tasks
+select t.task_id::text, t.created_at::text
+  from tasks t
  where tenant = %(tenant)b
    and (created_at, task_id) < (%(place)b::text::timestamptz, %(place_task_id)b::text::uuid)
    and (cardinality(%(states)b::text[]) = 0 or state = any(%(states)b::text[]))
    and (%(queue)b::text = '' or queue = %(queue)b::text)
    and (%(root_task_id)b::text = '' or root_task_id = nullif(%(root_task_id)b::text, '')::uuid)
    and labels @> %(labels)b::text::jsonb
- order by created_at desc, task_id desc
+ order by t.created_at desc, t.task_id desc -- not the texts above: the index has time and UUID
  limit %(page_size)b;
 
 -- name: list_waits

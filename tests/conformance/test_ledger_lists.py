@@ -1,11 +1,11 @@
-"""Waits in a list: what has to be answered soonest comes first, in pages, by an index."""
+"""Lists of tasks, in pages, each by an index: of waits, what has to be answered soonest comes first."""
 
 from __future__ import annotations
 
 import psycopg
 import pytest
 
-from services.checkpoint.queries import QUERIES, prepare_connection
+from services.checkpoint.queries import FORKS, QUERIES, prepare_connection
 from tenure.domain.errors import InvalidRequest
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
@@ -55,25 +55,37 @@ async def test_an_order_that_there_is_not_is_refused(checkpoint):
         await replica.stub.ListTasks(pb.CheckpointServiceListTasksRequest(order=9), timeout=TIMEOUT_SECONDS)
 
 
-async def test_the_list_has_its_index(checkpoint):
+NOBODY = "00000000-0000-0000-0000-000000000000"
+
+
+@pytest.mark.parametrize(
+    ("statement", "index", "place"),
+    [
+        (QUERIES.list_waits, "tasks_waits", "-infinity"),
+        (QUERIES.list_tasks, "tasks_newest", "infinity"),
+        (FORKS.list_forks, "tasks_forks", "infinity"),
+    ],
+    ids=["list_waits", "list_tasks", "list_forks"],
+)
+async def test_each_list_comes_in_the_order_of_its_index(checkpoint, statement, index, place):
     replica = await checkpoint()
     await waiting(replica)
     asked = {
         "tenant": "default",
-        "place": "-infinity",
-        "place_task_id": "00000000-0000-0000-0000-000000000000",
+        "place": place,
+        "place_task_id": NOBODY,
+        "page_size": 10,
+        "labels": "{}",
         "states": ["WAITING_USER"],
         "queue": "",
         "root_task_id": "",
-        "forked_from_task_id": "",
-        "labels": "{}",
-        "page_size": 10,
+        "forked_from_task_id": NOBODY if statement == FORKS.list_forks else "",
     }
     async with await psycopg.AsyncConnection.connect(replica.dsn, autocommit=True) as postgres:
         await postgres.execute("set search_path to ledger")
         await postgres.execute("set enable_seqscan to off")  # as in the service
         prepare_connection(postgres)
-        plan = await (await postgres.execute(b"explain " + QUERIES.list_waits, asked)).fetchall()
+        plan = await (await postgres.execute(b"explain " + statement, asked)).fetchall()
     told = "\n".join(line for (line,) in plan)
-    assert "Index Scan using tasks_waits" in told, told
+    assert f"Index Scan using {index}" in told, told
     assert ("Sort" in told, "Seq Scan" in told) == (False, False), told
