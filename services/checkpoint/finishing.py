@@ -34,15 +34,27 @@ async def carry_out_ending(connection: Connection, draft: Draft) -> None:
 
 
 async def last_text(connection: Connection, draft: Draft) -> str:
-    """The partial result of a task that is stopped: the newest words of its model, also those of this transaction."""
-    kind = KINDS["assistant_message"]
-    fresh = [entry.body for entry in reversed(draft.entries) if entry.kind == kind]
-    stored = await fetch_all(connection, QUERIES.newest_answers, {"task_id": draft.row.task_id, "kind": kind})
-    for body in (*fresh, *(body for (body,) in stored)):
-        text = _words_of(ledger_pb2.EntryBody.FromString(body).assistant_message)
+    """The partial result of a task that is stopped: the newest words of its model, also those of this transaction.
+
+    A summary is an answer too, but one to us: what it is, the compaction behind it says.
+    """
+    kind, compaction = KINDS["assistant_message"], KINDS["compaction"]
+    after = [*draft.entries[1:], None]
+    fresh = [
+        (entry.body, None if later is None or later.kind != compaction else later.body)
+        for entry, later in reversed(list(zip(draft.entries, after, strict=False)))
+        if entry.kind == kind
+    ]
+    asked = {"task_id": draft.row.task_id, "kind": kind, "compaction": compaction}
+    for answer, later in (*fresh, *await fetch_all(connection, QUERIES.newest_answers, asked)):
+        text = "" if _is_summary(later) else _words_of(ledger_pb2.EntryBody.FromString(answer).assistant_message)
         if text:
             return text
     return ""
+
+
+def _is_summary(later: bytes | None) -> bool:
+    return later is not None and ledger_pb2.EntryBody.FromString(later).compaction.HasField("summary")
 
 
 def _words_of(message: ledger_pb2.AssistantMessage) -> str:

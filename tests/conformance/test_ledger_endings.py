@@ -58,6 +58,21 @@ async def test_a_parked_task_is_cancelled_at_once_with_its_last_words(checkpoint
     assert (cancelled.state, cancelled.result) == (CANCELLED, "so far")
 
 
+@pytest.mark.parametrize("cancelled", ["before", "after"])
+async def test_a_summary_is_nobodys_last_words(checkpoint, cancelled):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    await owner.commit(reserve=reserve())
+    await owner.commit(answer(text="so far"), reserve=reserve(step=2))
+    if cancelled == "before":
+        await replica.cancel(owner.task.task_id)
+    summary = ledger_pb2.Compaction.Summary(through_step=1, text="in short")
+    summed_up = (answer(step=2, text="in short"), entry(2, compaction=ledger_pb2.Compaction(summary=summary)))
+    await owner.commit(*summed_up, transition=parked(task_pb2.TASK_STATE_RETRY_SCHEDULED))
+    task = await replica.cancel(owner.task.task_id)
+    assert (task.state, task.result) == (CANCELLED, "so far")
+
+
 @pytest.mark.parametrize("state", ["WAITING_USER", "WAITING_EXTERNAL", "RETRY_SCHEDULED"])
 async def test_a_parked_task_with_an_open_call_goes_where_it_can_be_ended(checkpoint, state):
     replica = await checkpoint()

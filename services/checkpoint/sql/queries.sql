@@ -249,10 +249,12 @@ select r.ord, e.sequence, e.epoch, e.claim_id, e.attempt, e.step, e.actor, e.rec
  order by r.ord, e.sequence;
 
 -- name: newest_answers
--- The last answers of the model, for the partial result of a task that the ledger itself ends.
-select body from entries
- where task_id = %(task_id)b::text::uuid and kind = %(kind)b
- order by sequence desc limit 16;
+-- The last answers of the model, for the partial result of a task that the ledger itself ends; each with the compaction
+-- that follows at once, if one does.
+select e.body, c.body from entries e
+  left join entries c on c.task_id = e.task_id and c.sequence = e.sequence + 1 and c.kind = %(compaction)b
+ where e.task_id = %(task_id)b::text::uuid and e.kind = %(kind)b
+ order by e.sequence desc limit 16;
 
 -- name: task_place
 -- Where a task's ledger ends, for its own tenant.
