@@ -16,9 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-import psycopg
-from psycopg.sql import SQL, Identifier
-
 from tenure.audit.collect import collect_tasks
 from tenure.audit.files import read_effects
 from tenure.audit.history import History
@@ -32,6 +29,7 @@ from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tenure.wire.enums import STATES
 from tenure.wire.tools import outcome_to_domain, outcome_to_wire
 from tests.fault.mutants.catalogue import MUTATIONS
+from tests.fault.mutants.lifting import lift
 from tests.fault.remembered import RememberedLedger, without_overlap
 from tests.fix_checkpoint import Checkpoint, Owner, entry, reserve
 from tests.service_process import ServiceProcess
@@ -121,7 +119,7 @@ class MutationBench:
     async def __aenter__(self) -> Self:
         for name in ("checkpoint", "tools", "gateway"):
             self._whole[name] = await self._start(self._running, name)
-        await self._drop_constraints()
+        await lift(self._dsns["checkpoint"], MUTATIONS.values())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -150,14 +148,6 @@ class MutationBench:
 
             records = self._folder / "records"
             yield Arena(replica, remembered, ToolServiceStub(tools), auditor, start_tools, records, folder)
-
-    async def _drop_constraints(self) -> None:
-        dsn = self._dsns["checkpoint"]
-        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as postgres:
-            for name in {name for mutation in MUTATIONS.values() for name in mutation.constraints}:
-                await postgres.execute(
-                    SQL("alter table ledger.tasks drop constraint if exists {}").format(Identifier(name))
-                )
 
     async def _start(self, stack: AsyncExitStack, name: str, **options: str) -> ServiceProcess:
         service = ServiceProcess(name, {"LISTEN": "127.0.0.1:0", **self._settings(name)}, **options)

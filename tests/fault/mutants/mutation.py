@@ -13,8 +13,8 @@ __all__ = ["Edit", "Mutation"]
 class Mutation:
     """`guard`: what is missing. `invariants`: any of these must be reported, as tenure.audit numbers them.
 
-    `constraints`: checks of the ledger's own tables that would stop the service without its guard. They are dropped
-    too, for it is not them that the checker is to be tried on.
+    `constraints` and `triggers` of the ledger's table of tasks would stop the service without its guard. They are
+    lifted too, for it is not them that the checker is to be tried on.
     """
 
     name: str
@@ -23,3 +23,4 @@ class Mutation:
     invariants: tuple[str, ...]
     edits: tuple[Edit, ...]
     constraints: tuple[str, ...] = ()
+    triggers: tuple[str, ...] = ()

@@ -43,6 +43,7 @@ MUTATIONS = (
             Edit(ADMISSION, "    if fence != row.granted:", "    if False:"),
             Edit(ADMISSION, "    if fence.epoch <= row.opened.epoch:", "    if False:"),
         ),
+        triggers=("tasks_only_grow", "tasks_are_held_once"),
     ),
     Mutation(
         "open_same_claim_later",
@@ -50,6 +51,7 @@ MUTATIONS = (
         "Open refuses a claim that was given back",
         ("I2",),
         (Edit(ADMISSION, "    if fence.epoch <= row.opened.epoch:", "    if fence.epoch < row.opened.epoch:"),),
+        triggers=("tasks_are_held_once",),
     ),
     Mutation(
         "open_raises_the_fence",
@@ -71,6 +73,7 @@ MUTATIONS = (
         ("I5",),
         (Edit(ADMISSION, "    if fence != row.granted:", "    if False:"),),
         constraints=("opened_only_when_granted",),
+        triggers=("tasks_are_held_once",),
     ),
     Mutation(
         "commit_repeat",
@@ -85,13 +88,14 @@ MUTATIONS = (
         "a commit's number is the next one of its claim",
         ("I11",),
         (Edit(ADMISSION, "    if commit_number != row.commit_number + 1:", "    if False:"),),
+        triggers=("tasks_only_grow",),
     ),
     Mutation(
         "requeue_of_the_seen_claim",
         "checkpoint",
         "RequeueLost takes a task only from the claim that was seen to be gone",
         ("I6",),
-        (Edit("services.checkpoint.requeue", " or row.claim_id != one.claim_id", ""),),
+        (Edit("services.checkpoint.requeue", " and row.claim_id == one.claim_id", ""),),
     ),
     Mutation(
         "end_with_open_calls",
@@ -101,8 +105,8 @@ MUTATIONS = (
         (
             Edit(
                 COMMITTING,
-                "        return refuse_early_end(commit.move.to_state, calls)",
-                "        return None",
+                " or refuse_early_end(commit.move.to_state, calls)",
+                "",
             ),
         ),
         constraints=("ended_without_open_calls",),
