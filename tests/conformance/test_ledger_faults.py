@@ -8,6 +8,7 @@ import pytest
 
 from services.checkpoint.main import Settings, assemble
 from services.checkpoint.queries import MIGRATIONS
+from services.checkpoint.webhooks.settings import WebhookSettings
 from tenure.domain.errors import Unavailable
 from tenure.runtime import failpoint
 from tenure.runtime.migrations import migrate
@@ -155,6 +156,7 @@ def settings_for(dsn, keys):
         "listen": Address("127.0.0.1:0"),
         "postgres_dsn": Secret(dsn),
         "verifying_keys_file": keys / "verifying.json",
+        "webhook": WebhookSettings(),
         "common": CommonSettings(),
     }
 
