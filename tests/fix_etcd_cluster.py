@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-PATIENCE_SECONDS = 40.0
+PATIENCE_SECONDS = 90.0
 _ASK_SECONDS = 0.5
 
 

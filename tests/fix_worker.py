@@ -47,7 +47,7 @@ from tenure.wire.enums import state_name
 from tenure.wire.task import spec_to_wire
 from tests.fix_simulator import REPOSITORY, SimulatorControl, running_simulator
 
-PATIENCE_SECONDS: Final = 40.0
+PATIENCE_SECONDS: Final = 120.0
 CALL_SECONDS: Final = 10.0
 READS: Final = RetryPolicy(max_attempts=30, initial_seconds=0.2, factor=1.0)
 
@@ -65,7 +65,7 @@ def _paced(number: int) -> dict[str, Any]:
     return {"text": f"Turn {number}.", "latency_ms": 300, "calls": [_append("append_record", f"{number}")]}
 
 
-PRINTS: Final = "import time\nfor number in range(12):\n    print(number, flush=True)\n    time.sleep(0.5)\n"
+PRINTS: Final = "import time\nfor number in range(16):\n    print(number, flush=True)\n    time.sleep(0.5)\n"
 
 SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
     "worker-effects": [*map(_both, (1, 2, 3)), {"text": "All is written."}],
@@ -75,6 +75,10 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
     ],
     "worker-slow-tool": [
         {"text": "One slow call.", "calls": [_append("append_record_unsafe", "slow", 6000)]},
+        {"text": "It is written."},
+    ],
+    "worker-silent-tool": [
+        {"text": "One long call.", "calls": [_append("append_record_unsafe", "slow", 10_000)]},
         {"text": "It is written."},
     ],
     "worker-program": [

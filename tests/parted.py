@@ -37,7 +37,7 @@ LINES = {
 STEADY_STEPS = 30
 """Of `sim-worker-steady`, each with one call."""
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 _ADDRESS = re.compile(r"127\.0\.0\.1:\d+")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[1]
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 90.0
 
 
 class ServiceProcess:

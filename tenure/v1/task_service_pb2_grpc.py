@@ -28,7 +28,8 @@ if _version_not_supported:
 class TaskServiceStub:
     """Tasks. The tenant is the caller's (metadata x-tenure-tenant until there is authentication; absent: "default"); tasks of
     others are NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo: try again, creation included, with the same
-    request_id. INVALID_ARGUMENT carries BadRequest violations.
+    request_id. CANCELLED that the caller did not ask for means the same: the call came as the server closed. INVALID_ARGUMENT
+    carries BadRequest violations.
     """
 
     def __init__(self, channel):
@@ -102,7 +103,8 @@ class TaskServiceStub:
 class TaskServiceServicer:
     """Tasks. The tenant is the caller's (metadata x-tenure-tenant until there is authentication; absent: "default"); tasks of
     others are NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo: try again, creation included, with the same
-    request_id. INVALID_ARGUMENT carries BadRequest violations.
+    request_id. CANCELLED that the caller did not ask for means the same: the call came as the server closed. INVALID_ARGUMENT
+    carries BadRequest violations.
     """
 
     def SubmitTask(self, request, context):
@@ -290,7 +292,8 @@ def add_TaskServiceServicer_to_server(servicer, server):
 class TaskService:
     """Tasks. The tenant is the caller's (metadata x-tenure-tenant until there is authentication; absent: "default"); tasks of
     others are NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo: try again, creation included, with the same
-    request_id. INVALID_ARGUMENT carries BadRequest violations.
+    request_id. CANCELLED that the caller did not ask for means the same: the call came as the server closed. INVALID_ARGUMENT
+    carries BadRequest violations.
     """
 
     @staticmethod

@@ -29,7 +29,8 @@ GRPC_VERSION: str
 class TaskServiceStub:
     """Tasks. The tenant is the caller's (metadata x-tenure-tenant until there is authentication; absent: "default"); tasks of
     others are NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo: try again, creation included, with the same
-    request_id. INVALID_ARGUMENT carries BadRequest violations.
+    request_id. CANCELLED that the caller did not ask for means the same: the call came as the server closed. INVALID_ARGUMENT
+    carries BadRequest violations.
     """
 
     @_typing.overload
@@ -100,7 +101,8 @@ class TaskServiceStub:
 class TaskServiceAsyncStub(TaskServiceStub):
     """Tasks. The tenant is the caller's (metadata x-tenure-tenant until there is authentication; absent: "default"); tasks of
     others are NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo: try again, creation included, with the same
-    request_id. INVALID_ARGUMENT carries BadRequest violations.
+    request_id. CANCELLED that the caller did not ask for means the same: the call came as the server closed. INVALID_ARGUMENT
+    carries BadRequest violations.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -167,7 +169,8 @@ class TaskServiceAsyncStub(TaskServiceStub):
 class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
     """Tasks. The tenant is the caller's (metadata x-tenure-tenant until there is authentication; absent: "default"); tasks of
     others are NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo: try again, creation included, with the same
-    request_id. INVALID_ARGUMENT carries BadRequest violations.
+    request_id. CANCELLED that the caller did not ask for means the same: the call came as the server closed. INVALID_ARGUMENT
+    carries BadRequest violations.
     """
 
     @_abc_1.abstractmethod

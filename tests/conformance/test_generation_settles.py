@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.fix_checkpoint import Checkpoint, MakeCheckpoint
 
 KEY = b"/tenure/generation"
-PATIENCE_SECONDS = 40.0
+PATIENCE_SECONDS = 90.0
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from tests.fix_leases import Leases
 from tests.service_process import ServiceProcess
 
 pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module")]
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 90.0
 _tenants = itertools.count(1)
 
 

@@ -18,7 +18,7 @@ from tests.fix_simulator import REPOSITORY, running_simulator
 
 GOAL = [{"role": "user", "content": "Research our competitor's pricing."}]
 TOOLS = [{"name": name, "input_schema": {"type": "object"}} for name in ("write_file", "execute_python", "web_search")]
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 90.0
 
 
 @pytest.fixture

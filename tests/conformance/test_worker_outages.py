@@ -139,11 +139,11 @@ async def test_a_worker_without_its_coordinator_ends_its_model_call_and_begins_n
 async def test_a_slow_tool_that_gives_signs_is_not_stuck_and_one_that_does_not_is(bench):
     coordinator = bench.stack.services["coordinator"]
     coordinator.kill()
-    coordinator.start({"TENURE_COORDINATOR_PROGRESS_TIMEOUT_SECONDS": "3"})
+    coordinator.start({"TENURE_COORDINATOR_PROGRESS_TIMEOUT_SECONDS": "5"})
     await coordinator.wait_ready()
     try:
         await bench.start_worker()
-        prints, silent = await bench.submit("sim-worker-signing-tool"), await bench.submit("sim-worker-slow-tool")
+        prints, silent = await bench.submit("sim-worker-signing-tool"), await bench.submit("sim-worker-silent-tool")
         assert (await bench.ended(prints)).claim_count == 1
         task = await bench.ended(silent)
     finally:

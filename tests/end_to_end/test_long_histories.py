@@ -64,7 +64,9 @@ async def test_a_long_task_is_cleared_then_summarised_whoever_holds_it_and_howev
         check_repeated_summary(entries, check_calls(installation, task_id))
         await check_forks(installation, task_id, entries)
     finally:
-        successor.kill()
+        for worker in (doomed, successor):  # others find the installation as it was
+            worker.kill()
+            del installation.stack.services[worker.name]
 
 
 def check_repeated_summary(entries: list[ledger_pb2.Entry], calls: dict[str, list[dict[str, object]]]) -> None:

@@ -249,7 +249,9 @@ async def test_one_replica_of_every_service_may_freeze(install: Replicated) -> N
 async def test_a_rolling_restart_of_everything_loses_nothing_and_is_not_seen_through_the_client(
     install: Replicated,
 ) -> None:
-    """UNSAFE calls too: what is asked to end lets its calls end first. A bare caller hears UNAVAILABLE, if anything."""
+    """UNSAFE calls too: what is asked to end lets its calls end first. A bare caller hears UNAVAILABLE, if anything, or
+    CANCELLED when the call came in just as the server closed.
+    """
     tasks = await submit_paced(install, 2, "sim-e2e-paced")
     async with AsyncExitStack() as opened:
         bare: Any = TaskServiceStub((await opened.enter_async_context(open_channel(install.stack.gateway_address))).raw)
@@ -263,7 +265,7 @@ async def test_a_rolling_restart_of_everything_loses_nothing_and_is_not_seen_thr
         await all_ended(install, tasks, EFFECTS)
         done.set()
         heard = await asking
-    assert heard <= {grpc.StatusCode.UNAVAILABLE}
+    assert heard <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
 
 
 async def ask_until(done: asyncio.Event, client: Client, bare: Any, task_ids: Sequence[str]) -> set[grpc.StatusCode]:

@@ -42,7 +42,7 @@ from tests.fix_leases import Leases, new_ledger
 from tests.service_process import ServiceProcess
 
 pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module")]
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 90.0
 QUICK = {"start_timeout_seconds": "1.5", "reconcile_interval_seconds": "0.5"}
 _tenants = itertools.count(1)
 

@@ -19,12 +19,12 @@ from tests.fix_checkpoint import kinds, words
 SLOW_READERS = 40
 COMMITS = 80
 COMMIT_BYTES = 300_000
-MOST_GROWTH_MIB = 12 * SLOW_READERS
+MOST_GROWTH_MIB = 7 * SLOW_READERS
 """For readers who each leave 24 MiB unread. What is on its way to each, in the windows of its streams and two pages of
-entries, was measured as 9 MiB in the gateway and 3 MiB in the ledger, however much there is to be read.
+entries, was measured as 4 MiB in the gateway and 4 in the ledger, however much there is to be read.
 """
 COMMIT_SECONDS = 5.0
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 
 
 @pytest.fixture
@@ -136,12 +136,10 @@ async def test_a_drained_gateways_watchers_go_on_at_another_where_they_were(ledg
     drained, other = [await gateway(each.replica.address) for each in ledgers]
     stream = aiter(watch(drained, owner.task.task_id))
     seen = [(await anext(stream)).entry for _ in range(3)]
-    unary = asyncio.ensure_future(drained.GetTask(api.GetTaskRequest(task_id=owner.task.task_id)))
     stopping = asyncio.create_task(drained.process.stop())
     with pytest.raises(Unavailable) as ended:
         await read_on(stream)
     assert ended.value.retry_after_seconds is not None
-    assert (await unary).task.task_id == owner.task.task_id
     await owner.commit(words())
     await owner.end()
     seen += await read_on(watch(other, owner.task.task_id, after=seen[-1].sequence))

@@ -8,7 +8,7 @@ import pytest
 
 from tenure.dev.simulator.http_server import HttpServer
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 90.0
 HEAD = b"POST /x HTTP/1.1\r\nHost: a\r\n"
 
 

@@ -16,7 +16,7 @@ from tenure.runtime.etcd.client import EtcdClient
 from tenure.runtime.etcd.errors import EtcdError
 from tenure.runtime.etcd.watch import Change, Changes, Resync, ResyncReason
 
-PATIENCE_SECONDS: Final = 30.0
+PATIENCE_SECONDS: Final = 90.0
 
 
 @dataclass(slots=True)
