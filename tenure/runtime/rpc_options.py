@@ -83,8 +83,8 @@ def channel_options(keepalive: Keepalive, max_message_bytes: int) -> Options:
         ("grpc.max_reconnect_backoff_ms", 2000),
         ("grpc.dns_min_time_between_resolutions_ms", 1000),
         ("grpc.use_local_subchannel_pool", 1),
-        # What a stream may send ahead of its reader. Left to itself gRPC measures how much fits on the line, comes to many
-        # MiB on a busy machine, and holds that for every reader that is slow.
+        # What a stream may send ahead of its reader. Left to itself gRPC measures how much fits on the line, comes to
+        # many MiB on a busy machine, and holds that for every reader that is slow.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", STREAM_WINDOW_BYTES),
         # Services meet directly: an http_proxy of the environment is meant for the outside.
