@@ -302,7 +302,10 @@ class TestUpdates:
         with pytest.raises(WrongState) as refused:
             await schedules.update(cron="0 2 * * *", expected_revision=1)
         assert (refused.value.reason, refused.value.metadata) == ("SCHEDULE_CHANGED", {"revision": "2"})
-        assert await schedules.update(cron="0 1 * * *", expected_revision=1) == changed
+        repeated = await schedules.update(cron="0 1 * * *", expected_revision=1)
+        for one in (changed, repeated):  # its time moves with the sweep's look at it, too
+            one.ClearField("update_time")
+        assert repeated == changed
         with pytest.raises(NotFound):
             await schedules.update("another", cron="0 1 * * *")
 
