@@ -104,7 +104,7 @@ async def test_the_command_creates_shows_pauses_triggers_and_deletes(installatio
     assert (await run(*create)).code == Exit.REFUSED
     assert (await run("schedules", "create", "bad", "x", "--cron", "61 * * * *")).code == Exit.REFUSED
 
-    (listed,) = (await run("--json", "schedules", "list")).values
+    [listed] = [one for one in (await run("--json", "schedules", "list")).values if one["name"] == "yearly"]
     assert (listed["schedule_id"], listed["overlap_policy"]) == (schedule_id, "OVERLAP_POLICY_QUEUE")
     assert listed["spec"]["agent"]["model"] == "sim-hello"
     assert (listed["spec"]["labels"], listed["catch_up_window"]) == ({"team": "night"}, "7200s")

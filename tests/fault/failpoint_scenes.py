@@ -19,7 +19,7 @@ from tests.fault.suite.scenarios import SHAPED
 from tests.fault.suite.schedule import Mode, PlannedFault, PlannedTask, Schedule
 from tests.fault.suite.trial import Trial
 
-TRIES: Final = 3
+TRIES: Final = 8
 DEATH_SECONDS: Final = 15.0
 VICTIMS: Final = {"worker": "worker-1", "checkpoint": "checkpoint", "tools": "tools", "coordinator": "coordinator"}
 

@@ -16,9 +16,11 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import uuid4
 
+from tenure.client.client import RETURN_PATIENCE
 from tenure.domain.errors import Fenced, NotFound, StaleEpoch, TryLater
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.token import Claims
+from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_channel import open_channel
 from tenure.runtime.signing import Signer
 from tenure.v1 import checkpoint_service_pb2 as pb
@@ -203,7 +205,9 @@ async def receive_webhooks(install: Installation, fault: PlannedFault) -> None:
         )
         receiver.secrets = [made.secret]
         await receiver.until(int(fault.detail), lambda one: one.type == "task.succeeded")
-        await install.users[0].webhooks.DeleteWebhook(webhooks.DeleteWebhookRequest(webhook=name), timeout=CALL_SECONDS)
+        done = webhooks.DeleteWebhookRequest(webhook=name)
+        with suppress(NotFound):  # of a repeat
+            await retrying(lambda: install.users[0].webhooks.DeleteWebhook(done, timeout=CALL_SECONDS), RETURN_PATIENCE)
     assert all(one.valid for one in receiver.came)
     first = {one.webhook_id: one for one in reversed(receiver.took)}
     for task_id in {one.task_id for one in receiver.took}:
