@@ -27,9 +27,8 @@ demo: setup ## The main job: a task survives a frozen and a killed worker
 dev: setup ## Run the whole stack here until Ctrl-C
 	$(BIN)/tenure dev
 
-# What took too long on a busy machine is tried once more, and told of in the summary; what came out wrong is not.
 test: setup ## All tests, on real etcd, Postgres and processes
-	$(BIN)/python -m pytest -n 4 --dist loadfile --reruns 1 --only-rerun Timeout --only-rerun Unavailable --only-rerun 'not met:'
+	$(BIN)/python -m pytest -n 4 --dist loadfile
 
 check: setup lint types imports ## Everything that needs no server
 	$(BIN)/buf lint
