@@ -41,6 +41,9 @@ class Echo:
         return current_tenant().encode() + b":" + request
 
     async def unary_unary(self, request: bytes, context: Any) -> bytes:
+        if request == b"until stopping":
+            self.hanging.set()
+            await self.server.stopping.wait()
         return self.answer(request)
 
     async def unary_stream(self, request: bytes, context: Any) -> Any:
@@ -243,6 +246,15 @@ async def test_health_goes_first_and_streams_end_by_themselves_when_the_server_d
         with pytest.raises(errors.Unavailable) as caught:
             await stream.read()
         assert caught.value.reason == "DRAINING"
+
+
+async def test_a_call_that_is_under_way_is_answered_while_the_server_drains():
+    async with echoing() as (echo, channel):
+        call = asyncio.ensure_future(talk(channel, "unary_unary", b"until stopping"))
+        async with asyncio.timeout(30):
+            await echo.hanging.wait()
+            await echo.server.drain()
+            assert await call == [b"default:until stopping"]
 
 
 async def test_health_knows_the_server_and_each_service():
