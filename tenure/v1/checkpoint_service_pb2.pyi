@@ -439,19 +439,27 @@ class ReserveResult(message.Message):
 
         REASON_FIELD_NUMBER: builtins.int
         MESSAGE_FIELD_NUMBER: builtins.int
+        RETRY_AFTER_FIELD_NUMBER: builtins.int
         reason: builtins.str
-        """TOKEN_LIMIT or STEP_LIMIT: end the task. BUDGET_BUSY: others' reservations are in the way, ask again."""
+        """TOKEN_LIMIT or STEP_LIMIT: end the task. BUDGET_BUSY: others' reservations are in the way, ask again. TENANT_QUOTA: the
+        tenant is at a cap of its own; ask again after retry_after, or let the task go until then.
+        """
         message: builtins.str
         """For people."""
+        @builtins.property
+        def retry_after(self) -> duration_pb2.Duration:
+            """When to ask again, as far as it is known."""
+
         def __init__(
             self,
             *,
             reason: builtins.str = ...,
             message: builtins.str = ...,
+            retry_after: duration_pb2.Duration | None = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = typing.Literal["retry_after", b"retry_after"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = typing.Literal["message", b"message", "reason", b"reason"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = typing.Literal["message", b"message", "reason", b"reason", "retry_after", b"retry_after"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,8 +3,8 @@
 One hook of the server's interceptor calls `validate` for every request. A frame of a stream is checked for its own
 bounds only: what is inside is checked one by one by the service, so that one bad commit harms no neighbour.
 
-gateway.py, checkpoint.py, tools.py, sessions.py, leases.py, operators.py, waits.py, schedules.py, webhooks.py   one
-table of checks each
+gateway.py, checkpoint.py, tools.py, sessions.py, leases.py, operators.py, waits.py, schedules.py, tenants.py,
+webhooks.py   one table of checks each
 specs.py, control.py   what a task may be        fields.py   what several services have        limits.py   the numbers
 """
 
@@ -15,7 +15,18 @@ from typing import Final
 from google.protobuf.message import Message
 
 from tenure.domain.errors import InvalidRequest
-from tenure.validators import checkpoint, gateway, leases, operators, schedules, sessions, tools, waits, webhooks
+from tenure.validators import (
+    checkpoint,
+    gateway,
+    leases,
+    operators,
+    schedules,
+    sessions,
+    tenants,
+    tools,
+    waits,
+    webhooks,
+)
 from tenure.validators.limits import (
     CALL_ID,
     FUNCTION_NAME,
@@ -76,6 +87,7 @@ _CHECKS: Final[dict[type, Check]] = {
     **sessions.CHECKS,
     **leases.CHECKS,
     **operators.CHECKS,
+    **tenants.CHECKS,
     **waits.CHECKS,
     **webhooks.CHECKS,
 }
