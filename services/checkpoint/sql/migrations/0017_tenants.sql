@@ -1,7 +1,8 @@
--- Tenants: what each may use, and what it has used lately.
+-- Tenants: what each may use, and what it has used lately. The row of '', which is nobody's name, has the installation's
+-- defaults as the replica had them that started last.
 create table tenants (
   tenant                 text primary key,
-  own_quotas             bytea not null default '',           -- the Quotas that were set for it; of other kinds the defaults hold
+  own                    text[] not null default '{}',        -- the kinds of quotas that were set for it; of others the defaults hold
   revision               bigint not null default 0 check (revision >= 0),
   actor                  text not null default '',
   reason                 text not null default '',
@@ -18,11 +19,15 @@ create table tenants (
 
   created_at             timestamptz not null default now(),
   updated_at             timestamptz,
-  constraint tenants_policies check (array[running_policy, submits_policy, tokens_policy, money_policy] <@ array['REFUSE', 'DELAY'])
+  constraint tenants_own check (
+    own <@ array['RUNNING_TASKS', 'SUBMITS_PER_MINUTE', 'TOKENS_PER_HOUR', 'MONEY_PER_DAY']),
+  constraint tenants_policies check (
+    array[running_policy, submits_policy, tokens_policy, money_policy] <@ array['REFUSE', 'DELAY'])
 );
 -- Those whose model calls a replica has to look after.
 create index tenants_limited on tenants (tenant) where max_tokens_per_hour is not null or max_nano_usd_per_day is not null;
 
+insert into tenants (tenant) values ('');
 insert into tenants (tenant) select distinct tenant from tasks;
 
 -- How much of a sliding window was used, in the buckets that a ring has room for: a bucket that comes again begins anew. What
