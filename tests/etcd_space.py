@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 from tenure.runtime.etcd import stubs
 from tenure.runtime.etcd.descriptors import EtcdApi
 from tenure.runtime.etcd.errors import SpaceExhausted
+from tests.patience import CALL_SECONDS
 
 if TYPE_CHECKING:
     from tenure.runtime.etcd.client import EtcdClient
 
 QUOTA = "--quota-backend-bytes=6291456"
 _FILLER = b"/filler/"
-_TIMEOUT_SECONDS = 20.0
 
 
 async def fill(client: EtcdClient) -> None:
     """Write until the alarm stands."""
     while "NOSPACE" not in await client.alarms():
         answers = await asyncio.gather(
-            *(client.put(_FILLER + os.urandom(8), os.urandom(300_000), timeout_seconds=10.0) for _ in range(4)),
+            *(client.put(_FILLER + os.urandom(8), os.urandom(300_000), timeout_seconds=CALL_SECONDS) for _ in range(4)),
             return_exceptions=True,
         )
         for answer in answers:
@@ -38,7 +38,7 @@ async def compact(client: EtcdClient) -> None:
 
 async def _compact(client: EtcdClient) -> None:
     request = stubs.CompactionRequest(revision=await client.revision(), physical=True)
-    await client.endpoints.current.kv.Compact(request, timeout=_TIMEOUT_SECONDS)
+    await client.endpoints.current.kv.Compact(request, timeout=CALL_SECONDS)
 
 
 async def make_space(client: EtcdClient) -> None:
@@ -47,7 +47,7 @@ async def make_space(client: EtcdClient) -> None:
     await client.delete_prefix(_FILLER)
     await _compact(client)
     maintenance = api.stub("etcdserverpb.Maintenance")(client.endpoints.current.channel)
-    await maintenance.Defragment(api.message("etcdserverpb.DefragmentRequest")(), timeout=_TIMEOUT_SECONDS)
+    await maintenance.Defragment(api.message("etcdserverpb.DefragmentRequest")(), timeout=CALL_SECONDS)
     member_id = (await client.status()).member_id
     disarm = api.message("etcdserverpb.AlarmRequest")(action=2, memberID=member_id, alarm=1)  # DEACTIVATE, NOSPACE
-    await maintenance.Alarm(disarm, timeout=_TIMEOUT_SECONDS)
+    await maintenance.Alarm(disarm, timeout=CALL_SECONDS)

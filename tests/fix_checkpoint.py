@@ -38,6 +38,7 @@ from tenure.runtime.signing import Signer, write_key_pair
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2_grpc, ledger_pb2, task_pb2, token_pb2
 from tenure.wire.token import sign_claims
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from tests.fix_postgres import FreshDatabase
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-TIMEOUT_SECONDS = 20.0
+TIMEOUT_SECONDS = CALL_SECONDS
 _epochs = itertools.count((1 << 40) + 1)
 
 
@@ -322,7 +323,7 @@ async def _listening(process: asyncio.subprocess.Process) -> tuple[str, asyncio.
     """The address from the log; the rest of the log is read along, so that the process never waits for its reader."""
     assert process.stderr is not None
     seen: list[bytes] = []
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while line := await process.stderr.readline():
             seen.append(line)
             if b'"listening"' in line:

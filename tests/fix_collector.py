@@ -16,7 +16,7 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-PATIENCE_SECONDS = 90.0
+from tests.patience import PATIENCE_SECONDS
 
 
 class ExportedSpan(NamedTuple):

@@ -21,6 +21,7 @@ from services.checkpoint.queries import MIGRATIONS
 from tenure.dev.etcd_process import EtcdProcess
 from tenure.domain.errors import TenureError
 from tenure.runtime.etcd.client import EtcdClient
+from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_channel import open_channel
 from tenure.runtime.signing import write_key_pair
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
@@ -31,8 +32,9 @@ from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from tenure.v1.lease_service_pb2_grpc import LeaseServiceStub
 from tenure.wire.token import read_claims
+from tests.patience import AGAIN, CALL_SECONDS, PATIENCE_SECONDS
 from tests.scripted_worker import ScriptedWorker
-from tests.service_process import PATIENCE_SECONDS, ServiceProcess
+from tests.service_process import ServiceProcess
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -115,14 +117,15 @@ class Fleet:
     async def submit(self, **spec: Any) -> str:
         """A queued task; its id."""
         request = ledger_pb.CreateTaskRequest(request_id=str(uuid.uuid4()), spec=task_pb2.TaskSpec(goal="go", **spec))
-        return (await self.ledger.CreateTask(request, timeout=10.0)).task.task_id
+        created = await retrying(lambda: self.ledger.CreateTask(request, timeout=CALL_SECONDS), AGAIN)
+        return created.task.task_id
 
     async def submit_many(self, count: int) -> set[str]:
         return set(await asyncio.gather(*(self.submit() for _ in range(count))))
 
     async def task(self, task_id: str) -> task_pb2.Task:
         request = ledger_pb.CheckpointServiceGetTaskRequest(task_id=task_id)
-        return (await self.ledger.GetTask(request, timeout=10.0)).task
+        return (await self.ledger.GetTask(request, timeout=CALL_SECONDS)).task
 
     async def task_where(self, task_id: str, holds: Callable[[task_pb2.Task], bool]) -> task_pb2.Task:
         """The task once this holds of it."""
@@ -135,7 +138,7 @@ class Fleet:
         found: list[ledger_pb2.Entry] = []
         while True:
             request = ledger_pb.ListEntriesRequest(task_id=task_id, after_sequence=len(found))
-            page = await self.ledger.ListEntries(request, timeout=10.0)
+            page = await self.ledger.ListEntries(request, timeout=CALL_SECONDS)
             found.extend(page.entries)
             if not page.more:
                 return found
@@ -151,22 +154,22 @@ class Fleet:
             actor="tester",
             cancel_request=ledger_pb2.CancelRequest(reason="enough"),
         )
-        await self.ledger.AppendForeign(request, timeout=10.0)
+        await self.ledger.AppendForeign(request, timeout=CALL_SECONDS)
 
     async def claims(self, replica: ServiceProcess, task_id: str = "") -> list[pb.Claim]:
         async with open_channel(replica.address) as channel:
             request = pb.CoordinatorServiceListClaimsRequest(task_id=task_id)
-            return list((await CoordinatorServiceStub(channel).ListClaims(request, timeout=10.0)).claims)
+            return list((await CoordinatorServiceStub(channel).ListClaims(request, timeout=CALL_SECONDS)).claims)
 
     async def workers(self, replica: ServiceProcess) -> list[pb.Worker]:
         async with open_channel(replica.address) as channel:
             request = pb.CoordinatorServiceListWorkersRequest()
-            return list((await CoordinatorServiceStub(channel).ListWorkers(request, timeout=10.0)).workers)
+            return list((await CoordinatorServiceStub(channel).ListWorkers(request, timeout=CALL_SECONDS)).workers)
 
     async def signing_keys(self, replica: ServiceProcess) -> list[lease_pb.SigningKey]:
         async with open_channel(replica.address) as channel:
             request = lease_pb.ListSigningKeysRequest()
-            return list((await LeaseServiceStub(channel).ListSigningKeys(request, timeout=10.0)).keys)
+            return list((await LeaseServiceStub(channel).ListSigningKeys(request, timeout=CALL_SECONDS)).keys)
 
     async def _start(self, service: ServiceProcess) -> ServiceProcess:
         self.services.append(service)

@@ -21,13 +21,13 @@ from tenure.dev.etcd_start import start_cluster
 from tenure.runtime.etcd.client import EtcdClient
 from tenure.runtime.etcd.errors import EtcdError
 from tests.fix_coordinator import Fleet
+from tests.patience import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-PATIENCE_SECONDS = 90.0
-_ASK_SECONDS = 0.5
+_ASK_SECONDS = 2.0
 
 
 class EtcdCluster:

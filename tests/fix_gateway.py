@@ -16,9 +16,10 @@ import pytest
 from tenure.runtime.rpc_channel import open_channel
 from tenure.v1.admin_service_pb2_grpc import AdminServiceStub
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
+from tests.patience import CALL_SECONDS
 from tests.service_process import ServiceProcess
 
-TIMEOUT_SECONDS = 20.0
+TIMEOUT_SECONDS = CALL_SECONDS
 NOBODYS = "00000000-0000-7000-8000-000000000000"
 Serve = Callable[..., Awaitable[Any]]
 

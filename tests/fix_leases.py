@@ -23,6 +23,7 @@ from tenure.v1 import lease_service_pb2 as pb
 from tenure.v1.lease_service_pb2_grpc import LeaseServiceStub
 from tenure.wire.times import duration
 from tests.fix_coordinator import make_fleet
+from tests.patience import CALL_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from tenure.dev.postgres_process import PostgresProcess
     from tests.fix_coordinator import Fleet
 
-TIMEOUT_SECONDS = 10.0
+TIMEOUT_SECONDS = CALL_SECONDS
 _numbers = itertools.count(1)
 
 

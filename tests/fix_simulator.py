@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.patience import CALL_SECONDS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 REPOSITORY = Path(__file__).parents[1]
-ANSWER_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class SimulatorControl:
 
     def _ask(self, path: str, value: dict[str, Any] | None = None) -> Any:
         data = None if value is None else json.dumps(value).encode()
-        with urllib.request.urlopen(self.url + path, data, timeout=ANSWER_SECONDS) as response:
+        with urllib.request.urlopen(self.url + path, data, timeout=CALL_SECONDS) as response:
             return json.load(response)
 
 
@@ -62,7 +63,7 @@ def running_simulator(log_path: Path, *options: str) -> Iterator[SimulatorContro
             yield SimulatorControl(announced.split()[-1], log_path)
         finally:
             process.terminate()
-            process.wait(timeout=ANSWER_SECONDS)
+            process.wait(timeout=CALL_SECONDS)
 
 
 @pytest.fixture(scope="session")

@@ -32,10 +32,9 @@ from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tenure.wire.token import sign_claims
 from tenure.wire.tools import outcome_to_domain
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 REPOSITORY = Path(__file__).parents[1]
-START_SECONDS = 30.0
-CALL_SECONDS = 30.0
 TENANT = "default"
 
 
@@ -122,7 +121,7 @@ class ToolReplica:
 
     async def started(self, owner: Owner, count: int = 1) -> None:
         """Returns when so many calls of the task are STARTED."""
-        async with asyncio.timeout(START_SECONDS):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 calls = (await self.fence(owner)).values()
                 if sum(call.state == tool_pb2.CALL_STATE_STARTED for call in calls) == count:
@@ -147,7 +146,7 @@ class ToolReplica:
 
     async def ended(self) -> int:
         """The exit code of a process that ends by itself."""
-        async with asyncio.timeout(START_SECONDS):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             return await self.process.wait()
 
     def logged(self, message: str) -> list[dict[str, Any]]:
@@ -166,7 +165,7 @@ class ToolReplica:
 
 async def appear(path: Path) -> None:
     """Returns when a failpoint has touched the file."""
-    async with asyncio.timeout(START_SECONDS):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not path.exists():
             await asyncio.sleep(0.01)
 
@@ -238,7 +237,7 @@ async def _start(environment: dict[str, str]) -> ToolReplica:
     log: list[dict[str, Any]] = []
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     reading = asyncio.create_task(_read_log(process, log, listening))
-    async with asyncio.timeout(START_SECONDS):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         address = await listening
     channel = open_channel(address)
     return ToolReplica(process, address, log, channel, ToolServiceStub(channel), reading)

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
+from tests.patience import PATIENCE_SECONDS
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-PATIENCE_SECONDS = 60.0
 
 
 class Reply(NamedTuple):

@@ -46,9 +46,8 @@ from tenure.wire.entries import entries_to_domain
 from tenure.wire.enums import state_name
 from tenure.wire.task import spec_to_wire
 from tests.fix_simulator import REPOSITORY, SimulatorControl, running_simulator
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
-PATIENCE_SECONDS: Final = 120.0
-CALL_SECONDS: Final = 10.0
 READS: Final = RetryPolicy(max_attempts=30, initial_seconds=0.2, factor=1.0)
 
 

@@ -9,8 +9,8 @@ from tenure.v1 import webhook_service_pb2 as pb
 from tenure.v1.webhook_service_pb2_grpc import WebhookServiceStub
 from tests.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint
 from tests.fix_webhooks import Receiver
+from tests.patience import PATIENCE_SECONDS
 
-PATIENCE_SECONDS = 60.0
 HERE = {
     "allowed_networks": ("127.0.0.0/8",),
     "first_retry_seconds": 0.02,

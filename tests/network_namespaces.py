@@ -21,8 +21,8 @@ from typing import TypeVar
 
 from tenure.dev import die_with_parent
 from tests.fix_proxy import HOST, Lost, TcpProxy
+from tests.patience import PATIENCE_SECONDS
 
-START_SECONDS = 10.0
 NOBODYS_ETHERNET_ADDRESS = "02:00:00:00:00:fe"
 """Frames sent there are dropped by who receives them."""
 
@@ -58,7 +58,7 @@ class Namespace:
         self.ip("link", "set", "lo", "up")
 
     def _wait_until_apart(self) -> None:
-        ends_at = time.monotonic() + START_SECONDS
+        ends_at = time.monotonic() + PATIENCE_SECONDS
         while Path(self._path).readlink() == Path("/proc/self/ns/net").readlink():
             if self._holder.poll() is not None or time.monotonic() > ends_at:
                 raise OSError(f"unshare: {self.close() or 'no answer'}")
@@ -82,7 +82,7 @@ class Namespace:
             self.command([_program("ip"), *arguments]),
             capture_output=True,
             text=True,
-            timeout=START_SECONDS,
+            timeout=PATIENCE_SECONDS,
             check=False,
         )
         if done.returncode != 0:

@@ -22,7 +22,7 @@ from tenure.domain.errors import Fenced, TryLater, WrongState
 from tenure.v1 import task_pb2
 from tenure.wire.entries import new_entry
 from tests.fix_coordinator import epoch_of
-from tests.service_process import PATIENCE_SECONDS
+from tests.patience import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -130,7 +130,7 @@ class Owners:
                 self._opened.notify_all()
 
 
-async def health_becomes(replica: ServiceProcess, *, serving: bool, within_seconds: float = 20.0) -> None:
+async def health_becomes(replica: ServiceProcess, *, serving: bool, within_seconds: float = PATIENCE_SECONDS) -> None:
     """Returns once the replica says so itself."""
     wanted = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
     async with asyncio.timeout(within_seconds), grpc.aio.insecure_channel(replica.address) as channel:

@@ -22,6 +22,7 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.enums import state_name
 from tests.fix_network import Host, Network
 from tests.fix_worker import WorkerBench
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 LINES = {
     "ETCD_ENDPOINTS": "etcd",
@@ -37,7 +38,6 @@ LINES = {
 STEADY_STEPS = 30
 """Of `sim-worker-steady`, each with one call."""
 
-PATIENCE_SECONDS = 120.0
 _ADDRESS = re.compile(r"127\.0\.0\.1:\d+")
 
 
@@ -117,7 +117,7 @@ async def logged(process, words: str, times: int = 1) -> None:
 async def recorded(bench, task_id):
     """The entries as they stand in the ledger, with the times of their writing."""
     request = pb.ListEntriesRequest(task_id=task_id, page_size=1000)
-    return (await bench.ledger.ListEntries(request, timeout=10)).entries
+    return (await bench.ledger.ListEntries(request, timeout=CALL_SECONDS)).entries
 
 
 def at(entry) -> datetime:

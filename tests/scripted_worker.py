@@ -10,13 +10,14 @@ from typing import Any, cast
 import grpc
 
 from tenure.domain.errors import TenureError
+from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_channel import open_channel
 from tenure.runtime.status import PeerFailed
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2, token_pb2
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
-from tests.service_process import PATIENCE_SECONDS
+from tests.patience import AGAIN, CALL_SECONDS, PATIENCE_SECONDS
 
 
 class ScriptedWorker:
@@ -119,17 +120,22 @@ class ScriptedWorker:
         return self.ended_with
 
     async def open(self, grant: pb.Grant) -> ledger_pb.OpenHeader:
-        header = ledger_pb.OpenHeader()
-        async for part in self._ledger.Open(ledger_pb.OpenRequest(token=grant.token), timeout=10.0):
-            if part.HasField("header"):
-                header = part.header
-        return header
+        """As a worker does, again when the ledger has too much to do."""
+
+        async def once() -> ledger_pb.OpenHeader:
+            header = ledger_pb.OpenHeader()
+            async for part in self._ledger.Open(ledger_pb.OpenRequest(token=grant.token), timeout=CALL_SECONDS):
+                if part.HasField("header"):
+                    header = part.header
+            return header
+
+        return await retrying(once, AGAIN)
 
     async def commit(self, grant: pb.Grant, number: int, **content: Any) -> ledger_pb.CommitResponse:
         request = ledger_pb.CommitRequest(
             token=grant.token, commit_id=str(uuid.uuid4()), commit_number=number, **content
         )
-        response: ledger_pb.CommitResponse = await self._ledger.Commit(request, timeout=10.0)
+        response: ledger_pb.CommitResponse = await self._ledger.Commit(request, timeout=CALL_SECONDS)
         return response
 
     async def succeed(self, grant: pb.Grant) -> None:

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE_SECONDS
+
 REPOSITORY = Path(__file__).parents[1]
-PATIENCE_SECONDS = 90.0
 
 
 class ServiceProcess:

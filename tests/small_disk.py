@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.patience import CALL_SECONDS
+
 NAME = "tenure-test-disk-"
-MOUNT_SECONDS = 10.0
 CHUNK = b"\0" * (1024 * 1024)
 
 
@@ -49,7 +50,7 @@ class SmallDisk:
         folder.mkdir(parents=True, exist_ok=True)
         options = f"size={size_mib}m,mode=0755"
         mount = ["mount", "-t", "tmpfs", "-o", options, f"{NAME}{os.getpid()}", str(folder)]
-        if subprocess.run(mount, capture_output=True, timeout=MOUNT_SECONDS, check=False).returncode != 0:
+        if subprocess.run(mount, capture_output=True, timeout=CALL_SECONDS, check=False).returncode != 0:
             yield None  # in a container without the right to
             return
         try:
@@ -67,4 +68,4 @@ def _sweep() -> None:
 
 
 def _unmount(folder: Path) -> None:
-    subprocess.run(["umount", "--lazy", str(folder)], timeout=MOUNT_SECONDS, check=False)
+    subprocess.run(["umount", "--lazy", str(folder)], timeout=CALL_SECONDS, check=False)

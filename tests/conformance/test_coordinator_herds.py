@@ -14,6 +14,7 @@ from tenure.runtime.signing import write_key_pair
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.wire.token import read_claims
 from tests.fix_coordinator import Fleet, epoch_of
+from tests.patience import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from tests.scripted_worker import ScriptedWorker
@@ -72,7 +73,7 @@ async def test_a_worker_takes_10_000_claims_along_and_has_all_their_tokens_signe
 async def collect(workers: list[ScriptedWorker], count: int) -> list[pb.Grant]:
     """What is granted to any of them, until there is so much."""
     granted: list[pb.Grant] = []
-    async with asyncio.timeout(40.0):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while len(granted) < count:
             granted += [await worker.next_grant() for worker in workers if worker.grants_waiting]
             await asyncio.sleep(0.005)
@@ -115,7 +116,7 @@ async def _signed_anew(worker: ScriptedWorker, count: int) -> dict[str, str]:
     """The keys that tokens were signed with, by claim; once so many have come."""
     signed: dict[str, str] = {}
     read = 0
-    async with asyncio.timeout(60.0):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while len(signed) < count:
             fresh, read = worker.heard[read:], len(worker.heard)
             signed |= {read_claims(token).claim_id: token.key_id for each in fresh for token in each.renewed.tokens}

@@ -19,6 +19,7 @@ from tenure.domain.errors import Unavailable
 from tenure.runtime.duties import Duties
 from tenure.runtime.etcd.client import EtcdClient
 from tests.etcd_lives import put_back, write_on
+from tests.patience import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from tests.fix_checkpoint import Checkpoint, MakeCheckpoint
 
 KEY = b"/tenure/generation"
-PATIENCE_SECONDS = 90.0
 
 
 @pytest.fixture

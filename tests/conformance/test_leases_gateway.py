@@ -23,10 +23,10 @@ from tenure.runtime.rpc_channel import open_channel
 from tenure.v1 import lease_service_pb2 as pb
 from tenure.wire.token import read_claims
 from tests.fix_leases import Leases
+from tests.patience import PATIENCE_SECONDS
 from tests.service_process import ServiceProcess
 
 pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module")]
-PATIENCE_SECONDS = 90.0
 _tenants = itertools.count(1)
 
 

@@ -17,10 +17,10 @@ from tenure.v1 import schedule_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
 from tests.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint
+from tests.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.server
 
-PATIENCE_SECONDS = 90.0
 YEARLY = "0 0 1 1 *"
 STARTED, WAITING = pb.RUN_OUTCOME_STARTED, pb.RUN_OUTCOME_WAITING
 SKIPPED, FAILED = pb.RUN_OUTCOME_SKIPPED, pb.RUN_OUTCOME_FAILED

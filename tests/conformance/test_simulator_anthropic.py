@@ -15,10 +15,10 @@ import httpx2
 import pytest
 
 from tests.fix_simulator import REPOSITORY, running_simulator
+from tests.patience import PATIENCE_SECONDS
 
 GOAL = [{"role": "user", "content": "Research our competitor's pricing."}]
 TOOLS = [{"name": name, "input_schema": {"type": "object"}} for name in ("write_file", "execute_python", "web_search")]
-PATIENCE_SECONDS = 90.0
 
 
 @pytest.fixture

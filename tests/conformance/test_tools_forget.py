@@ -10,8 +10,8 @@ import pytest
 from tenure.domain.errors import StaleEpoch, Unavailable
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_service_pb2
+from tests.patience import PATIENCE_SECONDS
 
-PATIENCE_SECONDS = 60.0
 SLOW_PROGRAM = "import time\nprint('begun', flush=True)\ntime.sleep(60)"
 
 

@@ -23,9 +23,9 @@ from tenure.wire.enums import state_name
 from tenure.wire.task import spec_to_wire
 from tests.fix_simulator import REPOSITORY
 from tests.fix_worker import CALL_SECONDS, WorkerBench
+from tests.patience import PATIENCE_SECONDS
 
 MODULE = "tests.control_functions"
-PATIENCE_SECONDS = 60.0
 SOON = TaskPolicy(retry=RetryPolicy(max_attempts=2, initial_seconds=0.01, factor=1.0, cap_seconds=0.01))
 EFFECTS = ["keyed", "last", "total 6"]
 

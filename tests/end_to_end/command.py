@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-PATIENCE_SECONDS: Final = 120.0
+from tests.patience import PATIENCE_SECONDS
+
 COMMAND: Final = [sys.executable, "-m", "tenure.cli"]
 
 

@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final
 
 from tenure.client import Client
 from tenure.dev.stack import Stack
@@ -18,8 +17,7 @@ from tenure.dev.stack.service import ServiceProcess
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.enums import state_name
-
-PATIENCE_SECONDS: Final = 120.0
+from tests.patience import PATIENCE_SECONDS
 
 
 @dataclass(slots=True)

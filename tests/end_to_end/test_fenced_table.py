@@ -16,10 +16,10 @@ import psycopg
 import pytest
 
 from tests.fix_coordinator import Fleet
+from tests.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.server
 SCRIPT = Path(__file__).parents[2] / "examples" / "fenced_table" / "fenced_table.py"
-PATIENCE_SECONDS = 60.0
 
 
 @asynccontextmanager

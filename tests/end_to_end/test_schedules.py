@@ -18,13 +18,13 @@ from tenure.wire.times import moment
 from tests.end_to_end.command import Done, tenure
 from tests.end_to_end.conftest import options
 from tests.end_to_end.installation import Installation
+from tests.patience import PATIENCE_SECONDS
 from tests.shifted_clocks import Clocks
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
 
 EVERY_MINUTE = "* * * * *"
 A_DAY = 86_400.0
-PATIENCE_SECONDS = 90.0
 
 
 @pytest.fixture

@@ -32,9 +32,9 @@ from tests.fault.mutants.catalogue import MUTATIONS
 from tests.fault.mutants.lifting import lift
 from tests.fault.remembered import RememberedLedger, without_overlap
 from tests.fix_checkpoint import Checkpoint, Owner, entry, reserve
+from tests.patience import CALL_SECONDS
 from tests.service_process import ServiceProcess
 
-CALL_SECONDS = 20.0
 TOOL, CALL = "append_record_unsafe", "1.0"
 
 

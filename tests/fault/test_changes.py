@@ -15,12 +15,12 @@ from tenure.domain.errors import TryLater
 from tenure.runtime.rpc_channel import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tests.fix_checkpoint import Checkpoint, words
+from tests.patience import PATIENCE_SECONDS
 from tests.service_process import ServiceProcess
 
 WRITERS = 16
 TASKS_A_WRITER = 6
 WATCHERS = 4
-PATIENCE_SECONDS = 120.0
 
 
 @pytest.fixture

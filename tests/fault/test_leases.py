@@ -39,10 +39,10 @@ from tenure.v1 import lease_service_pb2 as pb
 from tests.fix_coordinator import Fleet, make_fleet
 from tests.fix_etcd import paused
 from tests.fix_leases import Leases, new_ledger
+from tests.patience import PATIENCE_SECONDS
 from tests.service_process import ServiceProcess
 
 pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module")]
-PATIENCE_SECONDS = 90.0
 QUICK = {"start_timeout_seconds": "1.5", "reconcile_interval_seconds": "0.5"}
 _tenants = itertools.count(1)
 

@@ -15,6 +15,7 @@ from tenure.runtime.rpc_channel import open_channel
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
 from tests.fix_checkpoint import kinds, words
+from tests.patience import PATIENCE_SECONDS
 
 SLOW_READERS = 40
 COMMITS = 80
@@ -24,7 +25,6 @@ MOST_GROWTH_MIB = 7 * SLOW_READERS
 entries, was measured as 4 MiB in the gateway and 4 in the ledger, however much there is to be read.
 """
 COMMIT_SECONDS = 5.0
-PATIENCE_SECONDS = 120.0
 
 
 @pytest.fixture

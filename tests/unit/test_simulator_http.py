@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from tenure.dev.simulator.http_server import HttpServer
+from tests.patience import PATIENCE_SECONDS
 
-PATIENCE_SECONDS = 90.0
 HEAD = b"POST /x HTTP/1.1\r\nHost: a\r\n"
 
 

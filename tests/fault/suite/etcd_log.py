@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from services.coordinator.lease_store.generation_key import read_generation
 from services.coordinator.lease_store.records import CLAIMS, GENERATION_KEY, PREFIX, read_claim
@@ -15,8 +14,7 @@ from tenure.domain.errors import TenureError
 from tenure.runtime.etcd.client import EtcdClient
 from tenure.runtime.etcd.errors import EtcdError
 from tenure.runtime.etcd.watch import Change, Changes, Resync, ResyncReason
-
-PATIENCE_SECONDS: Final = 90.0
+from tests.patience import PATIENCE_SECONDS
 
 
 @dataclass(slots=True)

@@ -15,9 +15,9 @@ from tenure.v1 import task_service_pb2 as api
 from tests.fault.suite.installation import Installation
 from tests.fault.suite.scenarios import model_of
 from tests.fault.suite.schedule import PlannedFault
+from tests.patience import PATIENCE_SECONDS
 
 T = TypeVar("T")
-PATIENCE_SECONDS: Final = 120.0
 PAUSE_SECONDS: Final = 0.1
 
 

@@ -1,0 +1,19 @@
+"""How long the tests wait for what must come: long enough for a machine many times slower than usual.
+
+Only a failure takes so long. What a test waits for in vain, or a deadline that is to pass, has a time of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tenure.domain.retry import RetryPolicy
+
+PATIENCE_SECONDS: Final = 120.0
+"""Until something that has a name has happened: a state, a line of a log, the end of a process."""
+
+CALL_SECONDS: Final = 60.0
+"""Until one call is answered."""
+
+AGAIN: Final = RetryPolicy(max_attempts=60, initial_seconds=0.2, factor=1.5, cap_seconds=2.0)
+"""As any client does that is told to try later: a service that is asked for much at once says so."""
