@@ -15,6 +15,7 @@ from bench.commit_loads import Run, fact
 from bench.held_tasks import HeldTask
 from services.checkpoint.committing import commit_batch
 from services.checkpoint.prepared import PreparedCommit, prepare
+from services.checkpoint.prices import PriceList
 from services.checkpoint.queries import prepare_connection
 from tenure.runtime.postgres import Connection, Pool
 from tenure.runtime.postgres import connection as pool_connection
@@ -61,7 +62,7 @@ class BareCommits:
         recorded = []
         async with connection.transaction(force_rollback=True):
             for _ in range(batches):
-                results, _ = await commit_batch(standing_in, commits)
+                results, _ = await commit_batch(standing_in, commits, PriceList())
                 for result in results:
                     if isinstance(result, Exception):
                         raise result

@@ -36,7 +36,8 @@ async def list_bills(pool: Pool, tenant: str, request: pb.ListBillsRequest) -> p
 
 
 def _bill(row: tuple[Any, ...]) -> ledger_pb2.Bill:
-    step, attempt_number, *counts, lost, model, provider_request_id, epoch, root_task_id, settled_at = row
+    step, attempt_number, *counts, lost, model, provider_request_id, epoch, root_task_id, settled_at = row[:-2]
+    nano_usd, unpriced = row[-2:]
     return ledger_pb2.Bill(
         step=step,
         attempt_number=attempt_number,
@@ -47,4 +48,6 @@ def _bill(row: tuple[Any, ...]) -> ledger_pb2.Bill:
         epoch=epoch,
         root_task_id=root_task_id,
         settle_time=timestamp(settled_at),
+        nano_usd=nano_usd,
+        unpriced=unpriced,
     )

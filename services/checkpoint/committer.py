@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from services.checkpoint.announcement import Announcement
     from services.checkpoint.prepared import PreparedCommit
+    from services.checkpoint.prices import PriceList
     from tenure.runtime.batching import Write
     from tenure.runtime.postgres import Connection
     from tenure.runtime.settings import Secret
@@ -61,10 +62,12 @@ class LedgerCommitter:
         dsn: str | Secret,
         announce: Callable[[Announcement], None],
         on_stale: Callable[[PreparedCommit, StaleEpoch], None],
+        prices: PriceList,
     ) -> None:
         self._dsn = dsn
         self._announce = announce
         self._on_stale = on_stale
+        self._prices = prices
         self._connection: Connection | None = None
 
     async def __aenter__(self) -> Self:
@@ -96,7 +99,7 @@ class LedgerCommitter:
                 connection = await self._connected()
                 await failpoint("checkpoint.before_commit")
                 async with connection.transaction():
-                    results, announcement = await commit_batch(connection, commits)
+                    results, announcement = await commit_batch(connection, commits, self._prices)
         except BaseException:
             await self._drop_if_unusable()
             raise

@@ -24,12 +24,13 @@ from tenure.domain.results import refuse_success
 from tenure.domain.states import MOVES, TERMINAL
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.enums import STATES
-from tenure.wire.task import budget_to_wire
+from tenure.wire.task import budget_to_wire, prices_to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from services.checkpoint.prepared import Move, PreparedCommit
+    from services.checkpoint.prices import PriceList
     from tenure.domain.budget import ReserveRequest
     from tenure.runtime.postgres import Connection
     from tenure.v1 import ledger_pb2
@@ -38,7 +39,9 @@ Result = pb.CommitResponse | TenureError
 MOST_OPEN_CALLS: Final = 1024
 
 
-async def commit_batch(connection: Connection, commits: Sequence[PreparedCommit]) -> tuple[list[Result], Announcement]:
+async def commit_batch(
+    connection: Connection, commits: Sequence[PreparedCommit], prices: PriceList
+) -> tuple[list[Result], Announcement]:
     """The results in order, and what to announce once the transaction around this is durable.
 
     No two commits of one task may be in a batch. Raises what Postgres raises, for the batch as a whole.
@@ -60,7 +63,7 @@ async def commit_batch(connection: Connection, commits: Sequence[PreparedCommit]
         else:
             row = tasks[commit.task_id]
             drafts.append(Draft(row, budgets[row.root_task_id]))
-            results.append(await _apply(connection, drafts[-1], commit, foreign.of(index)))
+            results.append(await _apply(connection, drafts[-1], commit, prices, foreign.of(index)))
     await write(connection, drafts)
     return results, announcement_of(drafts)
 
@@ -128,7 +131,11 @@ def _unheard(row: TaskRow, commit: PreparedCommit, foreign: list[ledger_pb2.Entr
 
 
 async def _apply(
-    connection: Connection, draft: Draft, commit: PreparedCommit, foreign: list[ledger_pb2.Entry]
+    connection: Connection,
+    draft: Draft,
+    commit: PreparedCommit,
+    prices: PriceList,
+    foreign: list[ledger_pb2.Entry],
 ) -> pb.CommitResponse:
     """Nothing can be refused any more. Facts, then the model attempt or the move, then an ending that is due."""
     row = draft.row
@@ -140,7 +147,7 @@ async def _apply(
     if commit.settlement is not None:
         settled = commit.settlement
         draft.settle(settled.usage, model=settled.model, provider_request_id=settled.provider_request_id)
-    reserved = None if commit.reserve is None else _reserve(draft, commit.reserve, commit.holder)
+    reserved = None if commit.reserve is None else _reserve(draft, commit.reserve, prices, commit.holder)
     if commit.move is not None:
         _move(draft, commit)
         await take_kept(connection, draft)
@@ -166,19 +173,24 @@ def _calls_of(row: TaskRow, commit: PreparedCommit) -> tuple[str, ...]:
     return calls
 
 
-def _reserve(draft: Draft, request: ReserveRequest, holder: str) -> pb.ReserveResult:
+def _reserve(draft: Draft, request: ReserveRequest, prices: PriceList, holder: str) -> pb.ReserveResult:
     """Grant or deny; the commit it travels with is made either way. A task that is to end makes no further call."""
     ending = draft.row.ending
     if ending is not None:
         denied = Denied(ending.reason, ending.message or "the task is to end")
         return pb.ReserveResult(denied=pb.ReserveResult.Denied(reason=denied.reason, message=denied.message))
-    decided = decide_reserve(draft.budget.budget, request, draft.row.max_steps)
+    row = draft.row
+    budgets = (draft.budget.budget, row.own_budget)
+    decided = decide_reserve(budgets, request, prices.of(request.model, row.locked_at), row.max_steps)
     if isinstance(decided, Denied):
         return pb.ReserveResult(denied=pb.ReserveResult.Denied(reason=decided.reason, message=decided.message))
     draft.reserve(request, decided, holder)
     return pb.ReserveResult(
         granted=pb.ReserveResult.Granted(
-            max_output_tokens=decided.max_output_tokens, reserved_tokens=decided.reserved_tokens
+            max_output_tokens=decided.max_output_tokens,
+            reserved_tokens=decided.reserved_tokens,
+            reserved_nano_usd=decided.reserved_nano_usd,
+            prices=prices_to_wire(decided.prices),
         )
     )
 

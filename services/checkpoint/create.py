@@ -82,7 +82,13 @@ async def insert_task(
     if await fetch_one(connection, QUERIES.create_task, parameters) is None:
         return None
     await connection.execute(
-        QUERIES.create_budget, {"task_id": task_id, "tenant": tenant, "max_tokens": spec.limits.max_tokens}
+        QUERIES.create_budget,
+        {
+            "task_id": task_id,
+            "tenant": tenant,
+            "max_tokens": spec.limits.max_tokens,
+            "max_nano_usd": spec.limits.max_nano_usd,
+        },
     )
     return task_id
 

@@ -13,11 +13,12 @@ from services.checkpoint.begun_waits import begin_wait
 from services.checkpoint.kinds import KINDS
 from tenure.domain.budget import Granted, ReserveRequest, TokenUsage, settle_lost
 from tenure.domain.endings import Ending
+from tenure.domain.money import cost
 from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState, check_move
 from tenure.domain.timeouts import TIMEOUT_REASONS
 from tenure.v1 import ledger_pb2
 from tenure.wire.enums import STATES
-from tenure.wire.task import usage_to_wire
+from tenure.wire.task import prices_to_wire, usage_to_wire
 from tenure.wire.times import timestamp
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Bill(NamedTuple):
     model: str
     provider_request_id: str
     lost: bool
+    nano_usd: int
+    unpriced: bool
     usage: TokenUsage
 
 
@@ -92,10 +95,12 @@ class Draft:
     def reserve(self, request: ReserveRequest, granted: Granted, actor: str) -> None:
         """A model call may be sent: its tokens are set aside and the attempt is in the ledger."""
         row = self.row
-        self.budget.reserve(granted.reserved_tokens)
+        self.budget.reserve(granted.reserved_tokens, granted.reserved_nano_usd)
         row.model_open, row.model_step, row.model_attempt = True, request.step, request.attempt_number
         row.model_name, row.model_input = clean(request.model), request.input_tokens
-        row.model_output = granted.max_output_tokens
+        row.model_output, row.model_nano_usd = granted.max_output_tokens, granted.reserved_nano_usd
+        prices = prices_to_wire(granted.prices)
+        row.model_prices = b"" if prices is None else prices.SerializeToString(deterministic=True)
         self.reach(request.step)
         attempt = ledger_pb2.ModelAttempt(
             attempt_number=request.attempt_number,
@@ -104,6 +109,8 @@ class Draft:
             max_output_tokens=granted.max_output_tokens,
             reserved_tokens=granted.reserved_tokens,
             summary_through_step=request.summary_through_step,
+            reserved_nano_usd=granted.reserved_nano_usd,
+            prices=prices,
         )
         body = ledger_pb2.EntryBody(model_attempt=attempt).SerializeToString()
         self.append(KINDS["model_attempt"], body, step=request.step, actor=actor, by_claim=True)
@@ -112,7 +119,10 @@ class Draft:
         """The open attempt is over: what it used is billed, the rest is free again."""
         row = self.row
         assert row.model_open, "only an open attempt is settled"
-        self.budget.settle(row.model_reserved, usage.total)
+        prices = row.prices
+        nano_usd = cost(prices, usage)
+        self.budget.give_back(row.model_reserved, row.model_nano_usd)
+        self.budget.use(usage.total, nano_usd, unpriced=prices is None)
         self.bills.append(
             Bill(
                 row.task_id,
@@ -124,11 +134,13 @@ class Draft:
                 clean(model) or row.model_name,
                 clean(provider_request_id),
                 lost,
+                nano_usd,
+                prices is None,
                 usage,
             )
         )
-        row.add_usage(usage)
-        row.model_open = False
+        row.add_usage(usage, nano_usd)
+        row.model_open, row.model_nano_usd = False, 0
 
     def settle_lost(self, heard_output_tokens: int = 0) -> None:
         """The holder is gone: a call it may have sent is billed by estimate, and the ledger says so."""

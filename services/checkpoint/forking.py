@@ -101,6 +101,7 @@ def overridden(spec: task_pb2.TaskSpec, overrides: task_pb2.ForkOverrides) -> ta
     if overrides.HasField("tools"):
         forked.agent.tools.CopyFrom(overrides.tools)
     forked.limits.max_tokens = overrides.limits.max_tokens or spec.limits.max_tokens
+    forked.limits.max_nano_usd = overrides.limits.max_nano_usd or spec.limits.max_nano_usd
     forked.limits.max_steps = overrides.limits.max_steps or spec.limits.max_steps
     if overrides.HasField("source"):
         forked.source.CopyFrom(overrides.source)

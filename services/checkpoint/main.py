@@ -15,6 +15,7 @@ from services.checkpoint.change_watching import ChangeWatching
 from services.checkpoint.clearing import Clearing
 from services.checkpoint.committer import LedgerCommitter, commit_batcher
 from services.checkpoint.hub import Hub
+from services.checkpoint.price_file import load_prices
 from services.checkpoint.pruning import TaskPruner
 from services.checkpoint.queries import MIGRATIONS, SCHEMA, SESSION_SETTINGS
 from services.checkpoint.refusals import Refusals
@@ -68,6 +69,7 @@ class Settings:
     max_schedules_per_tenant: int = setting("most schedules of one tenant", default=1000, minimum=1)
     webhook: WebhookSettings = group(WebhookSettings, WEBHOOK_PREFIX)
     defaults_file: Path | None = setting("TOML of defaults.<source>: see docs/defaults.md", default=None)
+    prices_file: Path | None = setting("TOML of models and what their tokens cost: see docs/budgets.md", default=None)
     common: CommonSettings = group(CommonSettings)
 
 
@@ -80,6 +82,7 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     """Open everything in the order of dependency; what is left is to open the server."""
     verifier = Verifier(settings.verifying_keys_file)
     defaults = load_source_defaults(settings.defaults_file)
+    prices = load_prices(settings.prices_file)
     await migrate(settings.postgres_dsn, MIGRATIONS, allowed=settings.migrate == "auto")
     options = PoolOptions(max_size=settings.pool_size, settings=SESSION_SETTINGS)
     pool = await process.open(open_pool(settings.postgres_dsn, service=NAME, schema=SCHEMA, options=options))
@@ -88,7 +91,9 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     hub = Hub()
     replicas = Replicas(settings.postgres_dsn, pool, hub)
     refusals = Refusals(pool)
-    committer = await process.open(LedgerCommitter(settings.postgres_dsn, replicas.announce, refusals.note_commit))
+    committer = await process.open(
+        LedgerCommitter(settings.postgres_dsn, replicas.announce, refusals.note_commit, prices)
+    )
     batcher = commit_batcher(committer.write)
     sweeper = Sweeper(pool, replicas.announce, settings.sweep_interval_seconds)
     duties = await process.open(Duties())

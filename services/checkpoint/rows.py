@@ -14,11 +14,12 @@ from tenure.domain.endings import Ending
 from tenure.domain.epochs import Fence
 from tenure.domain.states import TaskState
 from tenure.v1 import task_pb2
-from tenure.wire.task import policy_to_domain
+from tenure.wire.task import policy_to_domain, prices_to_domain
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from tenure.domain.money import Prices
     from tenure.domain.task import TaskPolicy
     from tenure.runtime.postgres import Connection
 
@@ -80,6 +81,11 @@ class TaskRow:
     policy: bytes
     timeout_retries: int
     queued_until: datetime | None
+    used_nano_usd: int
+    model_nano_usd: int
+    model_prices: bytes
+    own_max_tokens: int
+    own_max_nano_usd: int
 
     def __post_init__(self) -> None:
         """What the database gives as text and list becomes what the rules speak of."""
@@ -133,8 +139,20 @@ class TaskRow:
         """What the open attempt has set aside, in tokens."""
         return self.model_input + self.model_output if self.model_open else 0
 
-    def add_usage(self, usage: TokenUsage) -> None:
+    @property
+    def prices(self) -> Prices | None:
+        """What the newest attempt is charged by; None: unknown."""
+        return prices_to_domain(task_pb2.ModelPrices.FromString(self.model_prices)) if self.model_prices else None
+
+    @property
+    def own_budget(self) -> Budget:
+        """What the task may use by itself, with no attempt open."""
+        usage = self.input_tokens + self.output_tokens + self.cache_creation_input_tokens + self.cache_read_input_tokens
+        return Budget(self.own_max_tokens, usage, 0, self.own_max_nano_usd, self.used_nano_usd, 0)
+
+    def add_usage(self, usage: TokenUsage, nano_usd: int) -> None:
         """Count a settled attempt."""
+        self.used_nano_usd += nano_usd
         self.input_tokens += usage.input_tokens
         self.output_tokens += usage.output_tokens
         self.cache_creation_input_tokens += usage.cache_creation_input_tokens
@@ -149,15 +167,30 @@ class BudgetRow:
     max_tokens: int
     used_tokens: int
     reserved_tokens: int
+    max_nano_usd: int
+    used_nano_usd: int
+    reserved_nano_usd: int
+    unpriced_calls: int
+    warned_tokens: int
+    warned_nano_usd: int
     changed: bool = False
 
     @property
     def budget(self) -> Budget:
-        return Budget(self.max_tokens, self.used_tokens, self.reserved_tokens)
+        return Budget(
+            self.max_tokens,
+            self.used_tokens,
+            self.reserved_tokens,
+            self.max_nano_usd,
+            self.used_nano_usd,
+            self.reserved_nano_usd,
+            self.unpriced_calls,
+        )
 
-    def reserve(self, tokens: int) -> None:
-        """Set tokens aside."""
+    def reserve(self, tokens: int, nano_usd: int) -> None:
+        """Set tokens and money aside."""
         self.reserved_tokens += tokens
+        self.reserved_nano_usd += nano_usd
         self.changed = True
 
     def raise_cap(self, tokens: int) -> None:
@@ -165,10 +198,17 @@ class BudgetRow:
         self.max_tokens += tokens
         self.changed = True
 
-    def settle(self, reserved: int, used: int) -> None:
-        """Give back what was set aside, and count what was used."""
-        self.reserved_tokens -= reserved
-        self.used_tokens += used
+    def give_back(self, tokens: int, nano_usd: int) -> None:
+        """What was set aside is free again."""
+        self.reserved_tokens -= tokens
+        self.reserved_nano_usd -= nano_usd
+        self.changed = True
+
+    def use(self, tokens: int, nano_usd: int, *, unpriced: bool) -> None:
+        """Count what a call used and cost."""
+        self.used_tokens += tokens
+        self.used_nano_usd += nano_usd
+        self.unpriced_calls += unpriced
         self.changed = True
 
 

@@ -56,6 +56,11 @@ class _Snapshot(NamedTuple):
     forked_from_task_id: str | None
     forked_from_sequence: int | None
     result_json: bytes
+    own_nano_usd: int
+    max_nano_usd: int
+    used_nano_usd: int
+    reserved_nano_usd: int
+    unpriced_calls: int
 
     def task(self) -> task_pb2.Task:
         state = TaskState(self.state)
@@ -72,9 +77,7 @@ class _Snapshot(NamedTuple):
             step=self.step,
             sequence=self.sequence,
             usage=self._usage(),
-            budget=task_pb2.BudgetStatus(
-                max_tokens=self.max_tokens, used_tokens=self.used_tokens, reserved_tokens=self.reserved_tokens
-            ),
+            budget=self._budget(),
             result=self.result.decode(),
             claim_count=self.claim_count,
             cancel_requested=bool(self.ending_state) and state not in TERMINAL,
@@ -89,6 +92,18 @@ class _Snapshot(NamedTuple):
             wait=task_pb2.Wait.FromString(self.wait) if self.wait else None,
             forked_from=self._forked_from(),
             result_json=self.result_json.decode(),
+            used_nano_usd=self.own_nano_usd,
+        )
+
+    def _budget(self) -> task_pb2.BudgetStatus:
+        return task_pb2.BudgetStatus(
+            max_tokens=self.max_tokens,
+            used_tokens=self.used_tokens,
+            reserved_tokens=self.reserved_tokens,
+            max_nano_usd=self.max_nano_usd,
+            used_nano_usd=self.used_nano_usd,
+            reserved_nano_usd=self.reserved_nano_usd,
+            unpriced_calls=self.unpriced_calls,
         )
 
     def _forked_from(self) -> task_pb2.ForkedFrom | None:

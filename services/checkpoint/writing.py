@@ -40,6 +40,9 @@ _STEP_COLUMNS: Final[Columns] = {
     "output_tokens": Int8s,
     "cache_creation_input_tokens": Int8s,
     "cache_read_input_tokens": Int8s,
+    "used_nano_usd": Int8s,
+    "model_nano_usd": Int8s,
+    "model_prices": Byteas,
 }
 _MOVE_COLUMNS: Final[Columns] = {
     "task_id": Texts,
@@ -57,6 +60,8 @@ _MOVE_COLUMNS: Final[Columns] = {
     "ending_result": Byteas,
     "attempt": Int8s,
     "max_steps": Int8s,
+    "own_max_tokens": Int8s,
+    "own_max_nano_usd": Int8s,
     "wait": Byteas,
     "wait_correlation": Texts,
     "timeout_retries": Int8s,
@@ -83,6 +88,8 @@ _BILL_COLUMNS: Final[Columns] = {
     "model": Texts,
     "provider_request_id": Texts,
     "lost": Bools,
+    "nano_usd": Int8s,
+    "unpriced": Bools,
 }
 _USAGE_COLUMNS: Final[Columns] = {
     "input_tokens": Int8s,
@@ -95,6 +102,12 @@ _BUDGET_COLUMNS: Final[Columns] = {
     "max_tokens": Int8s,
     "used_tokens": Int8s,
     "reserved_tokens": Int8s,
+    "max_nano_usd": Int8s,
+    "used_nano_usd": Int8s,
+    "reserved_nano_usd": Int8s,
+    "unpriced_calls": Int8s,
+    "warned_tokens": Int8s,
+    "warned_nano_usd": Int8s,
 }
 
 

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from services.gateway.peers import Peers, patiently
-from tenure.domain.budget import Budget
 from tenure.domain.errors import TenureError
 from tenure.domain.explain import CallFact, Facts, WorkerFact, explain
 from tenure.runtime.status import PeerFailed
@@ -18,7 +17,7 @@ from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.wire.enums import CALL_STATES, STATES
-from tenure.wire.task import held_back_seconds, spec_to_domain
+from tenure.wire.task import budget_to_domain, held_back_seconds, spec_to_domain
 from tenure.wire.times import seconds
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def gather_facts(
         loop=spec_to_domain(task.spec).dispatch_loop,
         owner=task.owner,
         epoch=task.epoch,
-        budget=Budget(task.budget.max_tokens, task.budget.used_tokens, task.budget.reserved_tokens),
+        budget=budget_to_domain(task.budget),
         since_move=now - _unix(moved[-1].record_time if moved else task.update_time),
         since_entry=now - _unix(entries[-1].record_time if entries else task.update_time),
         until_deadline=_unix(task.deadline_time) - now,

@@ -25,6 +25,7 @@ from tenure.wire.entries import new_entry
 from tenure.wire.enums import STATES
 from tenure.wire.opened import read_entries
 from tenure.wire.portions import portions
+from tenure.wire.task import prices_to_domain
 from tenure.wire.times import duration
 from tenure.wire.waits import wait_to_wire
 
@@ -155,6 +156,8 @@ def _attempt(request: ReserveRequest, granted: Granted) -> facts.ModelAttempt:
         max_output_tokens=granted.max_output_tokens,
         reserved_tokens=granted.reserved_tokens,
         summary_through_step=request.summary_through_step,
+        reserved_nano_usd=granted.reserved_nano_usd,
+        prices=granted.prices,
     )
 
 
@@ -174,7 +177,9 @@ def _reserve_result(response: pb.CommitResponse) -> Granted | Denied:
     result = response.reserve
     match result.WhichOneof("result"):
         case "granted":
-            return Granted(result.granted.max_output_tokens, result.granted.reserved_tokens)
+            granted = result.granted
+            prices = prices_to_domain(granted.prices)
+            return Granted(granted.max_output_tokens, granted.reserved_tokens, granted.reserved_nano_usd, prices)
         case "denied":
             return Denied(result.denied.reason, result.denied.message)
         case _:

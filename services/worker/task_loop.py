@@ -84,7 +84,7 @@ class TaskLoop(Loop):
         denied = await self._reserve(move)
         self._holding.interrupts.check()  # what looks like a limit may be the end that was asked for
         if denied is not None:
-            return facts.Transition(TaskState.COST_EXCEEDED, denied.reason, denied.message, self._point.last_text)
+            return facts.Transition(denied.ends_as, denied.reason, denied.message, self._point.last_text)
         await failpoint("worker.after_reserve")
         await self._holding.interrupts.guard(self._parts.trust.wait_open())
         failure = await self._model.call()

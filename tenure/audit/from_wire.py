@@ -9,12 +9,11 @@ from typing import Final
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.audit.history import Bill, BudgetRow, Call, Guard, LedgerEntry, Refusal, TaskRow, ToolFence
-from tenure.domain.budget import Budget
 from tenure.domain.entries import Body
 from tenure.v1 import admin_service_pb2, ledger_pb2, task_pb2, token_pb2, tool_pb2
 from tenure.wire.entries import body_to_domain
 from tenure.wire.enums import CALL_STATES, EFFECT_CLASSES, STATES
-from tenure.wire.task import usage_to_domain
+from tenure.wire.task import budget_to_domain, usage_to_domain
 from tenure.wire.tools import outcome_to_domain
 
 HASH_BYTES: Final = 16
@@ -61,10 +60,7 @@ def task_row(task: task_pb2.Task) -> TaskRow:
 
 def budget_row(task: task_pb2.Task) -> BudgetRow:
     """The budget of a task's root, as it stood when the snapshot was read."""
-    told = task.budget
-    return BudgetRow(
-        root_task_id=task.root_task_id, budget=Budget(told.max_tokens, told.used_tokens, told.reserved_tokens)
-    )
+    return BudgetRow(root_task_id=task.root_task_id, budget=budget_to_domain(task.budget))
 
 
 def bill(task_id: str, row: ledger_pb2.Bill) -> Bill:

@@ -6,9 +6,11 @@ reservations have taken, under the lock of the budget's row.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tenure.domain.states import Reason
+from tenure.domain.money import Prices, affordable_output, most_cost, usd
+from tenure.domain.states import Reason, TaskState
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +37,32 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The row of a root, in tokens."""
+    """What may be used, is used and is set aside, in tokens and in nano dollars: of a root, or of one task by itself.
+
+    A cap of 0 is none. `unpriced_calls` cost nothing here only because nobody knows their price.
+    """
 
     max_tokens: int
     used_tokens: int
     reserved_tokens: int
+    max_nano_usd: int = 0
+    used_nano_usd: int = 0
+    reserved_nano_usd: int = 0
+    unpriced_calls: int = 0
 
     @property
-    def free_tokens(self) -> int:
-        return self.max_tokens - self.used_tokens - self.reserved_tokens
+    def is_capped_in_money(self) -> bool:
+        return bool(self.max_nano_usd)
+
+    @property
+    def free_tokens(self) -> int | None:
+        """None: without a cap."""
+        return self.max_tokens - self.used_tokens - self.reserved_tokens if self.max_tokens else None
+
+    @property
+    def free_nano_usd(self) -> int | None:
+        """None: without a cap."""
+        return self.max_nano_usd - self.used_nano_usd - self.reserved_nano_usd if self.max_nano_usd else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +80,12 @@ class ReserveRequest:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
+    """Set aside, in tokens and in nano dollars. `prices`: those that the call is settled by; None: unknown."""
+
     max_output_tokens: int
     reserved_tokens: int
+    reserved_nano_usd: int = 0
+    prices: Prices | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +93,77 @@ class Denied:
     reason: str
     message: str
 
+    @property
+    def ends_as(self) -> TaskState:
+        """What becomes of the task, unless others are in the way. A missing price is no limit that was reached."""
+        return TaskState.FAILED if self.reason == Reason.MODEL_UNPRICED else TaskState.COST_EXCEEDED
 
-def decide_reserve(budget: Budget, request: ReserveRequest, max_steps: int) -> Granted | Denied:
-    """Grants as much output as is left, refuses when even the least does not fit.
 
-    Denied TOKEN_LIMIT and STEP_LIMIT are final; BUDGET_BUSY means that others' open reservations are in the way.
+def decide_reserve(
+    budgets: Sequence[Budget], request: ReserveRequest, prices: Prices | None, max_steps: int
+) -> Granted | Denied:
+    """Grants as much output as all the budgets leave, refuses when even the least does not fit into one of them.
+
+    Denied is final but for BUDGET_BUSY, which means that others' open reservations are in the way. `prices` None: what
+    the model costs is not known, and where money is capped nobody can say that a call fits.
     """
     if request.step > max_steps:
         return Denied(Reason.STEP_LIMIT, f"the limit of {max_steps} steps is reached")
-    least = request.input_tokens + request.min_output_tokens
-    if budget.used_tokens + least > budget.max_tokens:
-        return Denied(
-            Reason.TOKEN_LIMIT,
-            f"{budget.used_tokens} of {budget.max_tokens} tokens are used and the next call needs at least {least}",
-        )
-    if least > budget.free_tokens:
-        return Denied(Reason.BUDGET_BUSY, f"{budget.reserved_tokens} tokens are set aside for calls in flight")
-    output = min(request.max_output_tokens, budget.free_tokens - request.input_tokens)
-    return Granted(max_output_tokens=output, reserved_tokens=request.input_tokens + output)
+    if prices is None and any(budget.is_capped_in_money for budget in budgets):
+        return Denied(Reason.MODEL_UNPRICED, _unpriced(request.model))
+    least = _Amount.of(request, prices, request.min_output_tokens)
+    refusals = [refusal for budget in budgets for refusal in _refusals(budget, least)]
+    if refusals:
+        return min(refusals, key=lambda refusal: refusal.reason == Reason.BUDGET_BUSY)
+    rooms = [room for budget in budgets for room in _rooms(budget, request, prices)]
+    granted = _Amount.of(request, prices, min([request.max_output_tokens, *rooms]))
+    return Granted(granted.tokens - request.input_tokens, granted.tokens, granted.nano_usd, prices)
+
+
+@dataclass(frozen=True, slots=True)
+class _Amount:
+    """What a call may come to."""
+
+    tokens: int
+    nano_usd: int
+
+    @classmethod
+    def of(cls, request: ReserveRequest, prices: Prices | None, output_tokens: int) -> _Amount:
+        nano_usd = most_cost(prices, request.input_tokens, output_tokens)
+        return cls(request.input_tokens + output_tokens, nano_usd)
+
+
+def _refusals(budget: Budget, least: _Amount) -> Iterator[Denied]:
+    """Why not even the least fits: for good, or until what is set aside is settled."""
+    if budget.free_tokens is not None and least.tokens > budget.free_tokens:
+        if budget.used_tokens + least.tokens > budget.max_tokens:
+            used = f"{budget.used_tokens} of {budget.max_tokens} tokens are used"
+            yield Denied(Reason.TOKEN_LIMIT, f"{used} and the next call needs at least {least.tokens}")
+        else:
+            yield Denied(Reason.BUDGET_BUSY, f"{budget.reserved_tokens} tokens are set aside for calls in flight")
+    if budget.free_nano_usd is not None and least.nano_usd > budget.free_nano_usd:
+        if budget.used_nano_usd + least.nano_usd > budget.max_nano_usd:
+            used = f"{usd(budget.used_nano_usd)} of {usd(budget.max_nano_usd)} are used"
+            yield Denied(Reason.MONEY_LIMIT, f"{used} and the next call may cost {usd(least.nano_usd)} at least")
+        else:
+            yield Denied(Reason.BUDGET_BUSY, f"{usd(budget.reserved_nano_usd)} are set aside for calls in flight")
+
+
+def _rooms(budget: Budget, request: ReserveRequest, prices: Prices | None) -> Iterator[int]:
+    """The most output that each cap leaves, in tokens."""
+    if budget.free_tokens is not None:
+        yield budget.free_tokens - request.input_tokens
+    if budget.free_nano_usd is not None:
+        output = affordable_output(prices, request.input_tokens, budget.free_nano_usd)
+        if output is not None:
+            yield output
+
+
+def _unpriced(model: str) -> str:
+    return (
+        f"the price of {model} is not known here, and a task with a cap in money makes no call of unknown price: "
+        "add the model to the ledger's file of prices, then requeue the task"
+    )
 
 
 def settle_lost(input_tokens: int, max_output_tokens: int, heard_output_tokens: int) -> TokenUsage:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tenure.domain.budget import TokenUsage
+from tenure.domain.money import Prices
 from tenure.domain.states import TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import Outcome, ToolDefinition
@@ -53,6 +54,7 @@ class ModelAttempt:
     """A model call is about to be sent, its tokens are set aside.
 
     `summary_through_step` not 0: it asks for a summary of the conversation through that step, and is no turn.
+    `prices`: those that it is settled by; None: unknown.
     """
 
     attempt_number: int
@@ -61,6 +63,8 @@ class ModelAttempt:
     max_output_tokens: int
     reserved_tokens: int
     summary_through_step: int = 0
+    reserved_nano_usd: int = 0
+    prices: Prices | None = None
 
 
 PROMPT_TOO_LONG: Final = "PROMPT_TOO_LONG"

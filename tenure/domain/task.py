@@ -79,11 +79,12 @@ class ControlWork:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the task may use up."""
+    """What the task may use up. `max_nano_usd` 0: no cap in money."""
 
     max_tokens: int = DEFAULT_MAX_TOKENS
     max_steps: int = DEFAULT_MAX_STEPS
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+    max_nano_usd: int = 0
 
 
 @dataclass(frozen=True, slots=True)

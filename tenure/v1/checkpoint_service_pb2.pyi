@@ -415,19 +415,29 @@ class ReserveResult(message.Message):
 
         MAX_OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
         RESERVED_TOKENS_FIELD_NUMBER: builtins.int
+        RESERVED_NANO_USD_FIELD_NUMBER: builtins.int
+        PRICES_FIELD_NUMBER: builtins.int
         max_output_tokens: builtins.int
         """The most output that may be asked for."""
         reserved_tokens: builtins.int
         """What was set aside."""
+        reserved_nano_usd: builtins.int
+        """What was set aside in money, in nano US dollars."""
+        @builtins.property
+        def prices(self) -> task_pb2.ModelPrices:
+            """What the call is charged by; absent: nobody knows."""
+
         def __init__(
             self,
             *,
             max_output_tokens: builtins.int = ...,
             reserved_tokens: builtins.int = ...,
+            reserved_nano_usd: builtins.int = ...,
+            prices: task_pb2.ModelPrices | None = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = typing.Literal["prices", b"prices"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = typing.Literal["max_output_tokens", b"max_output_tokens", "reserved_tokens", b"reserved_tokens"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = typing.Literal["max_output_tokens", b"max_output_tokens", "prices", b"prices", "reserved_nano_usd", b"reserved_nano_usd", "reserved_tokens", b"reserved_tokens"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -441,8 +451,9 @@ class ReserveResult(message.Message):
         MESSAGE_FIELD_NUMBER: builtins.int
         RETRY_AFTER_FIELD_NUMBER: builtins.int
         reason: builtins.str
-        """TOKEN_LIMIT or STEP_LIMIT: end the task. BUDGET_BUSY: others' reservations are in the way, ask again. TENANT_QUOTA: the
-        tenant is at a cap of its own; ask again after retry_after, or let the task go until then.
+        """TOKEN_LIMIT, MONEY_LIMIT or STEP_LIMIT: end the task as COST_EXCEEDED. MODEL_UNPRICED: end it as FAILED, its money is capped
+        and the model's price is not known. BUDGET_BUSY: others' reservations are in the way, ask again. TENANT_QUOTA: the tenant is
+        at a cap of its own; ask again after retry_after, or let the task go until then.
         """
         message: builtins.str
         """For people."""

@@ -176,6 +176,8 @@ class ModelAttempt(message.Message):
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
     RESERVED_TOKENS_FIELD_NUMBER: builtins.int
     SUMMARY_THROUGH_STEP_FIELD_NUMBER: builtins.int
+    RESERVED_NANO_USD_FIELD_NUMBER: builtins.int
+    PRICES_FIELD_NUMBER: builtins.int
     attempt_number: builtins.int
     """Which attempt of this step's call; counts from 1."""
     model: builtins.str
@@ -188,6 +190,12 @@ class ModelAttempt(message.Message):
     """What was set aside: input_tokens + max_output_tokens."""
     summary_through_step: builtins.int
     """Not 0: no turn of the agent. The model is asked for a summary of the conversation through this step, see Compaction."""
+    reserved_nano_usd: builtins.int
+    """What was set aside in money, in nano US dollars: the most that the call may cost."""
+    @builtins.property
+    def prices(self) -> task_pb2.ModelPrices:
+        """What the call is charged by when it is settled; absent: the model's price is not known, and it costs nothing."""
+
     def __init__(
         self,
         *,
@@ -197,10 +205,12 @@ class ModelAttempt(message.Message):
         max_output_tokens: builtins.int = ...,
         reserved_tokens: builtins.int = ...,
         summary_through_step: builtins.int = ...,
+        reserved_nano_usd: builtins.int = ...,
+        prices: task_pb2.ModelPrices | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["prices", b"prices"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "input_tokens", b"input_tokens", "max_output_tokens", b"max_output_tokens", "model", b"model", "reserved_tokens", b"reserved_tokens", "summary_through_step", b"summary_through_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "input_tokens", b"input_tokens", "max_output_tokens", b"max_output_tokens", "model", b"model", "prices", b"prices", "reserved_nano_usd", b"reserved_nano_usd", "reserved_tokens", b"reserved_tokens", "summary_through_step", b"summary_through_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -719,6 +729,8 @@ class Bill(message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     ROOT_TASK_ID_FIELD_NUMBER: builtins.int
     SETTLE_TIME_FIELD_NUMBER: builtins.int
+    NANO_USD_FIELD_NUMBER: builtins.int
+    UNPRICED_FIELD_NUMBER: builtins.int
     step: builtins.int
     """The step of the call."""
     attempt_number: builtins.int
@@ -733,6 +745,10 @@ class Bill(message.Message):
     """The epoch it was made under."""
     root_task_id: builtins.str
     """Whose budget paid."""
+    nano_usd: builtins.int
+    """What it cost, in nano US dollars, by the prices in its ModelAttempt."""
+    unpriced: builtins.bool
+    """The model's price was not known: nano_usd is 0."""
     @builtins.property
     def usage(self) -> task_pb2.TokenUsage:
         """What it used."""
@@ -753,10 +769,12 @@ class Bill(message.Message):
         epoch: builtins.int = ...,
         root_task_id: builtins.str = ...,
         settle_time: timestamp_pb2.Timestamp | None = ...,
+        nano_usd: builtins.int = ...,
+        unpriced: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["settle_time", b"settle_time", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "epoch", b"epoch", "lost", b"lost", "model", b"model", "provider_request_id", b"provider_request_id", "root_task_id", b"root_task_id", "settle_time", b"settle_time", "step", b"step", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "epoch", b"epoch", "lost", b"lost", "model", b"model", "nano_usd", b"nano_usd", "provider_request_id", b"provider_request_id", "root_task_id", b"root_task_id", "settle_time", b"settle_time", "step", b"step", "unpriced", b"unpriced", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -511,10 +511,15 @@ class Limits(message.Message):
     MAX_TOKENS_FIELD_NUMBER: builtins.int
     MAX_STEPS_FIELD_NUMBER: builtins.int
     TIMEOUT_FIELD_NUMBER: builtins.int
+    MAX_NANO_USD_FIELD_NUMBER: builtins.int
     max_tokens: builtins.int
     """Tokens of all model calls together: input, output, cache writes and cache reads."""
     max_steps: builtins.int
     """Model turns; of control work its steps and tool calls."""
+    max_nano_usd: builtins.int
+    """What all model calls together may cost, in nano US dollars (10^-9), by the prices that the ledger knows; 0: no cap. At most
+    10^15. A task with a cap makes no call whose price is not known: it ends as FAILED, MODEL_UNPRICED.
+    """
     @builtins.property
     def timeout(self) -> duration_pb2.Duration:
         """Time from submit, or from start_time, to end; at most 24 hours."""
@@ -525,10 +530,11 @@ class Limits(message.Message):
         max_tokens: builtins.int = ...,
         max_steps: builtins.int = ...,
         timeout: duration_pb2.Duration | None = ...,
+        max_nano_usd: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["max_steps", b"max_steps", "max_tokens", b"max_tokens", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["max_nano_usd", b"max_nano_usd", "max_steps", b"max_steps", "max_tokens", b"max_tokens", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -890,29 +896,105 @@ class TokenUsage(message.Message):
 
 @typing.final
 class BudgetStatus(message.Message):
-    """What the task's root may use and has used."""
+    """What the task's root may use and has used. Money is in nano US dollars (10^-9)."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     MAX_TOKENS_FIELD_NUMBER: builtins.int
     USED_TOKENS_FIELD_NUMBER: builtins.int
     RESERVED_TOKENS_FIELD_NUMBER: builtins.int
+    MAX_NANO_USD_FIELD_NUMBER: builtins.int
+    USED_NANO_USD_FIELD_NUMBER: builtins.int
+    RESERVED_NANO_USD_FIELD_NUMBER: builtins.int
+    UNPRICED_CALLS_FIELD_NUMBER: builtins.int
     max_tokens: builtins.int
     """The cap in tokens."""
     used_tokens: builtins.int
     """Settled use in tokens."""
     reserved_tokens: builtins.int
     """Tokens set aside for model calls in flight."""
+    max_nano_usd: builtins.int
+    """The cap in money; 0: none."""
+    used_nano_usd: builtins.int
+    """Settled cost."""
+    reserved_nano_usd: builtins.int
+    """Money set aside for model calls in flight."""
+    unpriced_calls: builtins.int
+    """Settled calls of models whose price was not known: their cost is not in used_nano_usd."""
     def __init__(
         self,
         *,
         max_tokens: builtins.int = ...,
         used_tokens: builtins.int = ...,
         reserved_tokens: builtins.int = ...,
+        max_nano_usd: builtins.int = ...,
+        used_nano_usd: builtins.int = ...,
+        reserved_nano_usd: builtins.int = ...,
+        unpriced_calls: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["max_tokens", b"max_tokens", "reserved_tokens", b"reserved_tokens", "used_tokens", b"used_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["max_nano_usd", b"max_nano_usd", "max_tokens", b"max_tokens", "reserved_nano_usd", b"reserved_nano_usd", "reserved_tokens", b"reserved_tokens", "unpriced_calls", b"unpriced_calls", "used_nano_usd", b"used_nano_usd", "used_tokens", b"used_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ModelPrices(message.Message):
+    """What a model's tokens cost, by the length of the input."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    @typing.final
+    class Tier(message.Message):
+        """The rates, in nano US dollars for a million tokens, of all tokens of a call whose input, cached or not, is longer than
+        above_input_tokens and than that of no later tier.
+        """
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        ABOVE_INPUT_TOKENS_FIELD_NUMBER: builtins.int
+        INPUT_FIELD_NUMBER: builtins.int
+        OUTPUT_FIELD_NUMBER: builtins.int
+        CACHE_CREATION_INPUT_FIELD_NUMBER: builtins.int
+        CACHE_READ_INPUT_FIELD_NUMBER: builtins.int
+        above_input_tokens: builtins.int
+        """Tokens; 0 for the first."""
+        input: builtins.int
+        """Of input that was neither written to nor read from a cache."""
+        output: builtins.int
+        """Of output."""
+        cache_creation_input: builtins.int
+        """Of input written to the provider's cache."""
+        cache_read_input: builtins.int
+        """Of input read from it."""
+        def __init__(
+            self,
+            *,
+            above_input_tokens: builtins.int = ...,
+            input: builtins.int = ...,
+            output: builtins.int = ...,
+            cache_creation_input: builtins.int = ...,
+            cache_read_input: builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["above_input_tokens", b"above_input_tokens", "cache_creation_input", b"cache_creation_input", "cache_read_input", b"cache_read_input", "input", b"input", "output", b"output"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TIERS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def tiers(self) -> containers.RepeatedCompositeFieldContainer[ModelPrices.Tier]:
+        """Ascending; the first is above 0."""
+
+    def __init__(
+        self,
+        *,
+        tiers: abc.Iterable[ModelPrices.Tier] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -949,6 +1031,7 @@ class Task(message.Message):
     WAIT_FIELD_NUMBER: builtins.int
     FORKED_FROM_FIELD_NUMBER: builtins.int
     RESULT_JSON_FIELD_NUMBER: builtins.int
+    USED_NANO_USD_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """UUIDv7."""
     tenant: builtins.str
@@ -985,6 +1068,8 @@ class Task(message.Message):
     """Of a task that SUCCEEDED with a result_schema_json: the result as JSON that fits it, as the agent wrote it, at most
     256 KiB. `result` has all of the agent's last words. Otherwise empty.
     """
+    used_nano_usd: builtins.int
+    """What this task's own model calls cost, in nano US dollars."""
     @builtins.property
     def spec(self) -> TaskSpec:
         """What was submitted."""
@@ -1061,10 +1146,11 @@ class Task(message.Message):
         wait: Wait | None = ...,
         forked_from: ForkedFrom | None = ...,
         result_json: builtins.str = ...,
+        used_nano_usd: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "forked_from", b"forked_from", "next_retry_time", b"next_retry_time", "spec", b"spec", "start_time", b"start_time", "update_time", b"update_time", "usage", b"usage", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt", b"attempt", "budget", b"budget", "cancel_requested", b"cancel_requested", "claim_count", b"claim_count", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "epoch", b"epoch", "forked_from", b"forked_from", "message", b"message", "next_retry_time", b"next_retry_time", "owner", b"owner", "parent_task_id", b"parent_task_id", "reason", b"reason", "result", b"result", "result_json", b"result_json", "root_task_id", b"root_task_id", "sequence", b"sequence", "spec", b"spec", "start_time", b"start_time", "state", b"state", "step", b"step", "task_id", b"task_id", "tenant", b"tenant", "update_time", b"update_time", "usage", b"usage", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt", b"attempt", "budget", b"budget", "cancel_requested", b"cancel_requested", "claim_count", b"claim_count", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "epoch", b"epoch", "forked_from", b"forked_from", "message", b"message", "next_retry_time", b"next_retry_time", "owner", b"owner", "parent_task_id", b"parent_task_id", "reason", b"reason", "result", b"result", "result_json", b"result_json", "root_task_id", b"root_task_id", "sequence", b"sequence", "spec", b"spec", "start_time", b"start_time", "state", b"state", "step", b"step", "task_id", b"task_id", "tenant", b"tenant", "update_time", b"update_time", "usage", b"usage", "used_nano_usd", b"used_nano_usd", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -21,7 +21,7 @@ from tenure.validators.fields import (
     check_watch,
     is_json,
 )
-from tenure.validators.limits import MAX_COMMIT_BYTES, MAX_ENTRIES, MAX_HOLDINGS
+from tenure.validators.limits import MAX_COMMIT_BYTES, MAX_ENTRIES, MAX_HOLDINGS, MOST_CALL_TOKENS
 from tenure.validators.operators import check_operator_request, check_prune
 from tenure.validators.specs import check_spec
 from tenure.validators.violations import Check, Violations
@@ -59,7 +59,7 @@ def _commit(request: checkpoint.CommitRequest, v: Violations) -> None:
 def _reserve(reserve: checkpoint.Reserve, v: Violations) -> None:
     v.require(reserve.step >= 1, "reserve.step", "must be 1 or more")
     v.require(reserve.attempt_number >= 1, "reserve.attempt_number", "must be 1 or more")
-    v.require(reserve.input_tokens >= 0, "reserve.input_tokens", "must not be negative")
+    v.between("reserve.input_tokens", reserve.input_tokens, 0, MOST_CALL_TOKENS)
     v.between("reserve.min_output_tokens", reserve.min_output_tokens, 1, max(1, reserve.max_output_tokens))
     v.require(reserve.max_output_tokens >= 1, "reserve.max_output_tokens", "must be 1 or more")
     through = reserve.summary_through_step

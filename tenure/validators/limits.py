@@ -14,6 +14,7 @@ MIN_OUTPUT_BYTES: Final = 1024
 MAX_LABELS: Final = 32
 MAX_APPROVE_TOOLS: Final = 128
 MAX_RESULT_CORRECTIONS: Final = 20
+MOST_CALL_TOKENS: Final = 10**12  # of one model call: sums over a task's life stay inside an int64
 MAX_ENTRIES: Final = 256
 MAX_COMMIT_BYTES: Final = 1024 * 1024
 MAX_ARGUMENT_BYTES: Final = 1024 * 1024

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tenure.domain.money import MOST_NANO_USD
 from tenure.domain.result_schema import problem_of_schema
 from tenure.domain.task import CONTROL_LOOP, MAX_TIMEOUT_SECONDS, offered_function
 from tenure.v1 import task_pb2
@@ -93,6 +94,7 @@ def check_source(source: task_pb2.Source, v: Violations, field: str) -> None:
 
 def check_limits(limits: task_pb2.Limits, v: Violations, field: str) -> None:
     v.require(limits.max_tokens >= 0, f"{field}.max_tokens", "must not be negative")
+    v.between(f"{field}.max_nano_usd", limits.max_nano_usd, 0, MOST_NANO_USD)
     v.require(limits.max_steps >= 0, f"{field}.max_steps", "must not be negative")
     check_duration(f"{field}.timeout", limits.timeout, MAX_TIMEOUT_SECONDS, v)
 

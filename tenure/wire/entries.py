@@ -13,7 +13,14 @@ from tenure.wire import control
 from tenure.wire.compaction import compaction_to_domain, compaction_to_wire
 from tenure.wire.enums import STATES
 from tenure.wire.operators import operator_request_to_domain, operator_request_to_wire
-from tenure.wire.task import spec_to_domain, spec_to_wire, usage_to_domain, usage_to_wire
+from tenure.wire.task import (
+    prices_to_domain,
+    prices_to_wire,
+    spec_to_domain,
+    spec_to_wire,
+    usage_to_domain,
+    usage_to_wire,
+)
 from tenure.wire.times import duration, seconds
 from tenure.wire.tools import outcome_to_domain, outcome_to_wire, tool_to_domain, tool_to_wire
 from tenure.wire.waits import resolution_to_domain, resolution_to_wire, wait_to_domain, wait_to_wire
@@ -117,6 +124,8 @@ def _attempt_to_domain(message: ledger_pb2.ModelAttempt) -> facts.ModelAttempt:
         message.max_output_tokens,
         message.reserved_tokens,
         message.summary_through_step,
+        message.reserved_nano_usd,
+        prices_to_domain(message.prices),
     )
 
 
@@ -129,6 +138,8 @@ def _attempt_to_wire(fact: facts.ModelAttempt) -> ledger_pb2.EntryBody:
             max_output_tokens=fact.max_output_tokens,
             reserved_tokens=fact.reserved_tokens,
             summary_through_step=fact.summary_through_step,
+            reserved_nano_usd=fact.reserved_nano_usd,
+            prices=prices_to_wire(fact.prices),
         )
     )
 

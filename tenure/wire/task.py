@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from tenure.domain.budget import Budget, TokenUsage
+from tenure.domain.money import Prices, Rates, Tier
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.task import (
     CONTROL_LOOP,
@@ -59,6 +62,7 @@ def spec_to_wire(spec: TaskSpec) -> task_pb2.TaskSpec:
             max_tokens=spec.limits.max_tokens,
             max_steps=spec.limits.max_steps,
             timeout=duration(spec.limits.timeout_seconds),
+            max_nano_usd=spec.limits.max_nano_usd,
         ),
         policy=policy_to_wire(spec.policy),
         priority=PRIORITIES.to_wire(spec.priority),
@@ -125,8 +129,48 @@ def usage_to_wire(usage: TokenUsage) -> task_pb2.TokenUsage:
 
 def budget_to_wire(budget: Budget) -> task_pb2.BudgetStatus:
     return task_pb2.BudgetStatus(
-        max_tokens=budget.max_tokens, used_tokens=budget.used_tokens, reserved_tokens=budget.reserved_tokens
+        max_tokens=budget.max_tokens,
+        used_tokens=budget.used_tokens,
+        reserved_tokens=budget.reserved_tokens,
+        max_nano_usd=budget.max_nano_usd,
+        used_nano_usd=budget.used_nano_usd,
+        reserved_nano_usd=budget.reserved_nano_usd,
+        unpriced_calls=budget.unpriced_calls,
     )
+
+
+def budget_to_domain(status: task_pb2.BudgetStatus) -> Budget:
+    return Budget(
+        status.max_tokens,
+        status.used_tokens,
+        status.reserved_tokens,
+        status.max_nano_usd,
+        status.used_nano_usd,
+        status.reserved_nano_usd,
+        status.unpriced_calls,
+    )
+
+
+def prices_to_wire(prices: Prices | None) -> task_pb2.ModelPrices | None:
+    if prices is None:
+        return None
+    tiers = [
+        task_pb2.ModelPrices.Tier(above_input_tokens=tier.above_input_tokens, **asdict(tier.rates))
+        for tier in prices.tiers
+    ]
+    return task_pb2.ModelPrices(tiers=tiers)
+
+
+def prices_to_domain(prices: task_pb2.ModelPrices) -> Prices | None:
+    """None: there are none."""
+    tiers = tuple(
+        Tier(
+            tier.above_input_tokens,
+            Rates(tier.input, tier.output, tier.cache_creation_input, tier.cache_read_input),
+        )
+        for tier in prices.tiers
+    )
+    return Prices(tiers) if tiers else None
 
 
 def _control_to_wire(control: ControlWork | None) -> task_pb2.ControlWork | None:
@@ -154,6 +198,7 @@ def _limits_to_domain(limits: task_pb2.Limits) -> Limits:
         max_tokens=limits.max_tokens or DEFAULT_MAX_TOKENS,
         max_steps=limits.max_steps or DEFAULT_MAX_STEPS,
         timeout_seconds=seconds(limits.timeout) or DEFAULT_TIMEOUT_SECONDS,
+        max_nano_usd=limits.max_nano_usd,
     )
 
 

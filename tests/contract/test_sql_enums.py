@@ -7,7 +7,7 @@ import pytest
 
 from services.checkpoint.kinds import KINDS
 from services.checkpoint.queries import MIGRATIONS, QUERIES
-from services.checkpoint.rows import TaskRow
+from services.checkpoint.rows import BudgetRow, TaskRow
 from tenure.domain.schedules import OverlapPolicy, RunOutcome
 from tenure.domain.states import MOVES, TERMINAL, TaskState
 from tenure.domain.task import LeaseLostPolicy, Priority
@@ -138,7 +138,9 @@ async def test_the_lock_reads_the_columns_in_the_order_of_the_row(ledger):
     cursor = await ledger.execute(QUERIES.lock, {"task_ids": []})
     names = [column.name for column in cursor.description]
     assert tuple(names[: len(TaskRow.__dataclass_fields__)]) == tuple(TaskRow.__dataclass_fields__)
-    assert names[len(TaskRow.__dataclass_fields__) :] == ["max_tokens", "used_tokens", "reserved_tokens"]
+    assert ["root_task_id", *names[len(TaskRow.__dataclass_fields__) :], "changed"] == list(
+        BudgetRow.__dataclass_fields__
+    )
 
 
 def test_kinds_are_the_field_numbers_of_the_contract():

@@ -1,63 +1,158 @@
-"""A budget is never overshot, by any sequence of reservations and settlements."""
+"""A budget is never overshot, in tokens or money, by any sequence of reservations and settlements."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.domain.budget import Budget, Denied, Granted, ReserveRequest, TokenUsage, decide_reserve, settle_lost
+from tenure.domain.money import Prices, Rates, Tier, cost
+from tenure.domain.states import TaskState
 
 REQUEST = ReserveRequest(
     step=1, attempt_number=1, model="m", input_tokens=100, max_output_tokens=50, min_output_tokens=10
 )
+A_MILLION = 10**6
+PRICES = Prices.flat(Rates(2 * A_MILLION, 10 * A_MILLION, 3 * A_MILLION, A_MILLION))
+"""Nano dollars a token: 2, 10, and 3 for what is written to the cache. REQUEST: 300 for its input, 800 at the most."""
+
+
+def decide(*budgets: Budget, request: ReserveRequest = REQUEST, prices: Prices | None = None) -> Granted | Denied:
+    return decide_reserve(budgets, request, prices, max_steps=10)
+
+
+def denial(*budgets: Budget, request: ReserveRequest = REQUEST, prices: Prices | None = None) -> str:
+    denied = decide(*budgets, request=request, prices=prices)
+    assert isinstance(denied, Denied)
+    return denied.reason
+
+
+def capped(nano_usd: int, used: int = 0, reserved: int = 0) -> Budget:
+    """In money."""
+    return Budget(10_000, 0, 0, nano_usd, used, reserved)
 
 
 def test_a_call_that_fits_is_granted_whole() -> None:
-    assert decide_reserve(Budget(1000, 0, 0), REQUEST, 10) == Granted(50, 150)
+    assert decide(Budget(1000, 0, 0)) == Granted(50, 150)
+    assert decide(capped(800), prices=PRICES) == Granted(50, 150, 800, PRICES)
 
 
 def test_the_output_is_clamped_to_what_is_left() -> None:
-    assert decide_reserve(Budget(130, 0, 0), REQUEST, 10) == Granted(30, 130)
+    assert decide(Budget(130, 0, 0)) == Granted(30, 130)
+    assert decide(capped(649), prices=PRICES) == Granted(34, 134, 640, PRICES)
 
 
-def test_a_call_that_can_never_fit_ends_the_task() -> None:
-    denied = decide_reserve(Budget(1000, 891, 0), REQUEST, 10)
-    assert isinstance(denied, Denied)
-    assert denied.reason == "TOKEN_LIMIT"
+def test_the_tightest_of_all_caps_decides() -> None:
+    root, own = Budget(1000, 0, 0, 10_000), Budget(140, 0, 0)
+    assert decide(root, own, prices=PRICES) == Granted(40, 140, 700, PRICES)
+    assert decide(root, replace(own, max_nano_usd=500), prices=PRICES) == Granted(20, 120, 500, PRICES)
+    assert denial(root, replace(own, used_tokens=31), prices=PRICES) == "TOKEN_LIMIT"
+    assert denial(root, replace(own, max_nano_usd=399), prices=PRICES) == "MONEY_LIMIT"
 
 
-def test_a_call_waits_for_what_others_have_set_aside() -> None:
-    denied = decide_reserve(Budget(1000, 0, 950), REQUEST, 10)
-    assert isinstance(denied, Denied)
-    assert denied.reason == "BUDGET_BUSY"
+@pytest.mark.parametrize(
+    ("budget", "reason"),
+    [
+        (Budget(1000, 891, 0), "TOKEN_LIMIT"),
+        (Budget(1000, 891, 109), "TOKEN_LIMIT"),
+        (Budget(1000, 0, 950), "BUDGET_BUSY"),
+        (capped(1000, 601), "MONEY_LIMIT"),
+        (capped(1000, 0, 601), "BUDGET_BUSY"),
+    ],
+)
+def test_a_call_that_can_never_fit_ends_the_task_and_one_that_others_are_in_the_way_of_waits(
+    budget: Budget, reason: str
+) -> None:
+    assert denial(budget, prices=PRICES) == reason
+
+
+def test_nobody_waits_for_others_when_another_cap_is_reached_for_good() -> None:
+    assert denial(Budget(1000, 0, 950), Budget(1000, 950, 0)) == "TOKEN_LIMIT"
+    assert denial(Budget(1000, 950, 0), Budget(1000, 0, 950)) == "TOKEN_LIMIT"
 
 
 def test_the_step_after_the_last_is_denied() -> None:
-    denied = decide_reserve(Budget(1000, 0, 0), replace(REQUEST, step=11), 10)
+    assert denial(Budget(1000, 0, 0), request=replace(REQUEST, step=11)) == "STEP_LIMIT"
+
+
+def test_a_call_of_unknown_price_is_made_only_where_money_has_no_cap() -> None:
+    assert decide(Budget(1000, 0, 0)) == Granted(50, 150)
+    denied = decide(Budget(1000, 0, 0), Budget(0, 0, 0, 500))
     assert isinstance(denied, Denied)
-    assert denied.reason == "STEP_LIMIT"
+    assert (denied.reason, denied.ends_as) == ("MODEL_UNPRICED", TaskState.FAILED)
+    assert "file of prices" in denied.message
 
 
-@given(st.integers(1, 3000), st.lists(st.tuples(st.integers(0, 400), st.integers(1, 300), st.booleans()), max_size=40))
-def test_used_and_reserved_never_pass_the_cap(cap: int, calls: list[tuple[int, int, bool]]) -> None:
-    budget = Budget(cap, 0, 0)
-    open_calls: list[int] = []
-    for input_tokens, output_tokens, settles in calls:
-        granted = decide_reserve(
-            budget, replace(REQUEST, input_tokens=input_tokens, max_output_tokens=output_tokens + 10), 10
-        )
-        if isinstance(granted, Granted):
-            assert granted.max_output_tokens >= REQUEST.min_output_tokens
-            open_calls.append(granted.reserved_tokens)
-            budget = replace(budget, reserved_tokens=budget.reserved_tokens + granted.reserved_tokens)
-        if settles and open_calls:
-            tokens = open_calls.pop()
-            budget = replace(
-                budget, used_tokens=budget.used_tokens + tokens, reserved_tokens=budget.reserved_tokens - tokens
-            )
-        assert 0 <= budget.used_tokens + budget.reserved_tokens <= cap
+rates = st.builds(Rates, *[st.integers(0, 50 * A_MILLION)] * 4)
+prices = st.builds(
+    lambda base, tiers: Prices((Tier(0, base), *(Tier(above, some) for above, some in sorted(tiers.items())))),
+    rates,
+    st.dictionaries(st.integers(1, 500), rates, max_size=2),
+)
+calls = st.tuples(
+    st.integers(0, 2), st.integers(0, 400), st.integers(1, 300), st.tuples(*[st.floats(0, 1)] * 4), st.booleans()
+)
+
+
+@given(st.tuples(st.integers(1, 3000), st.integers(1, 20_000)), prices, st.lists(calls, max_size=40), st.data())
+def test_neither_tokens_nor_money_ever_pass_a_cap_of_the_root_or_of_a_task(
+    caps: tuple[int, int],
+    prices: Prices,
+    calls: list[tuple[int, int, int, tuple[float, ...], bool]],
+    data: st.DataObject,
+) -> None:
+    """Of three tasks under one root, each with caps of its own: every call used anything up to what it was granted."""
+    root = Budget(caps[0], 0, 0, caps[1])
+    own = [Budget(data.draw(st.integers(0, 3000)), 0, 0, data.draw(st.integers(0, 20_000))) for _ in range(3)]
+    open_calls: dict[int, tuple[int, Granted]] = {}
+    for task, input_tokens, output_tokens, shares, settles in calls:
+        if task not in open_calls:
+            asked = replace(REQUEST, input_tokens=input_tokens, max_output_tokens=output_tokens + 10)
+            granted = decide_reserve((root, own[task]), asked, prices, 10)
+            if isinstance(granted, Granted):
+                assert REQUEST.min_output_tokens <= granted.max_output_tokens <= asked.max_output_tokens
+                open_calls[task] = (input_tokens, granted)
+                root = set_aside(root, granted.reserved_tokens, granted.reserved_nano_usd)
+        if settles and task in open_calls:
+            input_bound, granted = open_calls.pop(task)
+            usage = within(input_bound, granted.max_output_tokens, shares)
+            root = set_aside(root, -granted.reserved_tokens, -granted.reserved_nano_usd)
+            root, own[task] = use(root, usage, prices), use(own[task], usage, prices)
+        for budget in (root, *own):
+            assert budget.free_tokens is None or budget.free_tokens >= 0
+            assert budget.free_nano_usd is None or budget.free_nano_usd >= 0
+    aside = (
+        sum(g.reserved_tokens for _, g in open_calls.values()),
+        sum(g.reserved_nano_usd for _, g in open_calls.values()),
+    )
+    assert (root.reserved_tokens, root.reserved_nano_usd) == aside
+
+
+def within(input_tokens: int, output_tokens: int, shares: tuple[float, ...]) -> TokenUsage:
+    """A call of at most so many tokens, its input cached somehow."""
+    total = int(input_tokens * shares[0])
+    written = int(total * shares[1])
+    read = int((total - written) * shares[2])
+    return TokenUsage(total - written - read, int(output_tokens * shares[3]), written, read)
+
+
+def set_aside(budget: Budget, tokens: int, nano_usd: int) -> Budget:
+    return replace(
+        budget,
+        reserved_tokens=budget.reserved_tokens + tokens,
+        reserved_nano_usd=budget.reserved_nano_usd + nano_usd,
+    )
+
+
+def use(budget: Budget, usage: TokenUsage, prices: Prices) -> Budget:
+    return replace(
+        budget,
+        used_tokens=budget.used_tokens + usage.total,
+        used_nano_usd=budget.used_nano_usd + cost(prices, usage),
+    )
 
 
 def test_a_lost_call_is_billed_its_input_and_what_was_heard_of_its_output() -> None:

@@ -27,7 +27,10 @@ select clock_timestamp() as locked_at,
        held.next_retry_at, held.deadline_at, held.wait, held.wait_deadline_at, held.wait_correlation, held.waiting_since,
        held.has_result_schema,
        held.policy, held.timeout_retries, held.queued_until,
-       money.max_tokens, money.used_tokens, money.reserved_tokens
+       held.used_nano_usd, held.model_nano_usd, held.model_prices, held.own_max_tokens, held.own_max_nano_usd,
+       money.max_tokens, money.used_tokens, money.reserved_tokens,
+       money.max_nano_usd, money.used_nano_usd, money.reserved_nano_usd, money.unpriced_calls,
+       money.warned_tokens, money.warned_nano_usd
   from held join money using (root_task_id);
 
 -- name: write
@@ -42,6 +45,7 @@ with advanced as (
          input_tokens = c.input_tokens, output_tokens = c.output_tokens,
          cache_creation_input_tokens = c.cache_creation_input_tokens,
          cache_read_input_tokens = c.cache_read_input_tokens,
+         used_nano_usd = c.used_nano_usd, model_nano_usd = c.model_nano_usd, model_prices = c.model_prices,
          updated_at = %(locked_at)b::timestamptz
     from unnest(
            %(task_id)b::text[]::uuid[], %(sequence)b::bigint[], %(step)b::bigint[], %(deaths)b::bigint[],
@@ -50,10 +54,12 @@ with advanced as (
            %(model_open)b::boolean[], %(model_step)b::bigint[], %(model_attempt)b::bigint[], %(model_name)b::text[],
            %(model_input)b::bigint[], %(model_output)b::bigint[], %(input_tokens)b::bigint[],
            %(output_tokens)b::bigint[], %(cache_creation_input_tokens)b::bigint[],
-           %(cache_read_input_tokens)b::bigint[])
+           %(cache_read_input_tokens)b::bigint[], %(used_nano_usd)b::bigint[], %(model_nano_usd)b::bigint[],
+           %(model_prices)b::bytea[])
          as c(task_id, sequence, step, deaths, open_calls, commit_number, last_commit_id, last_commit_hash, last_reply,
               last_base, model_open, model_step, model_attempt, model_name, model_input, model_output, input_tokens,
-              output_tokens, cache_creation_input_tokens, cache_read_input_tokens)
+              output_tokens, cache_creation_input_tokens, cache_read_input_tokens, used_nano_usd, model_nano_usd,
+              model_prices)
    where t.task_id = c.task_id
 ), appended as (
   insert into entries (task_id, sequence, tenant, epoch, claim_id, attempt, step, kind, actor, recorded_at, body)
@@ -66,22 +72,30 @@ with advanced as (
          as e(task_id, sequence, tenant, epoch, claim_id, attempt, step, kind, actor, body)
 ), billed as (
   insert into token_usage (task_id, step, attempt_number, tenant, root_task_id, epoch, model, provider_request_id, lost,
-                           input_tokens, output_tokens, cache_creation_input_tokens, cache_read_input_tokens, settled_at)
+                           input_tokens, output_tokens, cache_creation_input_tokens, cache_read_input_tokens, nano_usd,
+                           unpriced, settled_at)
   select u.*, %(locked_at)b::timestamptz
     from unnest(
            %(bill_task_id)b::text[]::uuid[], %(bill_step)b::bigint[], %(bill_attempt_number)b::bigint[],
            %(bill_tenant)b::text[], %(bill_root_task_id)b::text[]::uuid[], %(bill_epoch)b::bigint[],
            %(bill_model)b::text[], %(bill_provider_request_id)b::text[], %(bill_lost)b::boolean[],
            %(bill_input_tokens)b::bigint[], %(bill_output_tokens)b::bigint[],
-           %(bill_cache_creation_input_tokens)b::bigint[], %(bill_cache_read_input_tokens)b::bigint[])
+           %(bill_cache_creation_input_tokens)b::bigint[], %(bill_cache_read_input_tokens)b::bigint[],
+           %(bill_nano_usd)b::bigint[], %(bill_unpriced)b::boolean[])
          as u(task_id, step, attempt_number, tenant, root_task_id, epoch, model, provider_request_id, lost, input_tokens,
-              output_tokens, cache_creation_input_tokens, cache_read_input_tokens)
+              output_tokens, cache_creation_input_tokens, cache_read_input_tokens, nano_usd, unpriced)
 )
 update budgets b
-   set max_tokens = c.max_tokens, used_tokens = c.used_tokens, reserved_tokens = c.reserved_tokens
+   set max_tokens = c.max_tokens, used_tokens = c.used_tokens, reserved_tokens = c.reserved_tokens,
+       max_nano_usd = c.max_nano_usd, used_nano_usd = c.used_nano_usd, reserved_nano_usd = c.reserved_nano_usd,
+       unpriced_calls = c.unpriced_calls, warned_tokens = c.warned_tokens, warned_nano_usd = c.warned_nano_usd
   from unnest(%(budget_root_task_id)b::text[]::uuid[], %(budget_max_tokens)b::bigint[],
-              %(budget_used_tokens)b::bigint[], %(budget_reserved_tokens)b::bigint[])
-       as c(root_task_id, max_tokens, used_tokens, reserved_tokens)
+              %(budget_used_tokens)b::bigint[], %(budget_reserved_tokens)b::bigint[],
+              %(budget_max_nano_usd)b::bigint[], %(budget_used_nano_usd)b::bigint[],
+              %(budget_reserved_nano_usd)b::bigint[], %(budget_unpriced_calls)b::bigint[],
+              %(budget_warned_tokens)b::bigint[], %(budget_warned_nano_usd)b::bigint[])
+       as c(root_task_id, max_tokens, used_tokens, reserved_tokens, max_nano_usd, used_nano_usd, reserved_nano_usd,
+            unpriced_calls, warned_tokens, warned_nano_usd)
  where b.root_task_id = c.root_task_id;
 
 -- name: move
@@ -95,6 +109,7 @@ update tasks t
        result = case when c.attempt > t.attempt then '' else coalesce(nullif(c.result, ''), t.result) end,
        result_json = coalesce(nullif(c.result_json, ''), t.result_json),
        attempt = c.attempt, max_steps = c.max_steps,
+       own_max_tokens = c.own_max_tokens, own_max_nano_usd = c.own_max_nano_usd,
        deadline_at = coalesce(nullif(c.deadline_at, '')::timestamptz, t.deadline_at),
        epoch = c.epoch, claim_id = c.claim_id, holds = c.holds, owner = c.owner, claim_count = c.claim_count,
        ending_state = c.ending_state, ending_reason = c.ending_reason, ending_message = c.ending_message,
@@ -119,11 +134,12 @@ update tasks t
          %(ending_at)b::text[], %(next_retry_at)b::text[], %(ended)b::boolean[],
          %(dead_owners)b::text[], %(ending_result)b::bytea[], %(attempt)b::bigint[], %(max_steps)b::bigint[],
          %(deadline_at)b::text[], %(wait)b::bytea[], %(wait_deadline_at)b::text[], %(wait_correlation)b::text[],
-         %(waiting_since)b::text[], %(result_json)b::bytea[], %(timeout_retries)b::bigint[], %(queued_until)b::text[])
+         %(waiting_since)b::text[], %(result_json)b::bytea[], %(timeout_retries)b::bigint[], %(queued_until)b::text[],
+         %(own_max_tokens)b::bigint[], %(own_max_nano_usd)b::bigint[])
        as c(task_id, state, reason, message, result, epoch, claim_id, holds, owner, claim_count, ending_state,
             ending_reason, ending_message, ending_actor, ending_at, next_retry_at, ended, dead_owners, ending_result,
             attempt, max_steps, deadline_at, wait, wait_deadline_at, wait_correlation, waiting_since,
-            result_json, timeout_retries, queued_until)
+            result_json, timeout_retries, queued_until, own_max_tokens, own_max_nano_usd)
  where t.task_id = c.task_id
 returning t.change_xid, t.tenant, t.task_id, t.sequence, t.state, t.reason,
           t.ending_state <> '' and t.ended_at is null as cancel_requested, t.updated_at
@@ -149,8 +165,8 @@ returning now();
 
 -- name: create_budget
 -- Every root has one from its first moment, so that a reserve never meets a missing row.
-insert into budgets (root_task_id, tenant, max_tokens)
-values (%(task_id)b::text::uuid, %(tenant)b, %(max_tokens)b);
+insert into budgets (root_task_id, tenant, max_tokens, max_nano_usd)
+values (%(task_id)b::text::uuid, %(tenant)b, %(max_tokens)b, %(max_nano_usd)b);
 
 -- name: create_entries
 -- The first two facts: the goal, and the move into the queue. The latter is the task's first change.
@@ -185,7 +201,7 @@ select t.task_id::text, t.tenant, f.body, t.state, t.reason, t.message, t.attemp
        b.max_tokens, b.used_tokens, b.reserved_tokens, t.result, t.claim_count, t.ending_state,
        t.parent_task_id::text, t.root_task_id::text, t.created_at, t.updated_at, t.started_at, t.ended_at,
        t.next_retry_at, t.deadline_at, t.wait, t.forked_from_task_id::text, t.forked_from_sequence,
-       t.result_json
+       t.result_json, t.used_nano_usd, b.max_nano_usd, b.used_nano_usd, b.reserved_nano_usd, b.unpriced_calls
   from unnest(%(task_ids)b::text[]::uuid[]) with ordinality as asked(task_id, place)
   join tasks t using (task_id)
   join budgets b using (root_task_id)
@@ -519,7 +535,7 @@ delete from refusals r
 -- name: page_of_bills
 -- What a task's model attempts were billed, by the primary key.
 select step, attempt_number, input_tokens, output_tokens, cache_creation_input_tokens, cache_read_input_tokens, lost, model,
-       provider_request_id, epoch, root_task_id::text, settled_at
+       provider_request_id, epoch, root_task_id::text, settled_at, nano_usd, unpriced
   from token_usage
  where task_id = %(task_id)b::text::uuid
    and (step, attempt_number) > (%(after_step)b::bigint, %(after_attempt_number)b::bigint)
