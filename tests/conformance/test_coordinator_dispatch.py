@@ -7,6 +7,7 @@ import asyncio
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.fix_coordinator import Fleet
+from tests.patience import PATIENCE_SECONDS
 from tests.scripted_worker import ScriptedWorker
 
 
@@ -129,7 +130,7 @@ async def test_a_grant_that_renewals_do_not_name_is_taken_back(fleet: Fleet):
 async def _collect(workers: list[ScriptedWorker], count: int) -> list[str]:
     """The tasks granted to any of them, until there are so many; then a moment for those that must not come."""
     granted: list[str] = []
-    async with asyncio.timeout(30.0):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while len(granted) < count:
             granted += [(await worker.next_grant()).task_id for worker in workers if worker.grants_waiting]
             await asyncio.sleep(0.01)

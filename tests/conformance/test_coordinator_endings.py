@@ -16,6 +16,7 @@ from tenure.wire.entries import new_entry
 from tenure.wire.token import read_claims
 from tests.fix_coordinator import Fleet, epoch_of
 from tests.fix_tools import Outside, Owner, StartTools
+from tests.patience import PATIENCE_SECONDS
 
 CANCELLED, QUEUED = task_pb2.TASK_STATE_CANCELLED, task_pb2.TASK_STATE_QUEUED
 LINE = '{"file": "a", "line": "x"}'
@@ -49,7 +50,7 @@ async def test_a_cancel_that_the_worker_ignores_is_carried_out_under_a_higher_ep
     assert (await worker.hears("revoke")).claim_id == grant.claim_id
     with pytest.raises(StaleEpoch):
         await worker.commit(grant, 1, entries=[new_entry(1, ToolIntent("1.0", "x", "y", "{}"))])
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while await fleet.claims(replica):
             await asyncio.sleep(0.02)
 

@@ -18,6 +18,7 @@ from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from tests.fix_coordinator import Fleet, epoch_of
 from tests.fix_etcd import paused
 from tests.owners import health_becomes
+from tests.patience import CALL_SECONDS
 
 RUNNING = task_pb2.TASK_STATE_RUNNING
 
@@ -114,7 +115,7 @@ async def test_a_worker_that_comes_while_etcd_is_away_is_told_so(own_fleet: Flee
         await health_becomes(replica, serving=False)
         hello = coordinator_pb.SessionRequest(hello=coordinator_pb.Hello(worker_id="w"))
         async with open_channel(replica.address) as channel:
-            session = CoordinatorServiceStub(channel).Session(iter([hello]), timeout=20.0)
+            session = CoordinatorServiceStub(channel).Session(iter([hello]), timeout=CALL_SECONDS)
             with pytest.raises(Unavailable) as refused:
                 await session.read()
         assert refused.value.reason == "ETCD_UNAVAILABLE"

@@ -13,6 +13,7 @@ from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from tests.fix_coordinator import Fleet, epoch_of
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 QUEUED, RUNNING = task_pb2.TASK_STATE_QUEUED, task_pb2.TASK_STATE_RUNNING
 
@@ -22,13 +23,13 @@ async def transfer(replica, task_id, epoch, to_worker_id="", tenant="default"):
         task_id=task_id, epoch=epoch, actor="olga", reason="its host is slow", to_worker_id=to_worker_id
     )
     async with open_channel(replica.address, tenant=tenant) as channel:
-        return (await CoordinatorServiceStub(channel).TransferTask(request, timeout=10.0)).taken
+        return (await CoordinatorServiceStub(channel).TransferTask(request, timeout=CALL_SECONDS)).taken
 
 
 async def drain(replica, worker_id):
     request = pb.CoordinatorServiceDrainWorkerRequest(worker_id=worker_id, actor="olga", reason="new kernel")
     async with open_channel(replica.address) as channel:
-        return (await CoordinatorServiceStub(channel).DrainWorker(request, timeout=10.0)).workers
+        return (await CoordinatorServiceStub(channel).DrainWorker(request, timeout=CALL_SECONDS)).workers
 
 
 async def held(fleet, replica, **worker):
@@ -126,7 +127,7 @@ async def test_the_mark_goes_with_the_session_and_follows_it_to_another_replica(
     moved = fleet.keep(await owner.reattach(other.address))
     await moved.hears("drain")
     await moved.break_off()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while await fleet.workers(replica):
             await asyncio.sleep(0.05)
     anew = await fleet.worker(replica, worker_id="tired")  # a new session: it was started anew

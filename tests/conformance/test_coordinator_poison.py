@@ -9,6 +9,7 @@ from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.fix_coordinator import Fleet
+from tests.patience import PATIENCE_SECONDS
 from tests.scripted_worker import ScriptedWorker
 from tests.service_process import ServiceProcess
 
@@ -23,7 +24,7 @@ async def test_a_poison_ends_as_a_crash_loop_and_its_neighbours_succeed(fleet: F
     neighbours = await fleet.submit_many(3)
     poison = await fleet.submit()
     neighbours |= await fleet.submit_many(4)
-    async with asyncio.timeout(60.0), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as group:
         working = group.create_task(_workers_that_die_of(poison, fleet, replica))
         ended = await fleet.task_where(poison, lambda task: task.HasField("end_time"))
         for task_id in neighbours:

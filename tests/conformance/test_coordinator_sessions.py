@@ -13,6 +13,7 @@ from tenure.runtime.signing import write_key_pair
 from tenure.v1 import task_pb2
 from tenure.wire.token import read_claims
 from tests.fix_coordinator import Fleet, epoch_of
+from tests.patience import PATIENCE_SECONDS
 
 RUNNING, QUEUED, SUCCEEDED = (
     task_pb2.TASK_STATE_RUNNING,
@@ -34,7 +35,7 @@ async def test_a_task_is_granted_opened_and_released(fleet: Fleet):
     [listed] = await fleet.workers(replica)
     assert (listed.worker_id, listed.session_id, listed.claim_count) == ("worker-1", worker.session_id, 1)
     await worker.succeed(grant)
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while await fleet.claims(replica):
             await asyncio.sleep(0.02)
     assert (await fleet.task(task_id)).state == SUCCEEDED

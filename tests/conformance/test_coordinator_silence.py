@@ -12,6 +12,7 @@ import pytest
 from tenure.domain.errors import StaleEpoch, TenureError
 from tenure.v1 import task_pb2
 from tests.fix_coordinator import Fleet, epoch_of
+from tests.patience import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from tenure.dev.etcd_process import EtcdProcess
@@ -67,7 +68,7 @@ async def test_a_replica_that_slept_before_it_sent_a_grant_does_not_send_it(flee
     second = await fleet.coordinator()
     worker = await fleet.worker(first)
     task_id = await fleet.submit()
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not asleep.exists():
             await asyncio.sleep(0.02)
     again = fleet.keep(await worker.reattach(second.address))
@@ -144,7 +145,7 @@ async def test_a_lease_that_ends_because_etcd_did_not_answer_is_nobodys_death(ow
 async def renewals(worker: ScriptedWorker, count: int) -> None:
     """So many more renewals of it are answered: time passes, and it lives."""
     wanted = _answered(worker) + count
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while _answered(worker) < wanted:
             assert worker.ended_with is None, f"the stream ended with {worker.ended_with!r}"
             await asyncio.sleep(0.05)
@@ -164,7 +165,7 @@ async def _works(fleet: Fleet, replica: ServiceProcess) -> None:
 
 async def _reattached(fleet: Fleet, worker: ScriptedWorker) -> ScriptedWorker:
     """Back again, as soon as the replica takes sessions."""
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             try:
                 return fleet.keep(await worker.reattach())

@@ -16,6 +16,7 @@ from tenure.runtime.etcd.errors import EtcdUnclear
 from tenure.runtime.etcd.transactions import Txn, TxnResult
 from tenure.v1 import task_pb2
 from tests.fix_coordinator import Fleet, epoch_of
+from tests.patience import PATIENCE_SECONDS
 
 SUCCEEDED = {"to_state": task_pb2.TASK_STATE_SUCCEEDED, "reason": "FINAL_ANSWER"}
 
@@ -43,7 +44,7 @@ async def test_a_grant_sent_over_a_stream_that_its_worker_has_left_goes_on(fleet
     worker = await fleet.worker(first)
     second = await fleet.coordinator()
     task_id = await fleet.submit()
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not await fleet.claims(second, task_id):
             await asyncio.sleep(0.02)
     again = fleet.keep(await worker.reattach(second.address))  # the claim is made, and the grant not sent
@@ -60,7 +61,7 @@ async def test_a_replica_that_drains_grants_nothing_over_the_streams_it_has_sent
     second = await fleet.coordinator(start_timeout_seconds="60", reconcile_interval_seconds="60")
     worker, other = await fleet.worker(first), await fleet.worker(second, slots=0)
     task_id = await fleet.submit()
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not await fleet.claims(second, task_id):
             await asyncio.sleep(0.02)
     stopping = asyncio.create_task(first.stop())

@@ -18,6 +18,7 @@ import pytest
 from tenure.dev.postgres_account import account_for
 from tenure.dev.postgres_errors import DataDirectoryRefused, PostgresMissing, PostgresStartFailed
 from tenure.dev.postgres_process import PostgresProcess
+from tests.patience import PATIENCE_SECONDS
 
 REPOSITORY = Path(__file__).parents[2]
 AS_ROOT = os.geteuid() == 0
@@ -212,7 +213,7 @@ def test_an_ordinary_user_can_run_it():
             with psycopg.connect(dsn) as connection:
                 assert connection.execute("select 1").fetchone() == (1,)
             parent.stdin.close()
-            assert parent.wait(timeout=20) == 0
+            assert parent.wait(timeout=PATIENCE_SECONDS) == 0
     finally:
         shutil.rmtree(directory)
 

@@ -13,6 +13,7 @@ from tenure.runtime.etcd.client import EtcdClient
 from tenure.runtime.etcd.errors import EtcdUnavailable, EtcdUnclear
 from tenure.runtime.etcd.watch import Changes
 from tests.fix_etcd import paused
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from tenure.dev.etcd_process import EtcdProcess
@@ -29,7 +30,7 @@ async def test_a_write_that_a_frozen_etcd_does_not_answer_is_unclear(own_etcd: E
                 await client.grant(5)
             with pytest.raises(EtcdUnavailable):
                 await client.get(b"/k")
-        held = await client.get(b"/k", timeout_seconds=10)
+        held = await client.get(b"/k", timeout_seconds=CALL_SECONDS)
         # Either is possible, which is why it was called unclear.
         assert held is not None
         assert held.value in {b"before", b"frozen"}
@@ -92,7 +93,7 @@ async def test_a_lost_leader_costs_seconds_and_no_change(etcd_cluster: list[Etcd
     async with EtcdClient([member.endpoint for member in members], timeout_seconds=2) as client:
         lease = await client.grant(30)
         start = await client.revision() + 1
-        async with asyncio.timeout(60), aclosing(client.watch(b"/", start)) as watch:
+        async with asyncio.timeout(PATIENCE_SECONDS), aclosing(client.watch(b"/", start)) as watch:
             await client.put(b"/k", b"before", lease=lease.id)
             assert isinstance(await anext(watch), Changes)
             getattr(leader, fault)()
@@ -107,7 +108,7 @@ async def test_a_lost_leader_costs_seconds_and_no_change(etcd_cluster: list[Etcd
                 seen = item.revision if isinstance(item, Changes) else seen
                 if seen == after.revision:
                     break
-            assert await client.keep_alive(lease.id, timeout_seconds=10) == 30
+            assert await client.keep_alive(lease.id, timeout_seconds=CALL_SECONDS) == 30
             held = await client.get(b"/k")
             assert held is not None
             assert held.mod_revision == after.revision

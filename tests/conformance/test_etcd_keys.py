@@ -24,6 +24,7 @@ from tenure.runtime.etcd.transactions import (
     present,
     value_is,
 )
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from tenure.dev.etcd_process import EtcdProcess
@@ -58,7 +59,7 @@ async def test_nested_claims_succeed_and_fail_apart_and_share_one_revision(etcd:
 async def test_the_answers_of_nested_transactions_carry_no_revision_of_their_own(etcd: EtcdSpace) -> None:
     nested = stubs.TxnRequest(success=[stubs.RequestOp(request_put=stubs.PutRequest(key=etcd.key("k"), value=b""))])
     request = stubs.TxnRequest(success=[stubs.RequestOp(request_txn=nested)])
-    answer = await etcd.client.endpoints.current.kv.Txn(request, timeout=3)
+    answer = await etcd.client.endpoints.current.kv.Txn(request, timeout=CALL_SECONDS)
     assert answer.header.revision > 0
     assert answer.responses[0].response_txn.header.revision == 0
 
@@ -176,7 +177,7 @@ async def test_our_bound_on_the_width_of_a_transaction_is_etcds(etcd: EtcdSpace)
     with pytest.raises(ValueError, match="129 wide"):
         await etcd.client.txn(wide(MAX_TXN_OPS - 2))
     with pytest.raises(grpc.aio.AioRpcError, match="too many operations"):
-        await etcd.client.endpoints.current.kv.Txn(transactions._request(wide(MAX_TXN_OPS - 2)), timeout=3)
+        await etcd.client.endpoints.current.kv.Txn(transactions._request(wide(MAX_TXN_OPS - 2)), timeout=CALL_SECONDS)
 
 
 async def test_a_listing_in_pages_shows_one_revision(etcd: EtcdSpace) -> None:
@@ -209,7 +210,9 @@ async def test_a_listing_overtaken_by_compaction_begins_again(own_etcd: EtcdProc
             answer = await read_page(*arguments)  # type: ignore[arg-type]  # passed on as it came
             if next(compactions, False):
                 last = await client.put(b"/k/new", b"")
-                await client.endpoints.current.kv.Compact(stubs.CompactionRequest(revision=last.revision), timeout=3)
+                await client.endpoints.current.kv.Compact(
+                    stubs.CompactionRequest(revision=last.revision), timeout=CALL_SECONDS
+                )
             return answer
 
         client._range = compacting  # type: ignore[method-assign,assignment]  # the moment between two pages
@@ -255,6 +258,6 @@ async def test_status_of_a_member_without_a_leader_says_so(etcd_cluster: list[Et
         with pytest.raises(EtcdUnavailable):
             await client.revision()
         # The member notices by its own clock, after an election timeout.
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while (await client.status()).has_leader:
                 await asyncio.sleep(0.05)

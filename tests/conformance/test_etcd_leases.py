@@ -13,6 +13,7 @@ from tenure.runtime.etcd.errors import EtcdUnavailable, EtcdUnclear, LeaseExpire
 from tenure.runtime.etcd.transactions import Put, Txn
 from tenure.runtime.etcd.watch import Changes
 from tests.fix_etcd import paused, restarted
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from tenure.dev.etcd_process import EtcdProcess
@@ -69,7 +70,7 @@ async def test_all_keys_of_a_revoked_lease_vanish_in_one_revision(etcd: EtcdSpac
 async def test_a_lease_nobody_renews_expires_with_its_keys(etcd: EtcdSpace) -> None:
     lease = await etcd.client.grant(1)
     put = await etcd.client.put(etcd.key("k"), b"", lease=lease.id)
-    async with asyncio.timeout(10), aclosing(etcd.client.watch(etcd.prefix, put.revision + 1)) as watch:
+    async with asyncio.timeout(PATIENCE_SECONDS), aclosing(etcd.client.watch(etcd.prefix, put.revision + 1)) as watch:
         item = await anext(watch)
     assert isinstance(item, Changes)
     assert item.changes[0].deleted
@@ -112,7 +113,7 @@ async def test_renewals_go_on_after_etcd_was_killed_and_restarted(own_etcd: Etcd
         lease = await client.grant(60)
         assert await client.keep_alive(lease.id) == 60
         await restarted(own_etcd)
-        assert await client.keep_alive(lease.id, timeout_seconds=10) == 60
+        assert await client.keep_alive(lease.id, timeout_seconds=CALL_SECONDS) == 60
 
 
 async def test_a_renewal_that_etcd_does_not_answer_is_unclear_and_frees_the_stream(own_etcd: EtcdProcess) -> None:
@@ -126,7 +127,7 @@ async def test_a_renewal_that_etcd_does_not_answer_is_unclear_and_frees_the_stre
                 await client.keep_alive(lease.id)
             for outcome in await asyncio.gather(*waiting, return_exceptions=True):
                 assert isinstance(outcome, EtcdUnclear)
-        assert await client.keep_alive(lease.id, timeout_seconds=10) == 60
+        assert await client.keep_alive(lease.id, timeout_seconds=CALL_SECONDS) == 60
 
 
 async def test_closing_the_client_ends_waiting_renewals(own_etcd: EtcdProcess) -> None:

@@ -18,6 +18,7 @@ from tenure.dev.etcd_binary import EtcdMissingError, etcd_version, find_etcd
 from tenure.dev.etcd_process import EtcdProcess, EtcdStartError, PortTakenError
 from tenure.dev.etcd_start import plan_members, running_etcd, start_etcd
 from tenure.runtime.etcd.client import EtcdClient
+from tests.patience import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,7 +111,7 @@ def test_etcd_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
         parent.send_signal(signal.SIGKILL)
     try:
         # A process's descriptor becomes readable when it ends.
-        asyncio.run(asyncio.wait_for(_readable(descriptor), timeout=10))
+        asyncio.run(asyncio.wait_for(_readable(descriptor), timeout=PATIENCE_SECONDS))
     finally:
         os.close(descriptor)
 

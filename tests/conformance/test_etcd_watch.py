@@ -17,6 +17,7 @@ from tenure.runtime.etcd.transactions import Put, Txn
 from tenure.runtime.etcd.watch import Changes, Reconnected, Resync, ResyncReason
 from tenure.runtime.etcd.watch_stream import WatchPatience
 from tests.fix_etcd import paused, restarted
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -30,7 +31,7 @@ _IMPATIENT = WatchPatience(idle_seconds=0.3, answer_seconds=0.3)
 
 async def _next_changes(watch: AsyncIterator[WatchItem]) -> Changes:
     """The next changes, over however many reconnections."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         async for item in watch:
             if isinstance(item, Changes):
                 return item
@@ -89,7 +90,7 @@ async def test_a_watch_from_a_compacted_revision_says_resync_and_ends(own_etcd: 
     async with EtcdClient([own_etcd.endpoint]) as client:
         for _ in range(3):
             last = await client.put(b"/k", b"")
-        await client.endpoints.current.kv.Compact(stubs.CompactionRequest(revision=last.revision), timeout=3)
+        await client.endpoints.current.kv.Compact(stubs.CompactionRequest(revision=last.revision), timeout=CALL_SECONDS)
         items = [item async for item in client.watch(b"/", 2)]
         assert items == [Resync(ResyncReason.COMPACTED, last.revision)]
 
@@ -113,7 +114,7 @@ async def test_a_watch_survives_a_killed_and_restarted_etcd_without_losing_a_cha
 async def test_a_reconnected_watch_says_so(own_etcd: EtcdProcess) -> None:
     async with (
         EtcdClient([own_etcd.endpoint]) as client,
-        asyncio.timeout(20),
+        asyncio.timeout(PATIENCE_SECONDS),
         aclosing(client.watch(b"/", 2)) as watch,
     ):
         put = await client.put(b"/k", b"0")
@@ -125,7 +126,7 @@ async def test_a_reconnected_watch_says_so(own_etcd: EtcdProcess) -> None:
 async def test_compaction_while_a_watch_is_cut_off_makes_it_resync(own_etcd: EtcdProcess) -> None:
     async with (
         EtcdClient([own_etcd.endpoint]) as client,
-        asyncio.timeout(20),
+        asyncio.timeout(PATIENCE_SECONDS),
         aclosing(client.watch(b"/", 2)) as watch,
     ):
         await client.put(b"/k", b"0")
@@ -134,7 +135,9 @@ async def test_compaction_while_a_watch_is_cut_off_makes_it_resync(own_etcd: Etc
         async with EtcdClient([own_etcd.endpoint]) as fresh:
             for _ in range(3):
                 last = await fresh.put(b"/k", b"")
-            await fresh.endpoints.current.kv.Compact(stubs.CompactionRequest(revision=last.revision), timeout=3)
+            await fresh.endpoints.current.kv.Compact(
+                stubs.CompactionRequest(revision=last.revision), timeout=CALL_SECONDS
+            )
         items = [item async for item in watch]
         assert items == [Reconnected(last.revision), Resync(ResyncReason.COMPACTED, last.revision)]
 
@@ -151,7 +154,7 @@ async def _replace(etcd: EtcdProcess, data_dir: Path, **changes: object) -> Etcd
 async def test_a_store_that_went_back_makes_a_watch_resync(own_etcd: EtcdProcess, tmp_path: Path) -> None:
     async with (
         EtcdClient([own_etcd.endpoint]) as client,
-        asyncio.timeout(20),
+        asyncio.timeout(PATIENCE_SECONDS),
         aclosing(client.watch(b"/", 2)) as watch,
     ):
         await client.put(b"/k", b"0")
@@ -167,7 +170,7 @@ async def test_a_store_that_went_back_makes_a_watch_resync(own_etcd: EtcdProcess
 async def test_another_cluster_at_the_same_address_makes_a_watch_resync(own_etcd: EtcdProcess, tmp_path: Path) -> None:
     async with (
         EtcdClient([own_etcd.endpoint]) as client,
-        asyncio.timeout(20),
+        asyncio.timeout(PATIENCE_SECONDS),
         aclosing(client.watch(b"/", 2)) as watch,
     ):
         await client.put(b"/k", b"0")
@@ -211,8 +214,8 @@ async def test_a_watch_of_a_frozen_etcd_notices_and_goes_on_afterwards(
         await client.put(b"/k", b"0")
         assert await _values(watch, 1) == [b"0"]
         next_item = asyncio.ensure_future(_next_changes(watch))
-        async with paused(own_etcd), asyncio.timeout(10):
+        async with paused(own_etcd), asyncio.timeout(PATIENCE_SECONDS):
             while "fell silent" not in caplog.text:
                 await asyncio.sleep(0.02)
-        await client.put(b"/k", b"1", timeout_seconds=10)
+        await client.put(b"/k", b"1", timeout_seconds=CALL_SECONDS)
         assert [change.key_value.value for change in (await next_item).changes] == [b"1"]

@@ -15,10 +15,13 @@ from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.fix_checkpoint import kinds, words
 from tests.fix_gateway import NOBODYS, TIMEOUT_SECONDS
+from tests.patience import PATIENCE_SECONDS
 
 
 async def watch(stub: Any, task_id: str, after: int = 0) -> AsyncGenerator[api.WatchTaskResponse, None]:
-    async for event in stub.WatchTask(api.WatchTaskRequest(task_id=task_id, after_sequence=after), timeout=60.0):
+    async for event in stub.WatchTask(
+        api.WatchTaskRequest(task_id=task_id, after_sequence=after), timeout=PATIENCE_SECONDS
+    ):
         yield event
 
 

@@ -19,7 +19,7 @@ from tenure.domain.errors import Unavailable
 from tenure.runtime.duties import Duties
 from tenure.runtime.etcd.client import EtcdClient
 from tests.etcd_lives import put_back, write_on
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -33,7 +33,7 @@ KEY = b"/tenure/generation"
 @pytest.fixture
 async def client(etcd_process: EtcdProcess) -> AsyncIterator[EtcdClient]:
     """Of the session's etcd, emptied of what Tenure keeps in it."""
-    async with EtcdClient([etcd_process.endpoint], timeout_seconds=10.0) as made:
+    async with EtcdClient([etcd_process.endpoint], timeout_seconds=CALL_SECONDS) as made:
         await made.delete_prefix(b"/tenure/")
         yield made
 
@@ -169,12 +169,12 @@ async def test_ten_thousand_claims_of_before_are_cleared_in_bounded_requests(
 
 async def test_a_deletion_meant_for_another_life_of_etcd_hits_nothing(own_etcd: EtcdProcess) -> None:
     """The revisions of the emptied etcd come to those of before: the same task, the same create_revision."""
-    async with EtcdClient([own_etcd.endpoint], timeout_seconds=10.0) as client:
+    async with EtcdClient([own_etcd.endpoint], timeout_seconds=CALL_SECONDS) as client:
         await client.put(KEY, b"1")
         await write_on(own_etcd, 100)
         _, [old] = await claim(client, 1, 1)
         await put_back(own_etcd, None)
-        await client.revision(timeout_seconds=20.0)
+        await client.revision(timeout_seconds=CALL_SECONDS)
         await client.put(KEY, b"1")
         store = LeaseStore(client)
         session = await store.sessions.create(str(uuid4()), _session_record(), 60)

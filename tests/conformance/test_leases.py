@@ -27,6 +27,7 @@ from tenure.wire.times import duration, seconds
 from tenure.wire.token import read_claims
 from tests.fix_coordinator import Fleet
 from tests.fix_leases import TIMEOUT_SECONDS, Leases, reference
+from tests.patience import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module")]
 
@@ -152,7 +153,7 @@ async def test_a_renewal_extends_the_lease_under_the_same_epoch_at_any_replica(l
 
 async def test_a_lease_that_is_not_renewed_ends_and_its_renewal_says_so(leases: Leases):
     lease = await leases.acquire("a", "one", ttl_seconds=2)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while (await leases.list()).leases:
             await asyncio.sleep(0.1)
     with pytest.raises(StaleEpoch) as lost:
@@ -351,7 +352,7 @@ async def test_a_watch_from_where_history_is_not_known_is_refused(leases: Leases
 
 
 async def test_a_tenant_watches_with_so_many_streams_and_no_more(leases: Leases):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         watches = [watching(leases, 0) for _ in range(64)]
         await asyncio.gather(*(anext(watch) for watch in watches))
         with pytest.raises(LimitReached) as refused:
@@ -369,7 +370,9 @@ async def test_a_tenant_watches_with_so_many_streams_and_no_more(leases: Leases)
 
 
 async def watching(leases: Leases, after_revision: int, prefix: str = ""):
-    call = leases.stub.WatchLeases(pb.WatchLeasesRequest(prefix=prefix, after_revision=after_revision), timeout=60)
+    call = leases.stub.WatchLeases(
+        pb.WatchLeasesRequest(prefix=prefix, after_revision=after_revision), timeout=PATIENCE_SECONDS
+    )
     try:
         async for answer in call:
             yield answer
@@ -380,7 +383,7 @@ async def watching(leases: Leases, after_revision: int, prefix: str = ""):
 async def heard(leases: Leases, after_revision: int, count: int) -> list[tuple[str, pb.Lease]]:
     """So many events under "w/" or "a"."""
     events: list[tuple[str, pb.Lease]] = []
-    async with asyncio.timeout(20), aclosing(watching(leases, after_revision)) as answers:
+    async with asyncio.timeout(PATIENCE_SECONDS), aclosing(watching(leases, after_revision)) as answers:
         async for answer in answers:
             for event in answer.events:
                 lease = event.held if event.HasField("held") else event.ended

@@ -12,6 +12,7 @@ from tenure.runtime.batching import BatchLimits
 from tenure.runtime.signing import Verifier
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tests.fix_checkpoint import TIMEOUT_SECONDS, words
+from tests.patience import PATIENCE_SECONDS
 
 
 class HeldCommitter:
@@ -155,7 +156,7 @@ async def test_a_batch_locks_its_rows_in_the_order_of_their_ids_whatever_order_t
 
 
 async def until_somebody_waits_for_a_lock(replica):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not await replica.query(
             "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
         ):

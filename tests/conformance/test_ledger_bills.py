@@ -9,13 +9,14 @@ from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tests.fix_checkpoint import answer, reserve
 from tests.fix_gateway import NOBODYS
+from tests.patience import CALL_SECONDS
 
 
 async def listed(replica, task_id, step=0, attempt_number=0, page_size=0):
     request = pb.ListBillsRequest(
         task_id=task_id, after_step=step, after_attempt_number=attempt_number, page_size=page_size
     )
-    return await replica.stub.ListBills(request, timeout=10)
+    return await replica.stub.ListBills(request, timeout=CALL_SECONDS)
 
 
 async def test_each_settled_attempt_has_a_row_lost_ones_by_estimate(checkpoint):
@@ -30,7 +31,7 @@ async def test_each_settled_attempt_has_a_row_lost_ones_by_estimate(checkpoint):
     assert (first.step, first.attempt_number, first.lost, first.epoch) == (1, 1, False, owner.claims.epoch)
     assert (second.step, second.attempt_number, second.lost, second.usage.input_tokens) == (2, 1, True, 100)
     assert first.root_task_id == task_id
-    entries = (await replica.stub.ListEntries(pb.ListEntriesRequest(task_id=task_id), timeout=10)).entries
+    entries = (await replica.stub.ListEntries(pb.ListEntriesRequest(task_id=task_id), timeout=CALL_SECONDS)).entries
     settled = [each.record_time for each in entries if each.body.WhichOneof("body") in _SETTLING]
     assert [first.settle_time, second.settle_time] == settled
 

@@ -21,7 +21,7 @@ from tests.fix_checkpoint import TIMEOUT_SECONDS, words
 async def follow(replica, cursor="", **wanted):
     """The stream's answers, for as long as somebody asks."""
     request = pb.WatchChangesRequest(after_cursor=cursor, filter=task_pb2.TaskFilter(**wanted))
-    async for answer in replica.stub.WatchChanges(request, timeout=4 * TIMEOUT_SECONDS):
+    async for answer in replica.stub.WatchChanges(request, timeout=2 * TIMEOUT_SECONDS):
         yield answer
 
 

@@ -14,6 +14,7 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.wire.token import sign_claims
 from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, entry, kinds, reserve, words
+from tests.patience import PATIENCE_SECONDS
 
 
 def intent(call_id="1.0", step=1):
@@ -108,7 +109,7 @@ async def test_a_commit_that_waited_while_the_fence_was_raised_is_stale(checkpoi
 
 
 async def until_somebody_waits_for_a_lock(replica):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not await replica.query(
             "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
         ):
@@ -257,7 +258,7 @@ async def test_a_stale_write_is_audited(checkpoint):
     new = await replica.claim(owner.task.task_id)
     with pytest.raises(StaleEpoch):
         await owner.commit(words())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             request = pb.ListRefusedWritesRequest(task_id=owner.task.task_id)
             refused = (await replica.stub.ListRefusedWrites(request, timeout=TIMEOUT_SECONDS)).refused_writes

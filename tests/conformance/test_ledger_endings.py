@@ -9,6 +9,7 @@ from tenure.domain.errors import AlreadyExists, WrongState
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
 from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, entry, kinds, reserve, words
+from tests.patience import PATIENCE_SECONDS
 
 CANCELLED = task_pb2.TASK_STATE_CANCELLED
 TIMED_OUT = task_pb2.TASK_STATE_TIMED_OUT
@@ -187,7 +188,7 @@ async def test_a_running_task_past_its_deadline_is_closed_by_its_owner_as_timed_
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await replica.query("update ledger.tasks set deadline_at = now()")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not (await replica.get(owner.task.task_id)).cancel_requested:
             await asyncio.sleep(0.01)
     assert (await owner.end(CANCELLED)).state == TIMED_OUT

@@ -17,6 +17,7 @@ from tenure.runtime.service import CommonSettings
 from tenure.runtime.settings import Address, ConfigurationError, Secret
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tests.fix_checkpoint import TIMEOUT_SECONDS, kinds, reserve, words
+from tests.patience import PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -76,10 +77,12 @@ async def test_an_answer_that_failed_after_the_commit_is_given_again(checkpoint,
 async def test_sigterm_drains_and_exits_in_order(checkpoint_process):
     running = await checkpoint_process()
     owner = await running.replica.claim((await running.replica.create()).task_id)
-    stream = running.replica.stub.WatchEntries(pb.WatchEntriesRequest(task_id=owner.task.task_id), timeout=30)
+    stream = running.replica.stub.WatchEntries(
+        pb.WatchEntriesRequest(task_id=owner.task.task_id), timeout=PATIENCE_SECONDS
+    )
     await stream.read()
     running.process.send_signal(signal.SIGTERM)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         assert await running.wait_until_dead() == 0
     with pytest.raises(Unavailable):
         await stream.read()
@@ -96,7 +99,7 @@ async def test_while_postgres_is_away_nothing_is_acknowledged_and_afterwards_all
     with pytest.raises(Unavailable):
         await replica.get(owner.task.task_id)
     await asyncio.to_thread(own_postgres.start)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             try:
                 assert (await owner.send(request)).sequence == 4

@@ -11,6 +11,7 @@ from tenure.runtime import metrics
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.refusal import refusal_to_domain
 from tests.fix_checkpoint import TIMEOUT_SECONDS, words
+from tests.patience import PATIENCE_SECONDS
 
 
 async def owners_of(checkpoint, count, stopping=None):
@@ -93,7 +94,7 @@ async def test_many_commits_become_few_transactions(checkpoint):
 
 async def test_a_reader_that_does_not_read_holds_up_nobody_else(checkpoint):
     replica, owners = await owners_of(checkpoint, 40)
-    deaf = replica.stub.CommitStream(timeout=60)
+    deaf = replica.stub.CommitStream(timeout=PATIENCE_SECONDS)
     for owner in owners[:39]:
         await replica.say(owner.task.task_id, "x" * 250_000)
     await deaf.write(frame(*[owner.request(words()) for owner in owners[:39]]))

@@ -10,6 +10,7 @@ from tenure.domain.messages import MOST_FACTS
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.fix_checkpoint import answer, kinds, reserve, words
+from tests.patience import PATIENCE_SECONDS
 
 SUCCEEDED = task_pb2.TASK_STATE_SUCCEEDED
 QUEUED = task_pb2.TASK_STATE_QUEUED
@@ -26,7 +27,7 @@ async def test_a_message_to_a_waiting_task_is_in_its_history_when_it_goes_on(che
     await owner.commit(transition=retry)
     told = await replica.say(owner.task.task_id, "look here")
     assert told.sequence > owner.known_sequence
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while (await replica.get(owner.task.task_id)).state != QUEUED:
             await asyncio.sleep(0.01)
     next_owner = await replica.claim(owner.task.task_id)

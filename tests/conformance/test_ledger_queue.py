@@ -11,6 +11,7 @@ from tenure.domain.epochs import compose_epoch
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.fix_checkpoint import TIMEOUT_SECONDS, kinds, reserve
+from tests.patience import PATIENCE_SECONDS
 
 
 async def offers(replica, limit=10, **fields):
@@ -93,7 +94,7 @@ async def test_an_offer_nobody_took_is_offered_again(checkpoint):
     short = Duration()
     short.FromMilliseconds(20)
     assert len(await offers(replica, reserve_duration=short)) == 1
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not (again := await offers(replica, reserve_duration=short)):
             await asyncio.sleep(0.005)
     assert again[0].task_id == task.task_id

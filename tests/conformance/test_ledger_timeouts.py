@@ -13,6 +13,7 @@ from tenure.wire.entries import entries_to_domain
 from tenure.wire.enums import state_name
 from tenure.wire.times import duration, moment, timestamp
 from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, entry, kinds, reserve
+from tests.patience import PATIENCE_SECONDS
 
 WAITING_USER = task_pb2.TASK_STATE_WAITING_USER
 QUEUED = task_pb2.TASK_STATE_QUEUED
@@ -33,7 +34,7 @@ def policy(action="", after=None, *, phase="queued", retry_seconds=3600.0, retri
 
 
 async def task_where(replica, task_id, holds):
-    async with asyncio.timeout(60.0):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not holds(task := await replica.get(task_id)):
             await asyncio.sleep(0.05)
     return task
@@ -199,7 +200,7 @@ async def test_a_task_is_offered_from_its_start_on_and_all_its_clocks_run_from_t
     assert moment(at_once.deadline_time) == moment(at_once.create_time) + timedelta(seconds=600)
     assert await offered(replica) == [at_once.task_id]
     await replica.query("update ledger.tasks set starts_at = now() where task_id = %s", task.task_id)
-    async with asyncio.timeout(60.0):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while task.task_id not in await offered(replica):
             await asyncio.sleep(0.05)
     assert (await replica.get(task.task_id)).sequence == task.sequence

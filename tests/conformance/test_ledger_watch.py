@@ -11,6 +11,7 @@ from tenure.runtime import metrics
 from tenure.runtime.migrations import migrate
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tests.fix_checkpoint import TIMEOUT_SECONDS, kinds, words
+from tests.patience import PATIENCE_SECONDS
 
 
 async def watch(replica, task_id, after=0):
@@ -19,7 +20,7 @@ async def watch(replica, task_id, after=0):
     while True:
         request = pb.WatchEntriesRequest(task_id=task_id, after_sequence=seen[-1].sequence if seen else after)
         try:
-            async for some in replica.stub.WatchEntries(request, timeout=60):
+            async for some in replica.stub.WatchEntries(request, timeout=PATIENCE_SECONDS):
                 seen.extend(some.entries)
                 if some.closed:
                     return seen
@@ -75,7 +76,7 @@ async def test_watchers_across_two_replicas_get_every_entry_once_through_a_postg
 
 async def commit_until_durable(owner, request):
     """The same commit again and again: a repeat is answered."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             try:
                 return await owner.send(request)
@@ -104,7 +105,7 @@ async def test_a_watcher_that_waits_holds_no_connection(checkpoint):
 async def test_a_slow_reader_holds_up_nobody_and_loses_nothing(checkpoint):
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
-    slow = replica.stub.WatchEntries(pb.WatchEntriesRequest(task_id=owner.task.task_id), timeout=60)
+    slow = replica.stub.WatchEntries(pb.WatchEntriesRequest(task_id=owner.task.task_id), timeout=PATIENCE_SECONDS)
     first = await slow.read()
     for _ in range(30):
         await owner.commit(words("x" * 300_000))

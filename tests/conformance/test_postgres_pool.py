@@ -14,13 +14,14 @@ from tenure.runtime.listen import Notification, Reconnected, listen
 from tenure.runtime.postgres import PoolOptions, connection, in_transaction, open_pool, startup_guard, transaction
 from tenure.runtime.postgres_errors import TransactionConflict, domain_errors
 from tenure.runtime.settings import ConfigurationError, Secret
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
-SMALL = PoolOptions(min_size=1, max_size=4, acquire_timeout_seconds=2.0)
+SMALL = PoolOptions(min_size=1, max_size=4, acquire_timeout_seconds=CALL_SECONDS)
 
 
 @asynccontextmanager
 async def pool_of(dsn: str, **changes):
-    chosen = {"min_size": 1, "max_size": 4, "acquire_timeout_seconds": 2.0, **changes}
+    chosen = {"min_size": 1, "max_size": 4, "acquire_timeout_seconds": CALL_SECONDS, **changes}
     async with open_pool(dsn, service="test", options=PoolOptions(**chosen)) as pool:
         yield pool
 
@@ -161,13 +162,13 @@ async def test_conflicts_without_end_are_told_in_the_end(fresh_database):
 
 
 async def test_the_pool_survives_a_crash_of_the_server(own_postgres):
-    async with pool_of(own_postgres.dsn(), min_size=4) as pool:
+    async with pool_of(own_postgres.dsn(), min_size=4, acquire_timeout_seconds=2.0) as pool:
         assert await one(pool, "select 1") == 1
         await asyncio.to_thread(own_postgres.kill)
         with pytest.raises(errors.Unavailable):
             await one(pool, "select 1")
         await own_postgres.start_async()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 try:
                     assert await one(pool, "select 1") == 1
@@ -207,7 +208,7 @@ async def test_a_service_may_start_before_its_server(own_postgres):
     await own_postgres.stop_async()
 
     async def work() -> int:
-        async with pool_of(dsn, start_timeout_seconds=30.0) as pool:
+        async with pool_of(dsn, start_timeout_seconds=PATIENCE_SECONDS) as pool:
             return await one(pool, "select 1")
 
     starting = asyncio.create_task(work())
@@ -245,7 +246,11 @@ async def test_a_listener_says_when_it_may_have_missed_something(fresh_database,
     dsn = await fresh_database()
     proxy = await tcp_proxy("127.0.0.1", postgres_server.port)
     through = dsn.replace(f":{postgres_server.port}/", f":{proxy.port}/")
-    async with pool_of(dsn) as pool, aclosing(listen(through, ["work", "Other"])) as heard, asyncio.timeout(20):
+    async with (
+        pool_of(dsn) as pool,
+        aclosing(listen(through, ["work", "Other"])) as heard,
+        asyncio.timeout(PATIENCE_SECONDS),
+    ):
         assert await anext(heard) == Reconnected()
         await say(pool, "work", "1")
         assert await anext(heard) == Notification("work", "1")
@@ -266,7 +271,7 @@ async def test_a_connection_that_breaks_leaves_the_outcome_unknown_and_the_next_
     dsn = await fresh_database()
     proxy = await tcp_proxy("127.0.0.1", postgres_server.port)
     through = dsn.replace(f":{postgres_server.port}/", f":{proxy.port}/")
-    async with pool_of(dsn) as direct, pool_of(through) as pool, asyncio.timeout(20):
+    async with pool_of(dsn) as direct, pool_of(through) as pool, asyncio.timeout(PATIENCE_SECONDS):
         sleeping = asyncio.create_task(one(pool, "select pg_sleep(30) as broken_off"))
         while not await one(direct, "select count(*) from pg_stat_activity where query like '%% as broken_off'"):
             await asyncio.sleep(0.01)
@@ -283,7 +288,7 @@ async def test_what_was_asked_of_a_silent_server_is_answered_when_it_hears_again
     dsn = await fresh_database()
     proxy = await tcp_proxy("127.0.0.1", postgres_server.port)
     through = dsn.replace(f":{postgres_server.port}/", f":{proxy.port}/")
-    async with pool_of(through) as pool, asyncio.timeout(20):
+    async with pool_of(through) as pool, asyncio.timeout(PATIENCE_SECONDS):
         assert await one(pool, "select 1") == 1
         proxy.deaf()
         asking = asyncio.create_task(one(pool, "select 2"))

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from tests.patience import PATIENCE_SECONDS
+
 
 @asynccontextmanager
 async def echo():
@@ -29,7 +31,7 @@ async def talking_to(port: int):
 
 
 async def test_it_passes_everything_on_both_ways(tcp_proxy):
-    async with echo() as port, asyncio.timeout(10):
+    async with echo() as port, asyncio.timeout(PATIENCE_SECONDS):
         proxy = await tcp_proxy("127.0.0.1", port)
         async with talking_to(proxy.port) as (reader, writer):
             writer.write(b"x" * 1_000_000)
@@ -38,7 +40,7 @@ async def test_it_passes_everything_on_both_ways(tcp_proxy):
 
 
 async def test_deaf_keeps_connections_and_passes_nothing(tcp_proxy):
-    async with echo() as port, asyncio.timeout(10):
+    async with echo() as port, asyncio.timeout(PATIENCE_SECONDS):
         proxy = await tcp_proxy("127.0.0.1", port)
         async with talking_to(proxy.port) as (reader, writer):
             proxy.deaf()
@@ -52,7 +54,7 @@ async def test_deaf_keeps_connections_and_passes_nothing(tcp_proxy):
 
 
 async def test_reset_breaks_connections_and_accepts_new_ones(tcp_proxy):
-    async with echo() as port, asyncio.timeout(10):
+    async with echo() as port, asyncio.timeout(PATIENCE_SECONDS):
         proxy = await tcp_proxy("127.0.0.1", port)
         async with talking_to(proxy.port) as (reader, writer):
             writer.write(b"hello")
@@ -66,7 +68,7 @@ async def test_reset_breaks_connections_and_accepts_new_ones(tcp_proxy):
 
 
 async def test_stop_refuses_and_start_accepts_at_the_same_address(tcp_proxy):
-    async with echo() as port, asyncio.timeout(10):
+    async with echo() as port, asyncio.timeout(PATIENCE_SECONDS):
         proxy = await tcp_proxy("127.0.0.1", port)
         address = proxy.address
         async with talking_to(proxy.port) as (reader, writer):

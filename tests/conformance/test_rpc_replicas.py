@@ -20,6 +20,7 @@ from tenure.runtime.rpc_channel import TenureChannel, open_channel
 from tenure.runtime.rpc_options import Keepalive, ServerLimits
 from tenure.runtime.rpc_server import RpcServer
 from tests.fix_proxy import MakeProxy, TcpProxy
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 QUICK = Keepalive(interval_seconds=1.0, timeout_seconds=2.0)
 """Long enough that a peer on a busy machine is not taken for a frozen one."""
@@ -69,7 +70,7 @@ class Replicas:
 
     async def until_all_answer(self) -> None:
         heard: set[bytes] = set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while heard != {replica.name for replica in self.both}:
                 heard.add(await self.ask_patiently())
 
@@ -111,9 +112,9 @@ async def test_a_call_to_a_frozen_replica_breaks_before_its_deadline_and_then_no
 ) -> None:
     async with two_replicas(tcp_proxy) as replicas:
         replicas.both[0].proxy.deaf()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             answers = await asyncio.gather(
-                *(replicas.ask(timeout=60.0) for _ in range(4)),
+                *(replicas.ask(timeout=2 * PATIENCE_SECONDS) for _ in range(4)),
                 return_exceptions=True,
             )
         broken = [answer for answer in answers if isinstance(answer, BaseException)]
@@ -122,7 +123,7 @@ async def test_a_call_to_a_frozen_replica_breaks_before_its_deadline_and_then_no
         assert {answer for answer in answers if not isinstance(answer, BaseException)} == {b"second"}
         # A call may still have met the connection as it was being closed; after that it is out of the rotation.
         assert await replicas.ask_patiently() == b"second"
-        assert {await replicas.ask(timeout=5.0) for _ in range(10)} == {b"second"}
+        assert {await replicas.ask(timeout=CALL_SECONDS) for _ in range(10)} == {b"second"}
 
 
 async def test_streams_are_shared_out_and_a_lost_one_begins_again_elsewhere(tcp_proxy: MakeProxy) -> None:
@@ -130,7 +131,7 @@ async def test_streams_are_shared_out_and_a_lost_one_begins_again_elsewhere(tcp_
         streams = dict([await replicas.hold(), await replicas.hold()])
         assert set(streams) == {b"first", b"second"}
         replicas.named(b"first").proxy.deaf()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             with pytest.raises(Unavailable):
                 await streams[b"first"].read()
         # A new stream may still meet the connection as it is being closed.
@@ -149,7 +150,7 @@ async def test_a_client_that_begins_while_a_replica_is_frozen_or_gone_is_served_
             if (going := make_silent()) is not None:
                 await going
             addresses = [frozen.proxy.address, alive.proxy.address]
-            async with open_channel(addresses, keepalive=QUICK, default_timeout_seconds=5.0) as channel:
+            async with open_channel(addresses, keepalive=QUICK, default_timeout_seconds=CALL_SECONDS) as channel:
                 ask = channel.unary_unary("/t.Who/Ask")
                 assert {await ask(b"") for _ in range(4)} == {b"second"}
 

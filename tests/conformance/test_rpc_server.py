@@ -22,6 +22,7 @@ from tenure.runtime.status import PeerFailed
 from tenure.runtime.telemetry import exporting, span
 from tenure.runtime.tenancy import as_tenant, current_tenant
 from tenure.runtime.trace_context import traceparent
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 SERVICE = "tenure.test.Echo"
 ARITIES = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
@@ -80,12 +81,12 @@ def refuse_bad(message: bytes) -> None:
 
 
 @asynccontextmanager
-async def echoing(**options: Any):
+async def echoing(*, grace_seconds: float = 2.0, **options: Any):
     echo = Echo()
-    server = RpcServer("127.0.0.1:0", validate=refuse_bad, grace_seconds=2.0, **options)
+    server = RpcServer("127.0.0.1:0", validate=refuse_bad, grace_seconds=grace_seconds, **options)
     server.add(SERVICE, register, echo)
     echo.server = server
-    async with server, open_channel(server.address, default_timeout_seconds=5.0) as channel:
+    async with server, open_channel(server.address, default_timeout_seconds=CALL_SECONDS) as channel:
         yield echo, channel
 
 
@@ -93,7 +94,7 @@ async def talk(channel: TenureChannel, arity: str, *messages: bytes) -> list[byt
     """Send the messages, return all answers."""
     method = getattr(channel, arity.replace("written", "unary_stream"))(f"/{SERVICE}/{arity}")
     requests: Any = iter(messages) if arity.startswith("stream") else messages[0]
-    call = method(requests, timeout=5.0)
+    call = method(requests, timeout=CALL_SECONDS)
     return [await call] if arity.endswith("unary") else [message async for message in call]
 
 
@@ -151,7 +152,7 @@ async def test_a_tenant_that_is_none_is_refused(named):
     async with echoing() as (_, channel):
         call = channel.raw.unary_unary(f"/{SERVICE}/unary_unary")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call(b"x", timeout=5.0, metadata=[("x-tenure-tenant", name) for name in named])
+            await call(b"x", timeout=CALL_SECONDS, metadata=[("x-tenure-tenant", name) for name in named])
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -175,11 +176,11 @@ async def test_a_client_that_goes_away_is_nobodys_bug(caplog):
 
     before = cancelled()
     async with echoing() as (echo, channel):
-        call = channel.unary_stream(f"/{SERVICE}/unary_stream")(b"forever", timeout=5.0)
+        call = channel.unary_stream(f"/{SERVICE}/unary_stream")(b"forever", timeout=CALL_SECONDS)
         assert await call.read() == b"first"
         await echo.hanging.wait()
         call.cancel()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while cancelled() == before:
                 await asyncio.sleep(0.01)
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
@@ -204,7 +205,7 @@ async def test_nobody_listening_is_unavailable():
         address = server.address
     async with open_channel(address) as channel:
         with pytest.raises(errors.Unavailable):
-            await channel.unary_unary("/x/Y")(b"", timeout=5.0)
+            await channel.unary_unary("/x/Y")(b"", timeout=CALL_SECONDS)
 
 
 async def test_a_method_nobody_serves_is_the_peers_failure():
@@ -233,13 +234,13 @@ async def test_the_writer_of_a_stream_learns_how_it_ended():
 
 
 async def test_health_goes_first_and_streams_end_by_themselves_when_the_server_drains():
-    async with echoing() as (echo, channel):
+    async with echoing(grace_seconds=2 * PATIENCE_SECONDS) as (echo, channel):
         health = health_pb2_grpc.HealthStub(channel)
         watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
         stream = channel.unary_stream(f"/{SERVICE}/unary_stream")(b"until stopping")
         assert await stream.read() == b"first"
-        async with asyncio.timeout(1.5):  # less than the grace: nothing waits it out
+        async with asyncio.timeout(PATIENCE_SECONDS):  # less than the grace: nothing waits it out
             await echo.server.drain()
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
         assert await watch.read() is grpc.aio.EOF
@@ -249,9 +250,9 @@ async def test_health_goes_first_and_streams_end_by_themselves_when_the_server_d
 
 
 async def test_a_call_that_is_under_way_is_answered_while_the_server_drains():
-    async with echoing() as (echo, channel):
+    async with echoing(grace_seconds=2 * PATIENCE_SECONDS) as (echo, channel):
         call = asyncio.ensure_future(talk(channel, "unary_unary", b"until stopping"))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await echo.hanging.wait()
             await echo.server.drain()
             assert await call == [b"default:until stopping"]
@@ -277,7 +278,7 @@ async def test_reflection_lists_the_services(version):
             request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
             response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
         )
-        call = method(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=5.0)
+        call = method(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=CALL_SECONDS)
         answers = [answer async for answer in call]
         assert SERVICE in {service.name for service in answers[0].list_services_response.service}
 
@@ -297,10 +298,14 @@ async def test_several_addresses_share_the_calls_and_a_lost_one_is_left_out():
 
         handler = grpc.method_handlers_generic_handler("t.Who", {"Ask": grpc.unary_unary_rpc_method_handler(tell)})
         server.add("t.Who", lambda h, s: s.add_generic_rpc_handlers((h,)), handler)
-    async with first, second, open_channel([first.address, second.address], default_timeout_seconds=5.0) as channel:
+    async with (
+        first,
+        second,
+        open_channel([first.address, second.address], default_timeout_seconds=CALL_SECONDS) as channel,
+    ):
         ask = channel.unary_unary("/t.Who/Ask")
         heard: set[bytes] = set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while heard != {b"first", b"second"}:
                 heard.add(await ask(b"", wait_for_ready=True))
         await first.drain()
@@ -331,7 +336,7 @@ async def test_the_details_are_readable_by_any_client_of_google_rpc():
 
     async with echoing() as (_, channel):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await channel.raw.unary_unary(f"/{SERVICE}/unary_unary")(b"raise", timeout=5.0)
+            await channel.raw.unary_unary(f"/{SERVICE}/unary_unary")(b"raise", timeout=CALL_SECONDS)
         trailer = dict(caught.value.trailing_metadata())["grpc-status-details-bin"]
         info = error_details_pb2.ErrorInfo()
         assert status_pb2.Status.FromString(trailer).details[0].Unpack(info)

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.patience import PATIENCE_SECONDS
 from tests.service_process import REPOSITORY
 
 SERVICES = ("gateway", "coordinator", "checkpoint", "tools", "worker")
@@ -30,7 +31,7 @@ async def run(name: str, *arguments: str, **variables: str) -> tuple[int | None,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         out, err = await process.communicate()
     return process.returncode, out.decode(), err.decode()
 

@@ -15,6 +15,7 @@ from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_service_pb2
 from tenure.wire.token import sign_claims
 from tests.fix_tools import Owner, execute_request
+from tests.patience import CALL_SECONDS
 
 ALL_TOOLS = [
     "append_record",
@@ -64,7 +65,8 @@ async def test_a_caller_that_goes_away_stops_nothing(tool_service, grants, outsi
     tools = await tool_service()
     owner = grants.claim()
     call = tools.stub.Execute(
-        execute_request(owner, "1.0", "append_record_unsafe", '{"file": "a", "line": "x", "delay_ms": 300}'), timeout=5
+        execute_request(owner, "1.0", "append_record_unsafe", '{"file": "a", "line": "x", "delay_ms": 300}'),
+        timeout=CALL_SECONDS,
     )
     assert (await call.read()).HasField("started")
     call.cancel()
@@ -102,7 +104,7 @@ async def test_arguments_that_do_not_fit_are_an_outcome_the_model_can_use(tool_s
     tools = await tool_service()
     request = execute_request(grants.claim(), "1.0", tool, arguments)
     for _ in range(2):
-        events = [event async for event in tools.stub.Execute(request, timeout=5)]
+        events = [event async for event in tools.stub.Execute(request, timeout=CALL_SECONDS)]
         assert [event.WhichOneof("event") for event in events] == ["outcome"]
         assert events[0].outcome.status == 4
         assert words in events[0].outcome.content
@@ -112,7 +114,7 @@ async def test_only_allowed_tools_are_listed_and_run(tool_service, grants, outsi
     tools = await tool_service()
     for allowed, expected in ((None, ALL_TOOLS), ((), []), (("read_file", "unknown"), ["read_file"])):
         owner = grants.claim(tools=allowed)
-        answer = await tools.stub.ListTools(tool_service_pb2.ListToolsRequest(token=owner.token), timeout=5)
+        answer = await tools.stub.ListTools(tool_service_pb2.ListToolsRequest(token=owner.token), timeout=CALL_SECONDS)
         assert [tool.name for tool in answer.tools] == expected
         outcome = await tools.outcome(owner, "1.0", "append_record", file="a", line="x")
         assert outcome.status is (OutcomeStatus.SUCCEEDED if allowed is None else OutcomeStatus.NOT_ALLOWED)
@@ -121,7 +123,9 @@ async def test_only_allowed_tools_are_listed_and_run(tool_service, grants, outsi
 
 async def test_every_tool_says_what_a_model_and_a_worker_must_know(tool_service, grants):
     tools = await tool_service()
-    answer = await tools.stub.ListTools(tool_service_pb2.ListToolsRequest(token=grants.claim().token), timeout=5)
+    answer = await tools.stub.ListTools(
+        tool_service_pb2.ListToolsRequest(token=grants.claim().token), timeout=CALL_SECONDS
+    )
     for tool in answer.tools:
         assert tool.description
         assert json.loads(tool.input_schema_json)["type"] == "object"

@@ -12,20 +12,21 @@ from tenure.domain.errors import StaleEpoch, Unavailable
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_pb2, tool_service_pb2
 from tests.fix_tools import appear, execute_request
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 SLOW_PROGRAM = "import time\nprint('begun', flush=True)\ntime.sleep(60)"
 
 
 async def asked_for_ever(tools, owner):
     """Until it is refused."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             await tools.outcome(owner, "9.0", "list_files")
 
 
 async def refused_calls(tools, owner):
     request = tool_service_pb2.ListRefusedCallsRequest(task_id=owner.task_id)
-    return (await tools.stub.ListRefusedCalls(request, timeout=5)).refused_calls
+    return (await tools.stub.ListRefusedCalls(request, timeout=CALL_SECONDS)).refused_calls
 
 
 async def test_a_lower_epoch_is_refused_and_leaves_a_trail(tool_service, grants, outside):
@@ -120,7 +121,8 @@ async def test_a_higher_epoch_joins_what_was_started(tool_service, grants, outsi
     tools = await tool_service()
     old = grants.claim(epoch=10)
     call = tools.stub.Execute(
-        execute_request(old, "1.0", "append_record_unsafe", '{"file": "a", "line": "x", "delay_ms": 500}'), timeout=5
+        execute_request(old, "1.0", "append_record_unsafe", '{"file": "a", "line": "x", "delay_ms": 500}'),
+        timeout=CALL_SECONDS,
     )
     assert (await call.read()).HasField("started")
     new = grants.claim(old.task_id, epoch=11)

@@ -10,13 +10,13 @@ import pytest
 from tenure.domain.errors import StaleEpoch, Unavailable
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_service_pb2
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 SLOW_PROGRAM = "import time\nprint('begun', flush=True)\ntime.sleep(60)"
 
 
 async def forget(tools, owner):
-    await tools.stub.Forget(tool_service_pb2.ForgetRequest(token=owner.token), timeout=30)
+    await tools.stub.Forget(tool_service_pb2.ForgetRequest(token=owner.token), timeout=CALL_SECONDS)
 
 
 async def forgets(tools, owner) -> bool:

@@ -12,6 +12,7 @@ from tenure.domain.errors import StaleEpoch, Unavailable
 from tenure.v1 import tool_pb2, tool_service_pb2
 from tenure.wire.refusal import refusal_to_domain
 from tests.fix_tools import execute_request
+from tests.patience import PATIENCE_SECONDS
 
 
 class Stream:
@@ -32,7 +33,7 @@ class Stream:
     async def endings(self, count: int) -> list:
         """The next outcomes and refusals, in the order of their arrival."""
         found: list = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while len(found) < count:
                 frame = await self.call.read()
                 assert frame is not grpc.aio.EOF

@@ -13,11 +13,12 @@ from tenure.domain.tools import CallState, EffectClass, OutcomeStatus
 from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import tool_service_pb2
 from tests.fix_gateway import NOBODYS
+from tests.patience import CALL_SECONDS
 
 
 async def listed(tools, owner, after="", page_size=0):
     request = tool_service_pb2.ListCallsRequest(task_id=owner.task_id, after_call_id=after, page_size=page_size)
-    return await tools.stub.ListCalls(request, timeout=5)
+    return await tools.stub.ListCalls(request, timeout=CALL_SECONDS)
 
 
 async def test_calls_are_told_with_their_trail_and_the_fence(tool_service, grants):

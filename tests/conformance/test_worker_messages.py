@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from tenure.domain import entries as facts
+from tests.patience import PATIENCE_SECONDS
 
 
 async def test_words_that_come_after_the_last_answer_are_answered(bench, tmp_path):
@@ -12,7 +13,7 @@ async def test_words_that_come_after_the_last_answer_are_answered(bench, tmp_pat
     reached, go_on = tmp_path / "reached", tmp_path / "go-on"
     await bench.start_worker(failpoints=f"worker.before_close_out=1#touch({reached})->1#wait({go_on})")
     task_id = await bench.submit("sim-hello")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not reached.exists():
             await asyncio.sleep(0.02)
     await bench.tell(task_id, "one thing more")

@@ -9,6 +9,7 @@ import pytest
 from services.worker.estimate import InputEstimate
 from services.worker.model import ModelCall, ModelCallFailed, ModelClient, ModelRequest
 from tenure.domain.fold import text_of
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 GOAL = [{"role": "user", "content": [{"type": "text", "text": "Research our competitor's pricing."}]}]
 TOOLS = [
@@ -20,7 +21,7 @@ TOOLS = [
 @pytest.fixture
 async def client(simulator):
     async with ModelClient(
-        api_key="sk-test", base_url=simulator.url, timeout_seconds=20.0, silence_seconds=10.0
+        api_key="sk-test", base_url=simulator.url, timeout_seconds=CALL_SECONDS, silence_seconds=CALL_SECONDS
     ) as client:
         yield client
 
@@ -129,7 +130,7 @@ async def test_an_error_inside_a_stream_is_told_by_its_type(client, simulator):
 async def test_a_dripping_answer_ends_at_the_whole_calls_timeout(simulator):
     simulator.order_fault(drip_ms=200)
     async with ModelClient(
-        api_key="sk-test", base_url=simulator.url, timeout_seconds=0.5, silence_seconds=10.0
+        api_key="sk-test", base_url=simulator.url, timeout_seconds=0.5, silence_seconds=CALL_SECONDS
     ) as client:
         with pytest.raises(ModelCallFailed) as failed:
             await ask(client, "sim-slow")
@@ -139,7 +140,7 @@ async def test_a_dripping_answer_ends_at_the_whole_calls_timeout(simulator):
 async def test_a_silent_provider_is_given_up(simulator):
     simulator.order_fault(drip_ms=3000)
     async with ModelClient(
-        api_key="sk-test", base_url=simulator.url, timeout_seconds=20.0, silence_seconds=0.3
+        api_key="sk-test", base_url=simulator.url, timeout_seconds=CALL_SECONDS, silence_seconds=0.3
     ) as client:
         with pytest.raises(ModelCallFailed) as failed:
             await ask(client, "sim-hello")
@@ -159,11 +160,11 @@ async def test_a_call_that_is_broken_off_knows_its_bill(client, simulator):
     began = asyncio.Event()
     call = ModelCall(on_text=lambda *_: began.set(), on_characters=lambda _: None)
     asking = asyncio.create_task(client.answer(request_of("sim-slow"), call))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await began.wait()
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not simulator.calls():
             await asyncio.sleep(0.02)
     assert call.usage.input_tokens > 0

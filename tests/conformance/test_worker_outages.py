@@ -12,6 +12,7 @@ from tenure.domain.states import TaskState
 from tenure.domain.task import InDoubtPolicy, TaskPolicy
 from tenure.domain.tools import OutcomeStatus
 from tenure.wire.enums import state_name
+from tests.patience import PATIENCE_SECONDS
 
 TTL_SECONDS = 5.0
 PACED_EFFECTS = sorted(str(number) for number in range(6))
@@ -43,7 +44,7 @@ async def test_a_ledger_that_takes_no_commit_has_the_task_let_go_unharmed(bench)
     worker = await bench.start_worker()
     await bench.restart("checkpoint", failpoints="checkpoint.before_commit=error(UNAVAILABLE)")
     task_id = await bench.submit("sim-hello")
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while "the task is let go" not in worker.log():
             await asyncio.sleep(0.1)
     assert bench.model_calls(task_id) == []

@@ -15,6 +15,7 @@ from tenure.domain.task import Limits, TaskPolicy
 from tenure.domain.tools import OutcomeStatus
 from tenure.wire.enums import state_name
 from tenure.wire.task import usage_to_domain
+from tests.patience import PATIENCE_SECONDS
 
 EFFECTS = sorted(f"{kind} {number}" for kind in ("keyed", "once") for number in (1, 2, 3))
 
@@ -75,7 +76,7 @@ async def test_a_claim_is_given_back_when_its_task_is_closed(bench):
     await bench.start_worker()
     task_id = await bench.submit("sim-hello")
     await bench.ended(task_id)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while await bench.claims(task_id):
             await asyncio.sleep(0.02)
 

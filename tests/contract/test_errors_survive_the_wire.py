@@ -13,6 +13,7 @@ from tenure.domain import errors
 from tenure.runtime.rpc_channel import open_channel
 from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.status import from_plain, to_plain
+from tests.patience import CALL_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +40,7 @@ async def test_an_error_survives_a_call(raised):
     server.add("t.Fail", lambda one, to: to.add_generic_rpc_handlers((one,)), handler)
     async with server, open_channel(server.address) as channel:
         with pytest.raises(errors.TenureError) as caught:
-            await channel.unary_unary("/t.Fail/Now")(b"", timeout=5.0)
+            await channel.unary_unary("/t.Fail/Now")(b"", timeout=CALL_SECONDS)
     assert_same(caught.value, raised)
 
 

@@ -15,6 +15,7 @@ from tenure.domain.epochs import compose_epoch
 from tenure.domain.token import Claims
 from tenure.runtime.signing import Signer, Verifier, write_key_pair
 from tenure.wire.token import sign_claims
+from tests.patience import CALL_SECONDS
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "verify_token.mjs"
 NODE = shutil.which("node")
@@ -41,7 +42,7 @@ def files(tmp_path: Path) -> dict[str, Path]:
 def verify(files: dict[str, Path], resource: str, tenant: str) -> subprocess.CompletedProcess[str]:
     assert NODE is not None
     command = [NODE, SCRIPT, files["keys"], files["token"], resource, tenant]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=CALL_SECONDS, check=False)
 
 
 def test_node_reads_what_a_good_token_says(files):

@@ -10,6 +10,7 @@ import pytest
 
 from tenure.cli.exits import Exit
 from tests.end_to_end.command import Done, next_value, start, started, tenure
+from tests.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.server
 
@@ -259,7 +260,7 @@ async def test_a_watch_survives_a_restart_of_the_gateway_without_gap_or_repeat(o
         seen = [(await next_value(watch))["entry"]["sequence"] for _ in range(5)]
         gateway.kill()
         gateway.start()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             out, err = await watch.communicate()
     rest = [event["entry"]["sequence"] for event in Done(0, out.decode(), "").values if "entry" in event]
     assert watch.returncode == Exit.OK, err

@@ -14,6 +14,7 @@ from tenure.cli.exits import Exit
 from tenure.client import Client
 from tenure.dev.dev_file import read_addresses
 from tests.end_to_end.command import next_value, start, started, tenure
+from tests.patience import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
 
@@ -39,7 +40,7 @@ def process_of(worker: str, data: Path) -> int:
 async def interrupted(dev: Process) -> str:
     """What it says after Ctrl-C, to its end."""
     dev.send_signal(signal.SIGINT)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         out, err = await dev.communicate()
     assert dev.returncode == Exit.OK, err
     assert b"Traceback" not in err
@@ -105,7 +106,7 @@ async def test_an_interrupt_while_it_starts_leaves_nothing_behind(tmp_path):
     while b"starting checkpoint" not in await asyncio.wait_for(dev.stderr.readline(), 60):
         pass
     dev.send_signal(signal.SIGTERM)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         _, err = await dev.communicate()
     assert dev.returncode == Exit.INTERRUPTED
     assert b"Traceback" not in err

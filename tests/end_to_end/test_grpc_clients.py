@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.installation import Installation
+from tests.patience import PATIENCE_SECONDS
 
 TASKS = "tenure.v1.TaskService"
 SCRIPTS = Path(sys.executable).parent
@@ -21,7 +22,7 @@ async def run(*command: str) -> list[dict[str, Any]]:
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         out, err = await process.communicate()
     assert process.returncode == 0, err.decode()
     decoder, text, documents = json.JSONDecoder(), out.decode().strip(), []

@@ -31,6 +31,7 @@ from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tests.end_to_end.conftest import options
 from tests.end_to_end.installation import PATIENCE_SECONDS, Installation, check_whole
 from tests.end_to_end.test_takeover import EFFECTS
+from tests.patience import CALL_SECONDS
 from tests.scripted_worker import ScriptedWorker
 
 KINDS: Final = ("gateway", "coordinator", "checkpoint", "tools")
@@ -131,7 +132,7 @@ async def test_a_submit_repeated_at_all_gateways_at_once_is_one_task(install: Re
             TaskServiceStub(await opened.enter_async_context(open_channel(one.address)))
             for one in install.both("gateway")
         ]
-        answers = await asyncio.gather(*(stubs[n % 2].SubmitTask(request, timeout=20.0) for n in range(20)))
+        answers = await asyncio.gather(*(stubs[n % 2].SubmitTask(request, timeout=CALL_SECONDS) for n in range(20)))
     assert len({answer.task.task_id for answer in answers}) == 1
 
 
@@ -193,7 +194,9 @@ async def test_a_call_that_runs_at_one_replica_is_joined_at_another_after_its_wo
             grant = await take(second, "append_record_unsafe", arguments)
             joined, stream = await begin(there, call_of(grant, "append_record_unsafe", arguments))
             outcome = await outcome_of(stream)
-            again = await outcome_of(here.Execute(call_of(grant, "append_record_unsafe", arguments), timeout=10.0))
+            again = await outcome_of(
+                here.Execute(call_of(grant, "append_record_unsafe", arguments), timeout=CALL_SECONDS)
+            )
     assert (joined.joined, joined.call_attempt) == (True, started.call_attempt)
     assert outcome.status == tool_pb2.OUTCOME_STATUS_SUCCEEDED
     assert again == outcome
@@ -207,7 +210,7 @@ async def test_closing_a_fence_at_one_replica_stops_what_runs_at_another(install
     async with tool_replicas(install) as (here, there), scripted(install, queue) as worker:
         grant = await take(worker, "append_record", arguments)
         _, stream = await begin(here, call_of(grant, "append_record", arguments))
-        fenced = await there.Fence(tools_pb.FenceRequest(token=grant.token, close=True), timeout=20.0)
+        fenced = await there.Fence(tools_pb.FenceRequest(token=grant.token, close=True), timeout=CALL_SECONDS)
         outcome = await outcome_of(stream)
         (call,) = fenced.calls
         assert (call.state, call.outcome) == (tool_pb2.CALL_STATE_FINISHED, outcome)
@@ -275,7 +278,7 @@ async def ask_until(done: asyncio.Event, client: Client, bare: Any, task_ids: Se
         for task_id in task_ids:
             assert (await client.get(task_id)).task_id == task_id
             try:
-                await bare.GetTask(api.GetTaskRequest(task_id=task_id), timeout=10.0)
+                await bare.GetTask(api.GetTaskRequest(task_id=task_id), timeout=CALL_SECONDS)
             except grpc.aio.AioRpcError as error:
                 heard.add(error.code())
         await asyncio.sleep(0.01)

@@ -18,6 +18,7 @@ from tenure.v1 import task_service_pb2 as api
 from tenure.wire.times import duration, moment, seconds
 from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation
+from tests.patience import CALL_SECONDS
 from tests.service_process import ServiceProcess
 
 FILE = """
@@ -94,7 +95,7 @@ async def submit(client: Client, gateway: str, source: str) -> task_pb2.Task:
             asked = schedules.CreateScheduleRequest(name=f"yearly-{uuid.uuid4().hex}", spec=spec, cron="0 0 1 1 *")
             made = await client.create_schedule(asked)
             run = schedules.TriggerScheduleRequest(schedule=made.schedule_id)
-            return (await client.schedules.TriggerSchedule(run, timeout=30)).task
+            return (await client.schedules.TriggerSchedule(run, timeout=CALL_SECONDS)).task
         case "control":
             said = ["--function", "month_end", "--input", "{}"]
         case _:

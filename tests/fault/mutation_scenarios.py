@@ -17,6 +17,7 @@ from tenure.v1 import task_pb2, tool_pb2
 from tests.fault.mutation_bench import Arena
 from tests.fix_checkpoint import Owner, reserve, words
 from tests.fix_tools import appear
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 REFUSED = suppress(TenureError)
 """What a stale caller hears. With the guard gone it hears nothing, and what follows may be refused instead."""
@@ -91,7 +92,7 @@ async def an_old_commit_is_delivered_again(arena: Arena) -> None:
     await owner.send(request)
     await owner.commit(words("and then this"))
     with REFUSED:
-        await owner.replica.stub.Commit(request, timeout=20.0)
+        await owner.replica.stub.Commit(request, timeout=CALL_SECONDS)
 
 
 async def the_loss_of_an_older_claim_is_told_late(arena: Arena) -> None:
@@ -180,7 +181,7 @@ async def a_call_is_asked_for_again(arena: Arena) -> None:
 async def a_running_call_is_asked_for_again(arena: Arena) -> None:
     owner = await arena.owner_with_a_call(delay_ms=500)
     first = asyncio.create_task(arena.execute(owner))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while tool_pb2.CALL_STATE_STARTED not in {call.state for call in (await arena.fence(owner)).values()}:
             await asyncio.sleep(0.02)
     outcome = await arena.execute(owner)

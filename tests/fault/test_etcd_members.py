@@ -14,6 +14,7 @@ from tenure.runtime.etcd.client import EtcdClient
 from tenure.runtime.etcd.errors import EtcdUnavailable, EtcdUnclear
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tests.owners import Owners, health_becomes
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 from tests.scripted_worker import ScriptedWorker
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ async def test_without_a_quorum_nothing_is_granted_and_what_runs_may_write(
         await owners.of(running)
         async with cluster.frozen(*await cluster.majority()):
             began = time.monotonic()
-            await health_becomes(replica, serving=False, within_seconds=10.0)
+            await health_becomes(replica, serving=False, within_seconds=PATIENCE_SECONDS)
             waiting = await cluster_fleet.submit_many(2)
             for task_id in running:
                 assert await owners.may_write(owners.newest(task_id))
@@ -82,7 +83,10 @@ async def test_without_a_quorum_nothing_is_granted_and_what_runs_may_write(
 async def streamed(fleet: Fleet, task_id: str) -> int:
     """How many entries a watcher is sent at once."""
     request = ledger_pb.WatchEntriesRequest(task_id=task_id)
-    async with asyncio.timeout(20), aclosing(fleet.ledger.WatchEntries(request, timeout=20.0).__aiter__()) as answers:
+    async with (
+        asyncio.timeout(PATIENCE_SECONDS),
+        aclosing(fleet.ledger.WatchEntries(request, timeout=CALL_SECONDS).__aiter__()) as answers,
+    ):
         async for answer in answers:
             if answer.entries:
                 return len(answer.entries)

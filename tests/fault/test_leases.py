@@ -39,7 +39,7 @@ from tenure.v1 import lease_service_pb2 as pb
 from tests.fix_coordinator import Fleet, make_fleet
 from tests.fix_etcd import paused
 from tests.fix_leases import Leases, new_ledger
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 from tests.service_process import ServiceProcess
 
 pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module")]
@@ -332,7 +332,7 @@ async def test_a_good_token_of_another_resource_is_refused(backends, leases):
 
 @asynccontextmanager
 async def watch(leases: Leases, after_revision: int = 0) -> AsyncIterator[AsyncIterator[pb.WatchLeasesResponse]]:
-    call = leases.stub.WatchLeases(pb.WatchLeasesRequest(after_revision=after_revision), timeout=60)
+    call = leases.stub.WatchLeases(pb.WatchLeasesRequest(after_revision=after_revision), timeout=PATIENCE_SECONDS)
     try:
         yield aiter(call)
     finally:
@@ -357,7 +357,9 @@ async def exists(path) -> None:
 async def compact(etcd: EtcdProcess) -> None:
     async with EtcdClient([etcd.endpoint]) as client:
         revision = await client.revision()
-        await client.endpoints.current.kv.Compact(stubs.CompactionRequest(revision=revision, physical=True), timeout=10)
+        await client.endpoints.current.kv.Compact(
+            stubs.CompactionRequest(revision=revision, physical=True), timeout=CALL_SECONDS
+        )
 
 
 def withdraw(fleet: Fleet, key_id: str) -> None:

@@ -13,13 +13,14 @@ from tenure.v1.task_service_pb2_grpc import TaskServiceStub
 from tenure.wire.enums import state_name
 from tests.fix_proxy import Lost
 from tests.parted import check_whole, logged, placed_service
+from tests.patience import PATIENCE_SECONDS
 
 CALL_SECONDS = 10.0
 
 
 async def serves(placed, wanted: bool) -> None:
     """Waits until the health of a replica is as wanted."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while await placed.process.serves() is not wanted:
             await asyncio.sleep(0.1)
 

@@ -22,6 +22,7 @@ from services.tools.sandbox import Detection, SandboxSettings
 from services.tools.sandbox.identity import instance_name
 from services.tools.sandbox.placement import Stage
 from services.tools.sandbox.sandbox import sweep
+from tests.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -213,7 +214,7 @@ def test_an_ordinary_user_gets_a_sandbox_and_is_told_what_is_weaker(
         env={"PATH": "/usr/bin:/bin", "TMPDIR": str(_private_directory(readable_copy))},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -18,6 +18,7 @@ from tenure.domain import entries as facts
 from tenure.wire.enums import state_name
 from tests.acknowledged import acknowledged_writes
 from tests.parted import check_whole, logged
+from tests.patience import PATIENCE_SECONDS
 from tests.small_disk import SmallDisk
 
 RECOVERY_SECONDS = 10.0
@@ -225,7 +226,7 @@ async def test_a_deadlock_that_others_cause_is_survived(bench, postgres):
 
 async def waits_for_a_lock(postgres):
     """Until the ledger does."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         waiting = (
             "select count(*) from pg_stat_activity where application_name like 'tenure-%' and wait_event_type = 'Lock'"
         )

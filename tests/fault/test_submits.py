@@ -13,6 +13,7 @@ from tenure.runtime.rpc_channel import open_channel
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
 from tests.fix_proxy import Lost
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 REPEATS = 20
 
@@ -74,12 +75,12 @@ async def test_a_submit_whose_answer_was_lost_with_its_gateway_is_answered_by_an
     host, _, port = doomed.process.address.rpartition(":")
     proxy = await tcp_proxy(host, int(port))
     request = submit()
-    async with open_channel(proxy.address, default_timeout_seconds=20.0) as channel:
-        async with asyncio.timeout(10):
+    async with open_channel(proxy.address, default_timeout_seconds=CALL_SECONDS) as channel:
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await channel.channel_ready()
         proxy.deaf(Lost.ANSWERS)
         submitting = asyncio.ensure_future(TaskServiceStub(channel).SubmitTask(request))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not (made := await tasks(other)):
                 await asyncio.sleep(0.02)
         doomed.process.signal(signal.SIGKILL)

@@ -10,6 +10,7 @@ from services.tools.statements import MIGRATIONS
 from tenure.domain.errors import Unavailable
 from tenure.domain.tools import OutcomeStatus
 from tenure.runtime.migrations import migrate
+from tests.patience import PATIENCE_SECONDS
 
 UNSAFE = "append_record_unsafe"
 
@@ -30,7 +31,7 @@ async def begun(tools, owner, **arguments):
 
 async def executed(tools, owner, call_id, **arguments):
     """The outcome, asked for until the service has its database again."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             try:
                 return await tools.outcome(owner, call_id, UNSAFE, **arguments)
@@ -56,7 +57,7 @@ async def test_an_outcome_outlasts_the_outage(losable, grants, outside):
     owner = grants.claim()
     call = await begun(tools, owner, delay_ms=500)
     await asyncio.to_thread(postgres.kill)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not outside.lines("a"):
             await asyncio.sleep(0.02)
     await asyncio.sleep(2.5)  # the outage itself: longer than the runner is trusted

@@ -11,6 +11,7 @@ from tenure.domain.errors import StaleEpoch, TenureError
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_pb2
 from tests.fix_tools import appear
+from tests.patience import PATIENCE_SECONDS
 
 UNSAFE = "append_record_unsafe"
 
@@ -18,7 +19,7 @@ UNSAFE = "append_record_unsafe"
 async def state_becomes(tools_database, owner, state):
     """Wait for the record."""
     statement, task_id = "select state from calls where task_id = %s", uuid.UUID(owner.task_id)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while await tools_database(statement, task_id) != [(state,)]:
             await asyncio.sleep(0.02)
 
@@ -75,7 +76,7 @@ async def test_a_runner_that_was_judged_dead_stops_what_it_runs(tool_service, gr
     frozen.thaw()
     with pytest.raises(TenureError):
         await call
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not frozen.logged("this runner could not renew in time: it stops what it runs"):
             await asyncio.sleep(0.02)
     assert outside.lines("a") == []

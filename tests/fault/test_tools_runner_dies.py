@@ -15,6 +15,7 @@ from tenure.domain.errors import Unavailable
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_pb2, tool_service_pb2
 from tests.fix_tools import execute_request
+from tests.patience import PATIENCE_SECONDS
 
 KEYED, UNSAFE = "append_record", "append_record_unsafe"
 DONE, DOUBT = OutcomeStatus.SUCCEEDED, OutcomeStatus.IN_DOUBT
@@ -115,14 +116,17 @@ async def test_a_killed_service_takes_its_programs_along(tool_service, grants, o
         pytest.skip("no sandbox on this machine")
     dying = await tool_service()
     owner = grants.claim()
-    code = "import time, pathlib\npathlib.Path('run').open('a').write('x')\ntime.sleep(1)\nprint('done')"
+    code = (
+        "import time, pathlib\nrun = pathlib.Path('run')\nrun.open('a').write('x')\n"
+        "if run.read_text() == 'x':\n    time.sleep(600)\nprint('done')"
+    )
     dying.begin(owner, "1.0", "execute_python", code=code)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not (outside.workspace(owner) / "run").exists():
             await asyncio.sleep(0.02)
     (program,) = await asyncio.to_thread(programs_of, dying.process.pid)
     await dying.kill()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while Path(f"/proc/{program}").exists():
             await asyncio.sleep(0.02)
     outcome = await (await tool_service()).outcome(owner, "1.0", "execute_python", code=code)

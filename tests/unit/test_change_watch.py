@@ -16,6 +16,7 @@ from tenure.domain.errors import InvalidRequest, OutOfRange, Unavailable
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
+from tests.patience import PATIENCE_SECONDS
 
 BEAT_SECONDS = 0.05
 
@@ -52,7 +53,7 @@ async def events(
     request = api.WatchTasksRequest(after_cursor=cursor)
     found: list[Any] = []
     async with (
-        asyncio.timeout(20),
+        asyncio.timeout(PATIENCE_SECONDS),
         TasksWatch(peers, request, stopping or asyncio.Event()) as watch,
         aclosing(watch.events(BEAT_SECONDS)) as told,
     ):

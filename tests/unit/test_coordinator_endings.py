@@ -8,6 +8,7 @@ from typing import Any, cast
 from services.coordinator.endings import Endings
 from services.coordinator.sessions import Sessions
 from tenure.v1 import checkpoint_service_pb2 as pb
+from tests.patience import PATIENCE_SECONDS
 
 
 class Due:
@@ -46,7 +47,7 @@ async def test_an_ending_that_hangs_or_breaks_holds_up_no_other() -> None:
     endings = Endings(cast("Any", due), Sessions(), cast("Any", ender), grace_seconds=1.0)
     duty = asyncio.create_task(endings.run())
     try:
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await ender.all_ended.wait()
         assert not duty.done()
     finally:

@@ -20,6 +20,7 @@ from tenure.runtime.status import PeerFailed
 from tenure.runtime.tenancy import current_tenant
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import token_pb2
+from tests.patience import PATIENCE_SECONDS
 
 REFUSALS: dict[str, Exception] = {
     "runs": Unavailable("a call of this task still runs", reason="CALL_STILL_RUNS"),
@@ -74,7 +75,7 @@ async def test_what_the_tools_refuse_is_not_noted_and_holds_up_no_other(
     ledger, tools = Ledger(*REFUSALS, *good), Tools(issuer)
     duty = asyncio.create_task(Prunings(cast("Any", ledger), cast("Any", tools), issuer, "coordinator-1").run())
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await ledger.done.wait()
         assert not duty.done()
     finally:

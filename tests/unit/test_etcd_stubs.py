@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tenure.runtime.etcd import descriptors, stubs
+from tests.patience import PATIENCE_SECONDS
 
 _STUB_FILE = Path(stubs.__file__).with_suffix(".pyi")
 
@@ -71,7 +72,7 @@ def test_the_code_of_the_package_is_never_run_and_loading_twice_is_harmless() ->
         "assert kind(key=b'k').SerializeToString() == stubs.KeyValue(key=b'k').SerializeToString();"
         "assert 'etcd3' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=PATIENCE_SECONDS)
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

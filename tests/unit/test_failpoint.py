@@ -19,6 +19,7 @@ from tenure.runtime.failpoint import arm, disarm, failpoint, failpoint_enabled
 from tenure.runtime.failpoint_names import FAILPOINTS, SWITCHES, declare, declare_switch
 from tenure.runtime.settings import ConfigurationError
 from tenure.runtime.status import PeerFailed
+from tests.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 PLACE = "worker.after_model"
@@ -100,7 +101,7 @@ async def test_a_probability_is_kept_roughly():
 async def test_files_coordinate_without_sleeping(tmp_path):
     reached, go_on = tmp_path / "reached", tmp_path / "go-on"
     arm(f"{PLACE}=touch({reached})->wait({go_on})")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         passing = asyncio.create_task(failpoint(PLACE))
         while not reached.exists():
             await asyncio.sleep(0.01)
@@ -159,7 +160,7 @@ def test_freeze_lasts_until_sigcont():
         _, status = os.waitpid(process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
         process.send_signal(signal.SIGCONT)
-        assert process.communicate(timeout=30)[0] == "went on\n"
+        assert process.communicate(timeout=PATIENCE_SECONDS)[0] == "went on\n"
 
 
 def test_names_are_declared_once():

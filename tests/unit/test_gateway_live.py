@@ -15,6 +15,7 @@ from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import live_pb2
 from tenure.v1 import worker_service_pb2 as worker
 from tenure.v1.worker_service_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
+from tests.patience import PATIENCE_SECONDS
 
 
 class Speaker(WorkerServiceServicer):
@@ -64,7 +65,7 @@ async def first_text(known: Coordinator) -> str:
             heard.set_result(delta.text)
 
     peers: Any = SimpleNamespace(coordinator=known)
-    async with asyncio.timeout(20), LiveText(peers) as live:
+    async with asyncio.timeout(PATIENCE_SECONDS), LiveText(peers) as live:
         following = asyncio.create_task(live.follow("t", "worker-1", 7, hear))
         try:
             return await heard
@@ -95,6 +96,6 @@ async def test_a_coordinator_that_is_away_is_asked_again() -> None:
 async def test_a_worker_that_serves_no_text_is_not_listened_to() -> None:
     known = Coordinator("")
     peers: Any = SimpleNamespace(coordinator=known)
-    async with asyncio.timeout(5), LiveText(peers) as live:
+    async with asyncio.timeout(PATIENCE_SECONDS), LiveText(peers) as live:
         await live.follow("t", "worker-1", 7, lambda _: None)
     assert known.asked == 1

@@ -12,6 +12,7 @@ from services.gateway.watching import Watch
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import ledger_pb2, live_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
+from tests.patience import PATIENCE_SECONDS
 
 ANSWERED_STEP = 5
 
@@ -47,7 +48,7 @@ async def first_events(step: int, count: int, heartbeat_seconds: float) -> list[
     live: Any = Chatter(step)
     request = api.WatchTaskRequest(task_id="t", live=True)
     async with (
-        asyncio.timeout(10),
+        asyncio.timeout(PATIENCE_SECONDS),
         Watch(peers, live, request, asyncio.Event()) as watch,
         aclosing(watch.events(heartbeat_seconds)) as events,
     ):

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_SECONDS
+
 ROOT = Path(__file__).parents[2]
 
 PRELUDE = """
@@ -62,7 +64,7 @@ def test_a_signal_drains_and_closes_in_reverse_order(number):
     with running(SERVING) as process:
         wait_for(process, "ready")
         process.send_signal(number)
-        out, _ = process.communicate(timeout=20)
+        out, _ = process.communicate(timeout=PATIENCE_SECONDS)
         assert out.split("\n") == ["draining", "close server", "close database", ""]
         assert process.returncode == 0
 
@@ -87,7 +89,7 @@ async def main(process):
     with running(main) as process:
         wait_for(process, "starting")
         process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=20)
+        out, _ = process.communicate(timeout=PATIENCE_SECONDS)
         assert (out, process.returncode) == ("close database\n", 0)
 
 
@@ -97,7 +99,7 @@ async def main(process):
     raise ConfigurationError(["TENURE_X is missing", "TENURE_Y must be a number"])
 """
     with running(main) as process:
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
         assert process.returncode == 2
         told = ["the configuration does not hold:", "  - TENURE_X is missing", "  - TENURE_Y must be a number", ""]
         assert err.split("\n") == told
@@ -110,7 +112,7 @@ async def main(process):
     raise ValueError("broken")
 """
     with running(main) as process:
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
         assert (out, process.returncode) == ("open database\nclose database\n", 1)
         assert "ValueError: broken" in err
 
@@ -126,6 +128,6 @@ async def main(process):
     await process.open(hanging())
 """
     with running(main) as process:
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
         assert process.returncode == 1
         assert "TimeoutError" in err

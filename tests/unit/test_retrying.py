@@ -12,6 +12,7 @@ from tenure.domain.retry import RetryPolicy
 from tenure.runtime import metrics
 from tenure.runtime.duties import Duties, heed_cancellation
 from tenure.runtime.retrying import retrying
+from tests.patience import PATIENCE_SECONDS
 
 QUICK = RetryPolicy(max_attempts=3, initial_seconds=0.001, cap_seconds=0.001)
 
@@ -73,7 +74,7 @@ async def test_a_duty_that_fails_is_counted_told_and_started_again(caplog):
         await asyncio.Event().wait()
 
     before = metrics.read("tenure_duty_failures_total", duty="test sweep")
-    async with Duties(QUICK) as duties, asyncio.timeout(5):
+    async with Duties(QUICK) as duties, asyncio.timeout(PATIENCE_SECONDS):
         duties.start("test sweep", duty)
         await recovered.wait()
     assert metrics.read("tenure_duty_failures_total", duty="test sweep") == before + 2
@@ -108,7 +109,7 @@ async def test_a_duty_that_fails_while_it_is_cancelled_is_not_started_again():
         async with asyncio.TaskGroup() as group:  # which raises the failure, and not the cancellation
             group.create_task(break_on_cancellation())
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         async with Duties(QUICK) as duties:
             task = duties.start("breaking", duty)
             await asyncio.sleep(0)
@@ -136,7 +137,7 @@ async def test_a_duty_whose_group_failed_once_goes_on():
             except ExceptionGroup:
                 heed_cancellation()
 
-    async with asyncio.timeout(5), Duties(QUICK) as duties:
+    async with asyncio.timeout(PATIENCE_SECONDS), Duties(QUICK) as duties:
         duties.start("breaking", duty)
         await failed_twice.wait()
 
@@ -153,7 +154,7 @@ async def test_a_duty_whose_wait_swallowed_its_end_is_told_again() -> None:
         swallowed.set()
         await asyncio.Event().wait()
 
-    async with asyncio.timeout(10), Duties(QUICK) as duties:
+    async with asyncio.timeout(PATIENCE_SECONDS), Duties(QUICK) as duties:
         ending = duties.start("deaf", deaf_once)
         await begun.wait()
     assert swallowed.is_set()

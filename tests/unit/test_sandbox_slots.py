@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from services.tools.sandbox.slots import Slot, SlotPool
+from tests.patience import PATIENCE_SECONDS
 
 
 @asynccontextmanager
@@ -49,7 +50,7 @@ async def test_a_slot_is_given_back_when_its_run_fails() -> None:
         with pytest.raises(ZeroDivisionError):
             async with occupied(pool, "a"):
                 raise ZeroDivisionError
-    async with asyncio.timeout(1), occupied(pool, "b") as slot:
+    async with asyncio.timeout(PATIENCE_SECONDS), occupied(pool, "b") as slot:
         assert slot.users == 1
 
 
@@ -61,7 +62,7 @@ async def test_a_waiting_run_that_is_cancelled_takes_nothing() -> None:
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-    async with asyncio.timeout(1), occupied(pool, None):
+    async with asyncio.timeout(PATIENCE_SECONDS), occupied(pool, None):
         pass
 
 
@@ -77,7 +78,7 @@ async def test_a_retired_slot_is_never_given_out_again() -> None:
     async with occupied(pool, "a") as lost:
         lost.retired = True
     for _ in range(4):
-        async with asyncio.timeout(1), occupied(pool, None, preferred=lost.number) as slot:
+        async with asyncio.timeout(PATIENCE_SECONDS), occupied(pool, None, preferred=lost.number) as slot:
             assert slot is not lost
     with pytest.raises(TimeoutError):
         async with occupied(pool, None), asyncio.timeout(0.01), occupied(pool, None):

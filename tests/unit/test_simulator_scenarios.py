@@ -14,6 +14,7 @@ from tenure.dev.search_stub import search
 from tenure.dev.simulator.library import SHIPPED, ScenarioError, ScenarioLibrary, load_scenario
 from tenure.dev.simulator.model_reply import compose
 from tenure.dev.simulator.scenario import Turn
+from tests.patience import PATIENCE_SECONDS
 
 BUILT_IN_ARGUMENTS = {
     "web_search": {"query", "num_results"},
@@ -130,7 +131,9 @@ def test_the_code_of_scenarios_runs_in_plain_python(name, tmp_path):
     assert codes
     for code in codes:
         command = [sys.executable, "-I", "-W", "error", "-c", code]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=tmp_path, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, cwd=tmp_path, check=False
+        )
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.strip()
     assert list(tmp_path.iterdir()) == []

@@ -10,6 +10,7 @@ import pytest
 from services.checkpoint.draft import NewRow
 from services.checkpoint.growth import Growth
 from services.checkpoint.task_watch import MOST_BYTES, MOST_ENTRIES, TaskWatch
+from tests.patience import PATIENCE_SECONDS
 
 
 def growth(first: int, count: int = 1, size_bytes: int = 1) -> Growth:
@@ -28,7 +29,7 @@ def watch_at(sequence: int) -> TaskWatch:
 
 async def taken(watch: TaskWatch) -> list[int] | None:
     """The first sequence of each growth that was handed over; None: to read."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         growths = await watch.take()
     return None if growths is None else [one.first for one in growths]
 

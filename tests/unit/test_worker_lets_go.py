@@ -26,6 +26,7 @@ from tenure.runtime.tenancy import as_tenant
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, token_pb2
 from tenure.v1 import worker_service_pb2 as worker_pb
+from tests.patience import PATIENCE_SECONDS
 
 
 class Raises:
@@ -59,7 +60,7 @@ async def test_tools_that_stay_away_have_the_task_let_go_before_its_worker_is_ta
     window = cast("Any", SimpleNamespace(result_bytes=64 * 1024))
     step = tool_step.ToolStep(parts, held, cast("Any", None), TaskPolicy(), window)
     with pytest.raises(TryLater):
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await step.run(1, [ToolIntent("1.0", "id", "t", "{}")])
     assert held.progress.tool_signs == 0
 

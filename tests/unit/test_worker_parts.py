@@ -18,6 +18,7 @@ from tenure.domain.token import Claims
 from tenure.runtime import failpoint
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import token_pb2
+from tests.patience import PATIENCE_SECONDS
 
 
 def holding(task_id="t1", epoch=1):
@@ -106,7 +107,7 @@ async def test_a_renewal_opens_the_gate_for_those_who_wait():
     await asyncio.sleep(0)
     assert not waiting.done()
     gate.renew(monotonic())
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await waiting
 
 
@@ -164,14 +165,14 @@ async def test_every_reader_wakes_for_text_and_for_the_end():
     waiting = [asyncio.create_task(live.wait_changed(live.cursor())) for _ in range(3)]
     await asyncio.sleep(0)
     live.append(0, "x")
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await asyncio.gather(*waiting)
     reader = live.cursor()
     list(live.since(reader))
     ending = asyncio.create_task(live.wait_changed(reader))
     await asyncio.sleep(0)
     live.close()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await ending
 
 
