@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tenure.audit import history as seen
+from tenure.audit.checks.budgets import raise_of
 from tenure.audit.tool_hashes import arguments_hash, outcome_hash
 from tenure.domain import entries as facts
 from tenure.domain.budget import Budget, TokenUsage
@@ -136,7 +137,8 @@ class Story:
         self.entry(facts.AttemptLost(number, LOST_USAGE), owned=False)
 
     def bill(self, number: int, usage: TokenUsage, **fields: Any) -> None:
-        self.bills.append(seen.Bill(task_id=self.task_id, step=self.step, attempt_number=number, usage=usage, **fields))
+        whose = {"task_id": self.task_id, "root_task_id": self.task_id}
+        self.bills.append(seen.Bill(step=self.step, attempt_number=number, usage=usage, **{**whose, **fields}))
 
     def answer(self, *tools: str, number: int = 1) -> None:
         """The model answers with these calls, and the intents are committed with it."""
@@ -252,7 +254,9 @@ class Story:
         point = fold(facts.Entry(e.sequence, e.step, e.body) for e in self.entries)
         reserved = point.open_attempt.reserved_tokens if point.open_attempt else 0
         used = sum(bill.usage.total for bill in self.bills)
-        return seen.BudgetRow(root_task_id=self.task_id, budget=Budget(CAP, used, reserved))
+        goals = (entry.body for entry in self.entries if isinstance(entry.body, facts.Submitted))
+        cap = sum(goal.spec.limits.max_tokens for goal in goals) + sum(raise_of(entry.body) for entry in self.entries)
+        return seen.BudgetRow(root_task_id=self.task_id, budget=Budget(cap, used, reserved))
 
     def streams(self) -> tuple[seen.Subscription, ...]:
         """One from the beginning to the end, one that went on in the middle."""

@@ -10,6 +10,7 @@ from tenure.audit.collect import collect_each, collect_task
 from tenure.audit.tool_hashes import arguments_hash, outcome_hash
 from tenure.audit.verify import verify
 from tenure.domain.errors import NotFound
+from tenure.domain.task import Limits
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
@@ -67,7 +68,13 @@ class Moving:
 
     async def get(self, task_id: str) -> task_pb2.Task:
         return task_pb2.Task(
-            task_id=task_id, root_task_id=task_id, state=task_pb2.TASK_STATE_RUNNING, sequence=7, step=1, epoch=7
+            task_id=task_id,
+            root_task_id=task_id,
+            state=task_pb2.TASK_STATE_RUNNING,
+            sequence=7,
+            step=1,
+            epoch=7,
+            budget=task_pb2.BudgetStatus(max_tokens=Limits().max_tokens),
         )
 
     async def entries(self, _task_id: str) -> Any:
@@ -75,8 +82,8 @@ class Moving:
             yield entry
 
     async def bills(self, _task_id: str) -> Any:
-        yield ledger_pb2.Bill(step=1, attempt_number=1)
-        late = ledger_pb2.Bill(step=2, attempt_number=1)
+        yield ledger_pb2.Bill(step=1, attempt_number=1, root_task_id=TASK)
+        late = ledger_pb2.Bill(step=2, attempt_number=1, root_task_id=TASK)
         late.settle_time.seconds = 99
         yield late
 

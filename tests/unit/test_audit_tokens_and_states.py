@@ -53,7 +53,7 @@ def settled_without_being_open(story: Story) -> None:
     renumber(story)
     index = first(story, facts.AssistantMessage, 2)
     story.entries[index] = replace(story.entries[index], body=facts.ModelFailure(1, "X", "", True))
-    story.bills[-1] = replace(story.bills[-1], usage=TokenUsage())
+    story.bills[-1] = replace(story.bills[-1], usage=TokenUsage(), provider_request_id="")
 
 
 def a_hidden_retry(story: Story) -> None:
@@ -85,7 +85,12 @@ def a_childs_use_is_in_no_budget(story: Story) -> seen.History:
     child.attempt(1)
     child.answer()
     child.end()
-    part = replace(child.history(), tasks=(replace(child.row(), root_task_id=story.task_id),), budgets=())
+    part = replace(
+        child.history(),
+        tasks=(replace(child.row(), root_task_id=story.task_id),),
+        bills=tuple(replace(each, root_task_id=story.task_id) for each in child.bills),
+        budgets=(),
+    )
     return joined(story.history(), part)
 
 
@@ -161,7 +166,7 @@ FAULTS = [
     fault("I17", "too little set aside", body(facts.ModelAttempt, reserved_tokens=10), "sets less aside"),
     fault("I17", "never settled", never_settled, "while that of entry 10 (model_attempt) is open"),
     fault("I17", "settled without being open", settled_without_being_open, "and none was open"),
-    fault("I17", "a child's use is in no budget", a_childs_use_is_in_no_budget, "has nothing of its children's 120"),
+    fault("I17", "a child's use is in no budget", a_childs_use_is_in_no_budget, "its entries come to 587 used"),
     fault(
         "I17 I19", "an attempt again", body(facts.ModelAttempt, 2, attempt_number=1), "is step 2 attempt 1, not after"
     ),
@@ -172,6 +177,10 @@ FAULTS = [
     fault("I18", "an answer of nobody", an_answer_of_nobody, "which the provider never gave"),
     fault("I18", "a bill is missing", a_bill_is_missing, "is not on the bill"),
     fault("I18", "a bill too many", record("bills", step=9), "no entry says so"),
+    fault("I18", "another pays", record("bills", root_task_id="another"), "is on the bill of another"),
+    fault("I18", "an estimate is told as a fact", record("bills", 1, lost=False), "as what was told"),
+    fault("I18", "a fact is told as an estimate", record("bills", lost=True), "as an estimate"),
+    fault("I18", "a bill for another call", record("bills", provider_request_id="other"), "names another call"),
     fault("I19", "a hidden retry", a_hidden_retry, "was sent to the provider 2 times"),
     fault("I19", "an unknown model call", an_unknown_model_call, "which is not in the ledger"),
     fault("I19", "a nameless model call", a_nameless_model_call, "which belongs to no task"),

@@ -39,6 +39,22 @@ def bills_are_the_entries(task: TaskHistory) -> Iterator[str]:
         yield f"step {step} attempt {attempt_number} is on the bill with {usage.total} tokens; no entry says so"
 
 
+def bills_say_whose_and_how(task: TaskHistory) -> Iterator[str]:
+    """I18: who pays, whether it is an estimate, and the provider's name for the call are what the entries say."""
+    settled = {(entry.step, body.attempt_number): body for entry, body in _settled(task)}
+    root_id = task.row.root_task_id if task.row is not None else ""
+    for bill in task.bills:
+        told = settled.get((bill.step, bill.attempt_number))
+        which = f"step {bill.step} attempt {bill.attempt_number}"
+        if root_id and bill.root_task_id != root_id:
+            yield f"{which} is on the bill of {bill.root_task_id}, the task's root is {root_id}"
+        if told is not None and bill.lost != isinstance(told, AttemptLost):
+            kept = "an estimate" if bill.lost else "what was told"
+            yield f"{which} is on the bill as {kept}, its entry says otherwise"
+        if told is not None and bill.provider_request_id != _kept(getattr(told, "provider_request_id", "")):
+            yield f"{which} is on the bill as {bill.provider_request_id or 'nameless'}, its entry names another call"
+
+
 def model_calls_are_in_the_ledger(task: TaskHistory) -> Iterator[str]:
     """I19: no call without an attempt, and no attempt that was sent twice."""
     attempts = {(entry.step, attempt.attempt_number) for entry, attempt in of_kind(own(task.entries), ModelAttempt)}
@@ -70,6 +86,11 @@ def billed_and_told(history: History) -> tuple[int, int]:
     return billed, sum(used, start=TokenUsage()).total
 
 
+def _kept(text: str) -> str:
+    """As Postgres can keep it."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
 def _settled(task: TaskHistory) -> Iterator[tuple[LedgerEntry, AssistantMessage | ModelFailure | AttemptLost]]:
     for entry in own(task.entries):
         if isinstance(entry.body, AssistantMessage | ModelFailure | AttemptLost):
@@ -79,5 +100,8 @@ def _settled(task: TaskHistory) -> Iterator[tuple[LedgerEntry, AssistantMessage 
 CHECKS: Final = (
     Check("I18", "answers cost what the provider billed", ("model_calls", "entries"), answers_cost_what_was_billed),
     Check("I18", "the bill has a row for each settled attempt", ("bills", "entries"), bills_are_the_entries),
+    Check(
+        "I18", "the bill says whose it is and how it is known", ("tasks", "bills", "entries"), bills_say_whose_and_how
+    ),
     Check("I19", "model calls have an attempt of their own", ("model_calls", "entries"), model_calls_are_in_the_ledger),
 )

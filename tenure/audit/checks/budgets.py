@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from tenure.audit.check import Check, SumCheck
+from tenure.audit.check import Check
 from tenure.audit.history import LedgerEntry
 from tenure.audit.reading import of_kind, own, place
 from tenure.audit.task_history import TaskHistory
-from tenure.audit.violation import Violation
 from tenure.domain.budget import TokenUsage
 from tenure.domain.entries import (
     AssistantMessage,
     AttemptLost,
+    Body,
     ModelAttempt,
     ModelFailure,
     OperatorRequest,
@@ -23,7 +23,7 @@ from tenure.domain.entries import (
     Transition,
     WaitResolution,
 )
-from tenure.domain.states import TERMINAL, TaskState
+from tenure.domain.states import TaskState
 
 
 @dataclass(slots=True)
@@ -51,6 +51,15 @@ def tally(task: TaskHistory) -> Tally:
     for entry in own(task.entries):
         sum_of.add(entry)
     return sum_of
+
+
+def raise_of(body: Body | None) -> int:
+    """The tokens by which a fact raises the cap of its task's root."""
+    match body:
+        case OperatorRequest(act=Requeue(extra_tokens=tokens)) | WaitResolution(extra_budget_tokens=tokens):
+            return tokens
+        case _:
+            return 0
 
 
 def attempts_are_settled_once(task: TaskHistory) -> Iterator[str]:
@@ -87,10 +96,7 @@ def caps_hold(task: TaskHistory) -> Iterator[str]:
     sum_of = Tally()
     for entry in own(task.entries):
         sum_of.add(entry)
-        if isinstance(entry.body, OperatorRequest) and isinstance(entry.body.act, Requeue):
-            cap += entry.body.act.extra_tokens
-        if isinstance(entry.body, WaitResolution):
-            cap += entry.body.extra_budget_tokens
+        cap += raise_of(entry.body)
         if not isinstance(entry.body, ModelAttempt):
             continue
         total = sum_of.used.total + sum_of.reserved
@@ -107,56 +113,6 @@ def the_row_has_used_what_its_entries_say(task: TaskHistory) -> Iterator[str]:
         yield f"the task's row has used {_usage(task.row.usage)}, its entries {_usage(told)}"
 
 
-@dataclass(slots=True)
-class _Root:
-    used: int = 0
-    reserved: int = 0
-    tasks: int = 0
-    at_rest: bool = True
-    stands: tuple[int, int] | None = None
-
-
-class _Roots:
-    """I17, of the budgets' rows. Of a root whose own use is all of its budget only that is kept: most have no child."""
-
-    def __init__(self) -> None:
-        self._roots: dict[str, _Root] = {}
-        self._alone: set[str] = set()
-
-    def add(self, task: TaskHistory) -> None:
-        if task.row is None:
-            return
-        root_id = task.row.root_task_id or task.task_id
-        sum_of = tally(task)
-        stands = None
-        if task.budget is not None:
-            stands = (task.budget.budget.used_tokens, task.budget.budget.reserved_tokens)
-            if root_id not in self._roots and stands == (sum_of.used.total, sum_of.reserved):
-                self._alone.add(root_id)
-                return
-        root = self._roots.setdefault(root_id, _Root())
-        root.used += sum_of.used.total
-        root.reserved += sum_of.reserved
-        root.tasks += 1
-        root.at_rest &= task.row.state in TERMINAL
-        root.stands = stands or root.stands
-
-    def violations(self) -> Iterator[Violation]:
-        for root_id, root in self._roots.items():
-            come_to = (root.used, root.reserved)
-            if root_id in self._alone and come_to != (0, 0):
-                told = f"has nothing of its children's {_pair(come_to)}"
-            elif root.stands is not None and root.stands != come_to and (root.tasks == 1 or root.at_rest):
-                told = f"has {_pair(root.stands)}, its entries come to {_pair(come_to)}"
-            else:
-                continue
-            yield Violation("I17", root_id, f"the budget {told}")
-
-
-def _pair(pair: tuple[int, int]) -> str:
-    return f"{pair[0]} used and {pair[1]} set aside"
-
-
 def _usage(usage: TokenUsage) -> str:
     cached = f" + {usage.cache_creation_input_tokens} written to and {usage.cache_read_input_tokens} read from a cache"
     return f"{usage.input_tokens} in, {usage.output_tokens} out" + (
@@ -168,5 +124,4 @@ CHECKS: Final = (
     Check("I17", "model attempts are opened and settled once each", ("entries",), attempts_are_settled_once),
     Check("I17", "nothing is set aside beyond the cap", ("entries",), caps_hold),
     Check("I17", "the row's use is its entries'", ("tasks", "entries"), the_row_has_used_what_its_entries_say),
-    SumCheck("I17", "budgets are what their tasks used and set aside", ("tasks", "entries", "budgets"), _Roots),
 )

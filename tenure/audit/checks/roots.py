@@ -1,0 +1,182 @@
+"""Budgets of roots: what all tasks of a root use and set aside together, at its end and at every moment before.
+
+All that changes a budget is recorded under the lock of its row, at times that never go back: by them, the entries of
+several tasks are in the order in which they happened. What has one time is one transaction, seen by nobody half done.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+from tenure.audit.check import SumCheck
+from tenure.audit.checks.budgets import raise_of
+from tenure.audit.reading import own
+from tenure.audit.task_history import TaskHistory
+from tenure.audit.violation import Violation
+from tenure.domain.budget import Budget
+from tenure.domain.entries import AssistantMessage, AttemptLost, ModelAttempt, ModelFailure, Submitted
+from tenure.domain.states import TERMINAL
+
+
+class _Change(NamedTuple):
+    """What one entry does to the budget. `beyond`: what an attempt came to above what it had set aside."""
+
+    at: float
+    cap: int = 0
+    used: int = 0
+    reserved: int = 0
+    beyond: int = 0
+
+
+class _Stand(NamedTuple):
+    """A budget at some moment."""
+
+    cap: int
+    used: int
+    reserved: int
+    beyond: int = 0
+
+    def after(self, change: _Change) -> _Stand:
+        return _Stand(
+            self.cap + change.cap,
+            self.used + change.used,
+            self.reserved + change.reserved,
+            self.beyond + change.beyond,
+        )
+
+    def __str__(self) -> str:
+        return f"{self.used} used and {self.reserved} set aside of {self.cap}"
+
+
+_NOTHING: Final = _Stand(0, 0, 0)
+
+
+@dataclass(slots=True)
+class _Root:
+    """All that is known of a root. `stands`: its budget's row as it was read last. `after`: what may have followed."""
+
+    changes: list[_Change] = field(default_factory=list)
+    after: list[_Change] = field(default_factory=list)
+    tasks: int = 0
+    has_itself: bool = False
+    at_rest: bool = True
+    stands: _Stand | None = None
+
+    def add(self, task: TaskHistory, changes: list[_Change], *, is_root: bool) -> None:
+        """One of its tasks. What is open at the end of what is known of it may have been settled right after that."""
+        self.changes += changes
+        if reserved := _stand(changes).reserved:
+            self.after.append(_Change(math.nextafter(changes[-1].at, math.inf), reserved=-reserved))
+        self.tasks += 1
+        self.has_itself |= is_root
+        self.at_rest &= "settled" in task.collected or (task.row is not None and task.row.state in TERMINAL)
+
+    def violations(self) -> Iterator[str]:
+        """What does not add up."""
+        come_to = _stand(self.changes)._replace(beyond=0)
+        is_whole = self.has_itself and (self.tasks == 1 or self.at_rest)
+        if is_whole and self.stands is not None and self.stands != come_to:
+            yield f"the budget has {self.stands}, its entries come to {come_to}"
+        if moment := self._first_moment_beyond():
+            yield moment
+
+    def _first_moment_beyond(self) -> str:
+        """A cap that was raised in a task that is not known was raised at the beginning, as far as anybody can tell."""
+        now, cap = _NOTHING, _stand(self.changes).cap
+        unknown = max(0, self.stands.cap - cap) if self.stands is not None else 0
+        in_order = sorted([*self.changes, *self.after], key=attrgetter("at"))
+        for at, together in groupby(in_order, key=attrgetter("at")):
+            for change in together:
+                now = now.after(change)
+            if now.used + now.reserved > now.cap + unknown + now.beyond:
+                return f"at {at:.6f} the budget had {now}, and {now.beyond} of that were beyond what was set aside"
+        return ""
+
+
+class _Roots:
+    """I17, of budgets. Of a root whose own use is all of its budget only the sums are kept: most have no child."""
+
+    def __init__(self) -> None:
+        self._roots: dict[str, _Root] = {}
+        self._alone: dict[str, _Stand] = {}
+
+    def add(self, task: TaskHistory) -> None:
+        if task.row is None:
+            self._read(task.task_id, task.budget.budget if task.budget is not None else None)
+            return
+        root_id = task.row.root_task_id or task.task_id
+        is_root = root_id == task.task_id
+        changes = list(_changes(task, is_root=is_root))
+        stands = None if task.budget is None else _of_row(task.budget.budget)
+        if root_id not in self._roots and stands is not None and stands == _stand(changes)._replace(beyond=0):
+            self._alone[root_id] = stands
+            return
+        self._root(root_id).add(task, changes, is_root=is_root)
+        self._read(root_id, None if task.budget is None else task.budget.budget)
+
+    def violations(self) -> Iterator[Violation]:
+        for root_id, root in self._roots.items():
+            for told in root.violations():
+                yield Violation("I17", root_id, told)
+
+    def _root(self, root_id: str) -> _Root:
+        """With what is known of it so far; a root that was taken to be alone has its sums at the beginning of time."""
+        root = self._roots.setdefault(root_id, _Root())
+        alone = self._alone.pop(root_id, None)
+        if alone is not None:
+            root.changes.append(_Change(0.0, alone.cap, alone.used, alone.reserved, alone.used + alone.reserved))
+            root.tasks, root.has_itself, root.stands = 1, True, alone
+        return root
+
+    def _read(self, root_id: str, budget: Budget | None) -> None:
+        """A row that was read with one of the root's tasks. Rows are read in the order in which they come."""
+        if budget is not None and self._alone.get(root_id) != _of_row(budget):
+            self._root(root_id).stands = _of_row(budget)
+
+
+def _changes(task: TaskHistory, *, is_root: bool) -> Iterator[_Change]:
+    """Of one task, in order."""
+    reserved = 0
+    for entry in own(task.entries):
+        at = entry.recorded_at
+        match entry.body:
+            case Submitted(spec=spec) if is_root:
+                yield _Change(at, cap=spec.limits.max_tokens)
+            case ModelAttempt() as attempt:
+                yield _Change(at, reserved=attempt.reserved_tokens)
+                reserved += attempt.reserved_tokens
+            case AssistantMessage() | ModelFailure() | AttemptLost() as settled:
+                used = settled.usage.total
+                yield _Change(at, used=used, reserved=-reserved, beyond=max(0, used - reserved))
+                reserved = 0
+            case body if tokens := raise_of(body):
+                yield _Change(at, cap=tokens)
+            case _:
+                pass
+
+
+def _stand(changes: list[_Change]) -> _Stand:
+    """What they come to."""
+    now = _NOTHING
+    for change in changes:
+        now = now.after(change)
+    return now
+
+
+def _of_row(budget: Budget) -> _Stand:
+    return _Stand(budget.max_tokens, budget.used_tokens, budget.reserved_tokens)
+
+
+CHECKS: Final = (
+    SumCheck(
+        "I17",
+        "budgets are what their tasks used and set aside, at every moment",
+        ("tasks", "entries", "budgets"),
+        _Roots,
+    ),
+)

@@ -1,0 +1,101 @@
+"""Whatever fifty agents under one cap do at once, through several replicas: their budget holds at every instant.
+
+What is used and set aside is looked at by triggers in the database, version by version, and the whole is audited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from typing import Final
+
+import pytest
+
+from tenure.audit.from_wire import bill, budget_row, ledger_entry, task_row
+from tenure.audit.history import History
+from tenure.audit.verify import verify
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_pb2
+from tests.model.budget_watch import versions, watch_budgets
+from tests.model.spenders import PATIENCE_SECONDS, Spender
+
+pytestmark = pytest.mark.server
+
+SPENDERS: Final = 50
+TURNS: Final = 8
+CAP: Final = 10_000
+GRANTS: Final = (3_000, 2_000)
+TO_BE_MET: Final = (
+    "granted",
+    "clamped",
+    "BUDGET_BUSY",
+    "TOKEN_LIMIT",
+    "sent twice",
+    "is_taken_over",
+    "the loss was first",
+)
+
+
+async def family(replicas, seed, *, overruns=False):
+    """A root and its 49 children, tied together in the database, and what they meet."""
+    root = await replicas[0].create(limits=task_pb2.Limits(max_tokens=CAP))
+    others = await asyncio.gather(*[replicas[n % len(replicas)].create() for n in range(SPENDERS - 1)])
+    children = [task.task_id for task in others]
+    await replicas[0].query(
+        "update ledger.tasks set root_task_id = %s where task_id = any(%s::text[]::uuid[])", root.task_id, children
+    )
+    met = Counter()
+    luck = random.Random(seed)
+    spenders = [
+        Spender(replicas, task_id, random.Random(luck.random()), met, overruns) for task_id in (root.task_id, *children)
+    ]
+    return root.task_id, spenders, met
+
+
+async def raise_the_cap(replica, root_task_id):
+    for tokens in GRANTS:
+        await asyncio.sleep(0.5)
+        await replica.query(
+            "update ledger.budgets set max_tokens = max_tokens + %s where root_task_id = %s", tokens, root_task_id
+        )
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_fifty_spenders_of_one_root_never_pass_its_cap(checkpoint, seed):
+    first = await checkpoint()
+    replicas = [first, await checkpoint(dsn=first.dsn), await checkpoint(dsn=first.dsn)]
+    root_task_id, spenders, met = await family(replicas, seed)
+    await watch_budgets(first)
+    async with asyncio.TaskGroup() as run:
+        for spender in spenders:
+            run.create_task(spender.live(TURNS))
+        run.create_task(raise_the_cap(first, root_task_id))
+    assert {kind for kind in TO_BE_MET if not met[kind]} == set()
+    stood = await versions(first, root_task_id)
+    assert [version for version in stood if version.taken > version.max_tokens] == []
+    assert max(version.taken for version in stood) > 0.95 * CAP, "it was never near"
+    assert stood[-1].reserved_tokens == 0
+    assert verify(await told_by(first, [spender.task_id for spender in spenders])) == []
+
+
+async def told_by(replica, task_ids):
+    """What a ledger has of these tasks."""
+    tasks = await asyncio.gather(*[replica.get(task_id) for task_id in task_ids])
+    entries = await asyncio.gather(*[replica.entries(task_id) for task_id in task_ids])
+    bills = await asyncio.gather(*[bills_of(replica, task_id) for task_id in task_ids])
+    return History(
+        tasks=tuple(task_row(task) for task in tasks),
+        budgets=tuple(budget_row(task) for task in tasks),
+        entries=tuple(
+            ledger_entry(task_id, one) for task_id, some in zip(task_ids, entries, strict=True) for one in some
+        ),
+        bills=tuple(bill(task_id, one) for task_id, some in zip(task_ids, bills, strict=True) for one in some),
+    )
+
+
+async def bills_of(replica, task_id):
+    asked = pb.ListBillsRequest(task_id=task_id, page_size=1000)
+    listed = await replica.stub.ListBills(asked, timeout=PATIENCE_SECONDS)
+    assert not listed.more
+    return listed.bills

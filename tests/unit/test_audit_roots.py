@@ -1,0 +1,154 @@
+"""The checker adds up what all tasks of a root used and set aside, moment by moment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tenure.audit import history as seen
+from tenure.audit.task_history import collected_in, split
+from tenure.audit.verify import Examination, verify
+from tenure.domain import entries as facts
+from tenure.domain.budget import Budget, TokenUsage
+from tests.unit.audit_story import ANSWER_USAGE, Story
+
+SET_ASIDE, USED = 150, ANSWER_USAGE.total
+"""Of one model call in a story."""
+SOURCES = ("tasks", "entries", "budgets", "bills")
+ROOT, FIRST, SECOND = range(3)
+
+
+class Family:
+    """A root and two children, told in turn by one clock."""
+
+    def __init__(self, cap: int) -> None:
+        self.cap, self.now = cap, 1_700_000_000.0
+        self.members = [Story(task_id=f"018f0000-0000-7000-8000-{n:012}", request_id=f"r-{n}") for n in range(3)]
+        for who in (ROOT, FIRST, SECOND):
+            self.tell(who, "submit")
+            self.tell(who, "claim")
+
+    def tell(self, who: int, what: str, *told: Any, **more: Any) -> None:
+        """The next that happens: later than all before, whoever it happens to."""
+        member = self.members[who]
+        member.now = self.now
+        getattr(member, what)(*told, **more)
+        self.now = member.now
+
+    def ask(self, *who: int) -> None:
+        for one in who:
+            self.tell(one, "attempt", 1)
+
+    def answer(self, *who: int) -> None:
+        for one in who:
+            self.tell(one, "answer")
+            self.tell(one, "end")
+
+    def parts(self, **row: int) -> list[seen.History]:
+        """What is collected of each, with the one budget that they all have."""
+        used = sum(bill.usage.total for member in self.members for bill in member.bills)
+        budget = Budget(**{"max_tokens": self.cap, "used_tokens": used, "reserved_tokens": 0, **row})
+        root_id = self.members[ROOT].task_id
+        return [
+            seen.History(
+                tasks=(replace(member.row(), root_task_id=root_id),),
+                entries=tuple(map(self._with_its_cap, member.entries)),
+                bills=tuple(replace(bill, root_task_id=root_id) for bill in member.bills),
+                budgets=(seen.BudgetRow(root_task_id=root_id, budget=budget),),
+            )
+            for member in self.members
+        ]
+
+    def _with_its_cap(self, entry: seen.LedgerEntry) -> seen.LedgerEntry:
+        if not isinstance(entry.body, facts.Submitted):
+            return entry
+        spec = entry.body.spec
+        limits = replace(spec.limits, max_tokens=self.cap)
+        return replace(entry, body=replace(entry.body, spec=replace(spec, limits=limits)))
+
+
+def told(family: Family, **row: int) -> list[str]:
+    """What the checker says, of all at once and of one after the other."""
+    parts = family.parts(**row)
+    joined: dict[str, Any] = {name: tuple(one for part in parts for one in getattr(part, name)) for name in SOURCES}
+    whole = seen.History(**joined)
+    examination = Examination(collected_in(whole))
+    for part in parts:
+        for task in split(part):
+            examination.add(task)
+    found = verify(whole)
+    assert list(examination.report().violations) == found
+    assert {each.invariant for each in found} <= {"I17"}
+    return [each.message for each in found]
+
+
+def all_at_once(cap: int) -> Family:
+    family = Family(cap)
+    family.ask(ROOT, FIRST, SECOND)
+    family.answer(ROOT, FIRST, SECOND)
+    return family
+
+
+def test_what_is_set_aside_at_once_fits_under_the_cap() -> None:
+    assert told(all_at_once(3 * SET_ASIDE)) == []
+
+
+def test_a_moment_beyond_the_cap_is_noticed_though_all_was_used_within_it() -> None:
+    [message] = told(all_at_once(3 * SET_ASIDE - 1))
+    assert f"the budget had 0 used and {3 * SET_ASIDE} set aside of {3 * SET_ASIDE - 1}" in message
+
+
+def test_what_one_has_settled_is_free_for_another() -> None:
+    family = Family(2 * USED + SET_ASIDE)
+    for who in (ROOT, FIRST, SECOND):
+        family.ask(who)
+        family.answer(who)
+    assert told(family) == []
+
+
+def test_a_bill_beyond_what_was_set_aside_may_pass_the_cap() -> None:
+    family = Family(SET_ASIDE)
+    family.ask(FIRST)
+    usage = TokenUsage(10 * SET_ASIDE, 0)
+    family.members[FIRST].bill(1, usage)
+    family.tell(FIRST, "entry", facts.ModelFailure(1, "SERVER_ERROR", "", True, usage=usage))
+    for who in (ROOT, FIRST, SECOND):
+        family.tell(who, "end")
+    assert told(family) == []
+
+
+def test_another_call_after_such_a_bill_is_noticed() -> None:
+    family = Family(SET_ASIDE + 10)
+    family.ask(ROOT)
+    usage = TokenUsage(SET_ASIDE + 5, 0)
+    family.members[ROOT].bill(1, usage)
+    family.tell(ROOT, "entry", facts.ModelFailure(1, "SERVER_ERROR", "", True, usage=usage))
+    family.ask(FIRST)
+    family.answer(FIRST)
+    for who in (ROOT, SECOND):
+        family.tell(who, "end")
+    assert any("5 of that were beyond what was set aside" in message for message in told(family))
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"reserved_tokens": 9}, "9 set aside of"),
+        ({"used_tokens": 3 * USED - 1}, f"the budget has {3 * USED - 1} used"),
+        ({"max_tokens": 10_000}, "0 set aside of 10000, its entries come to"),
+    ],
+)
+def test_a_row_that_is_not_what_the_entries_of_all_come_to_is_noticed(row: dict[str, int], says: str) -> None:
+    [message] = told(all_at_once(3 * SET_ASIDE), **row)
+    assert says in message
+
+
+def test_what_is_not_known_of_a_task_that_goes_on_is_no_violation() -> None:
+    """The first child was read while its model was asked; what it used meanwhile and set free is not in its entries."""
+    family = Family(2 * SET_ASIDE)
+    family.ask(FIRST)
+    family.ask(ROOT, SECOND)
+    family.answer(ROOT, SECOND)
+    assert told(family, used_tokens=2 * USED + 10) == []
