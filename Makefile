@@ -28,7 +28,7 @@ dev: setup ## Run the whole stack here until Ctrl-C
 	$(BIN)/tenure dev
 
 test: setup ## All tests, on real etcd, Postgres and processes
-	$(BIN)/python -m pytest -n 4 --dist loadfile
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 check: setup lint types imports ## Everything that needs no server
 	$(BIN)/buf lint

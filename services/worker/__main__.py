@@ -2,6 +2,9 @@
 
 import sys
 
-from services.worker.main import main
+from tenure.runtime.importing import imports_kept
+
+with imports_kept():
+    from services.worker.main import main
 
 sys.exit(main())

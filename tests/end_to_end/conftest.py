@@ -1,10 +1,10 @@
-"""One installation for tests that break nothing, and one of its own for each test that does."""
+"""One installation for all: a test that breaks it has it alone, and whole again is what it leaves."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import pytest_asyncio
@@ -13,7 +13,18 @@ import yaml
 from tenure.client import Client
 from tenure.dev.stack import Stack, StackOptions
 from tests.end_to_end.installation import Installation
+from tests.end_to_end.mending import cancel_all, mend
 from tests.end_to_end.scenarios import SCENARIOS
+
+FAILED: Final = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fixtures are to know whether their test failed."""
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
 
 
 def options(folder: Path, **changes: Any) -> StackOptions:
@@ -24,7 +35,7 @@ def options(folder: Path, **changes: Any) -> StackOptions:
     return StackOptions(data_dir=folder / "data", scenarios=scenarios, **{"workers": 2, **changes})
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def shared_stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     async with Stack(options(tmp_path_factory.mktemp("shared-stack"))) as stack:
         yield stack
@@ -38,7 +49,13 @@ async def installation(shared_stack: Stack) -> AsyncIterator[Installation]:
 
 
 @pytest.fixture
-async def own_installation(tmp_path: Path) -> AsyncIterator[Installation]:
-    """The test's own, with embedded stores, two workers, and everything to be broken."""
-    async with Stack(options(tmp_path)) as stack, Client(stack.gateway_address) as client:
-        yield Installation(stack, client)
+async def own_installation(shared_stack: Stack, request: pytest.FixtureRequest) -> AsyncIterator[Installation]:
+    """The same, while it is the test's own: two workers, no other work, and everything to be broken.
+
+    What is down or drained afterwards is started again; after a failure everything, for who knows what it left.
+    """
+    async with Client(shared_stack.gateway_address) as client:
+        install = Installation(shared_stack, client)
+        await cancel_all(install)
+        yield install
+        await mend(install, everything=request.node.stash.get(FAILED, False))

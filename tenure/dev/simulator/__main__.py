@@ -8,8 +8,11 @@ import signal
 import sys
 from pathlib import Path
 
-from tenure.dev.simulator.library import ScenarioError
-from tenure.dev.simulator.simulator import ModelSimulator
+from tenure.runtime.importing import imports_kept
+
+with imports_kept():
+    from tenure.dev.simulator.library import ScenarioError
+    from tenure.dev.simulator.simulator import ModelSimulator
 
 
 def _arguments() -> argparse.Namespace:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from tenure.runtime.importing import imports_kept
 from tests.fault.mutants.catalogue import MUTATIONS, table
 from tests.fault.mutants.loading import load_mutated
 
@@ -24,7 +25,9 @@ def main(arguments: list[str]) -> int:
     if mutation.service != given.service:
         parser.error(f"{mutation.name} is a mutation of {mutation.service}")
     sys.argv[1:] = []  # the rest is the service's own command line
-    code: int = load_mutated(f"services.{given.service}.main", mutation.edits).main()
+    with imports_kept():
+        service = load_mutated(f"services.{given.service}.main", mutation.edits)
+    code: int = service.main()
     return code
 
 
