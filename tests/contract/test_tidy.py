@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -82,3 +83,12 @@ def test_files_stay_short_enough_to_be_read() -> None:
         if (lines := len((ROOT / file).read_text(encoding="utf-8").splitlines())) > MOST_LINES
     }
     assert long == {}, f"split what has more than {MOST_LINES} lines by what it does"
+
+
+def test_no_folder_of_tests_is_left_out() -> None:
+    """Their order is said in the project's file, so a new one has to be named there."""
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
+    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py")}
+    left_out = [folder for folder in folders if not any(map(folder.is_relative_to, options["testpaths"]))]
+    assert folders
+    assert not left_out, "name it in testpaths"
