@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from services.checkpoint.begun_waits import begin_wait
 from services.checkpoint.kinds import KINDS
-from tenure.domain.budget import Granted, ReserveRequest, TokenUsage, settle_lost
+from tenure.domain.budget import Granted, ReserveRequest, TokenUsage
 from tenure.domain.endings import Ending
+from tenure.domain.lost_calls import HeardCall, settle_lost
 from tenure.domain.money import cost
 from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState, check_move
 from tenure.domain.timeouts import TIMEOUT_REASONS
@@ -142,12 +143,14 @@ class Draft:
         row.add_usage(usage, nano_usd)
         row.model_open, row.model_nano_usd = False, 0
 
-    def settle_lost(self, heard_output_tokens: int = 0) -> None:
-        """The holder is gone: a call it may have sent is billed by estimate, and the ledger says so."""
+    def settle_lost(self, heard: HeardCall | None = None) -> None:
+        """The holder is gone: a call it may have sent is billed by what was heard of it, and the ledger says so."""
         row = self.row
         if not row.model_open:
             return
-        usage = settle_lost(row.model_input, row.model_output, heard_output_tokens)
+        if heard is not None and (heard.step, heard.attempt_number) != (row.model_step, row.model_attempt):
+            heard = None  # of a call before this one
+        usage = settle_lost(row.model_input, row.model_output, heard)
         lost = ledger_pb2.AttemptLost(attempt_number=row.model_attempt, usage=usage_to_wire(usage))
         body = ledger_pb2.EntryBody(attempt_lost=lost).SerializeToString()
         self.settle(usage, lost=True)

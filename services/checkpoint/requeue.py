@@ -12,11 +12,14 @@ from services.checkpoint.phase_timeouts import ask, what_follows
 from services.checkpoint.queries import QUERIES, in_ledger_transaction
 from services.checkpoint.rows import lock_tasks
 from services.checkpoint.writing import write
+from tenure.domain.budget import TokenUsage
 from tenure.domain.endings import NOBODY_DIED, ending_of_lost_claim
+from tenure.domain.lost_calls import HeardCall
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import LeaseLostPolicy
 from tenure.domain.timeouts import REASONS, Phase
 from tenure.runtime.failpoint import failpoint
+from tenure.wire.task import heard_call_to_domain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,11 +95,19 @@ def _put_back(draft: Draft, lost: pb.RequeueLostRequest.Lost) -> None:
     row = draft.row
     if lost.reason not in NOBODY_DIED:
         row.count_death(row.owner)
-    draft.settle_lost(lost.output_tokens)
+    draft.settle_lost(_heard_call(row, lost))
     if row.ending is None:
         _judge(draft, lost)
     if row.state is TaskState.RUNNING:
         draft.move(TaskState.QUEUED, lost.reason, lost.message, actor=lost.actor or LEDGER)
+
+
+def _heard_call(row: TaskRow, lost: pb.RequeueLostRequest.Lost) -> HeardCall | None:
+    """An older coordinator tells of output alone, and does not say of which call."""
+    if lost.HasField("heard_call"):
+        return heard_call_to_domain(lost.heard_call)
+    usage = TokenUsage(output_tokens=lost.output_tokens)
+    return HeardCall(row.model_step, row.model_attempt, usage) if lost.output_tokens else None
 
 
 def _judge(draft: Draft, lost: pb.RequeueLostRequest.Lost) -> None:

@@ -113,6 +113,7 @@ class Attaching:
             session_id=session.session_id,
             ttl=duration(self._timing.ttl_seconds),
             renew_interval=duration(self._timing.renew_interval_seconds),
+            call_interval=duration(self._timing.call_interval_seconds),
             lost_claim_ids=[claim_id for claim_id in named if claim_id not in session.claims],
         )
         return pb.SessionResponse(welcome=welcome)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from services.coordinator.lease_store.claim_keys import MAX_BATCH
 from services.coordinator.ledger import MAX_CLAIMS, Ledger
 from tenure.domain.errors import TenureError
+from tenure.domain.lost_calls import HeardCall
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime import metrics
 from tenure.runtime.batching import Batcher, BatchLimits
@@ -17,6 +18,7 @@ from tenure.runtime.failpoint import failpoint
 from tenure.runtime.retrying import retrying
 from tenure.runtime.status import PeerFailed
 from tenure.v1 import checkpoint_service_pb2
+from tenure.wire.task import heard_call_to_wire
 
 if TYPE_CHECKING:
     from services.coordinator.lease_store import HeldClaim, LeaseStore
@@ -27,7 +29,7 @@ _AGAIN: Final = RetryPolicy(max_attempts=6, initial_seconds=0.1, factor=2.0, cap
 
 @dataclass(frozen=True, slots=True)
 class LostClaim:
-    """A claim that is gone, or has to go. `output_tokens`: what was heard of the model call in flight.
+    """A claim that is gone, or has to go. `call`: what was heard of its newest model call.
 
     `actor`: the operator who takes it away; `to_worker_id`: for whom.
     """
@@ -36,14 +38,14 @@ class LostClaim:
     claim_id: str
     reason: str
     message: str
-    output_tokens: int = 0
+    call: HeardCall | None = None
     actor: str = ""
     to_worker_id: str = ""
 
     @classmethod
-    def of(cls, held: HeldClaim, reason: str, message: str, output_tokens: int = 0) -> LostClaim:
+    def of(cls, held: HeldClaim, reason: str, message: str, call: HeardCall | None = None) -> LostClaim:
         """The loss of a claim known from etcd."""
-        return cls(held.task_id, held.record.claim_id, reason, message, output_tokens)
+        return cls(held.task_id, held.record.claim_id, reason, message, call)
 
 
 class Losses:
@@ -135,7 +137,8 @@ def _to_wire(lost: LostClaim) -> checkpoint_service_pb2.RequeueLostRequest.Lost:
         claim_id=lost.claim_id,
         reason=lost.reason,
         message=lost.message,
-        output_tokens=lost.output_tokens,
+        output_tokens=0 if lost.call is None else lost.call.usage.output_tokens,  # for a ledger of an older version
+        heard_call=None if lost.call is None else heard_call_to_wire(lost.call),
         actor=lost.actor,
         to_worker_id=lost.to_worker_id,
     )

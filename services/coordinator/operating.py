@@ -45,7 +45,7 @@ class Operating:
             held.record.claim_id,
             Reason.OPERATOR_TRANSFER,
             request.reason,
-            worked.progress.heard.output_tokens if worked is not None else 0,
+            worked.progress.heard.call if worked is not None else None,
             actor=request.actor,
             to_worker_id=request.to_worker_id,
         )

@@ -5,18 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from tenure.domain.lost_calls import HeardCall
+
 LONGEST_BACKOFF_SECONDS: Final = 600.0
 """A worker that means to wait longer than this has to let go of the task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What a renewal says was done under a claim. `backoff_seconds`: the worker waits on purpose for so long."""
+    """What a worker says was done under a claim. `backoff_seconds`: it waits on purpose for so long."""
 
     sequence: int = 0
     output_tokens: int = 0
     tool_signs: int = 0
     backoff_seconds: float = 0.0
+    call: HeardCall | None = None
 
 
 @dataclass(slots=True)

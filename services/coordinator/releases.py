@@ -59,8 +59,8 @@ class Releases:
             _log.warning("a claim could not be given back", extra={"task": release.task_id, "error": error})
             return
         message = f"worker {session.worker_id} gave the task back"
-        tokens = claim.progress.heard.output_tokens if claim is not None else 0
-        await self._losses.take_away(held, LostClaim.of(held, release.reason, message, tokens))
+        call = claim.progress.heard.call if claim is not None else None
+        await self._losses.take_away(held, LostClaim.of(held, release.reason, message, call))
 
     async def _find(self, session: Session, release: pb.Release) -> HeldClaim | None:
         """A claim that a worker let go of while its stream was broken: it came back without holding it."""

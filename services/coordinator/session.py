@@ -13,6 +13,7 @@ from tenure.domain.errors import TenureError, Unavailable
 from tenure.domain.task import DEFAULT_LOOP, DEFAULT_QUEUE
 from tenure.runtime import metrics
 from tenure.v1 import coordinator_service_pb2 as pb
+from tenure.wire.task import heard_call_to_domain
 from tenure.wire.times import seconds
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Timing:
     reconnect_grace_seconds: float = 0.5
     start_timeout_seconds: float = 5.0
     progress_timeout_seconds: float = 120.0
+    call_interval_seconds: float = 0.2
 
     @property
     def doubt_seconds(self) -> float:
@@ -203,6 +205,13 @@ class Session:
                 claim.unnamed_since = now
         return [each for claim_id, each in named.items() if claim_id not in self.claims]
 
+    def hear_calls(self, holdings: Iterable[pb.Holding], now: float) -> None:
+        """Model calls of claims held have gone on. What is not named goes on as before."""
+        for each in holdings:
+            claim = self.claims.get(each.claim_id)
+            if claim is not None:
+                claim.hear(_heard(each.progress), now)
+
     def renewed(self, sent_at: float) -> None:
         """Etcd has answered a renewal that came at that moment."""
         self._renewed_at = sent_at
@@ -256,4 +265,5 @@ class Session:
 
 
 def _heard(progress: pb.Progress) -> Heard:
-    return Heard(progress.sequence, progress.output_tokens, progress.tool_signs, seconds(progress.backoff))
+    call = heard_call_to_domain(progress.call) if progress.HasField("call") else None
+    return Heard(progress.sequence, progress.output_tokens, progress.tool_signs, seconds(progress.backoff), call)

@@ -121,6 +121,8 @@ class SessionStream:
         match request.WhichOneof("message"):
             case "renew":
                 self._heard(request.renew)
+            case "calls_heard":
+                session.hear_calls(request.calls_heard.holdings, asyncio.get_running_loop().time())
             case "slots":
                 read = request.slots.grants_read if request.slots.HasField("grants_read") else None
                 session.report_slots(request.slots.free_slots, read)

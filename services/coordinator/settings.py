@@ -30,6 +30,9 @@ class Settings:
     reconnect_grace_seconds: float = setting("how long a broken stream may come back", default=0.5, minimum=0.0)
     start_timeout_seconds: float = setting("how long a claim may go unnamed by renewals", default=5.0, minimum=0.1)
     progress_timeout_seconds: float = setting("how long a claim may go without progress", default=120.0, minimum=0.1)
+    call_interval_seconds: float = setting(
+        "how often workers tell of model calls in flight: what they are billed if lost", default=0.2, minimum=0.05
+    )
     cancel_grace_seconds: float = setting("how long an owner has to carry out a cancel", default=1.0, minimum=0.0)
     reconcile_interval_seconds: float = setting("how often ledger and etcd are compared", default=3.0, minimum=0.1)
     max_leases_per_tenant: int = setting(
@@ -56,4 +59,5 @@ class Settings:
             reconnect_grace_seconds=self.reconnect_grace_seconds,
             start_timeout_seconds=self.start_timeout_seconds,
             progress_timeout_seconds=self.progress_timeout_seconds,
+            call_interval_seconds=self.call_interval_seconds,
         )

@@ -38,8 +38,8 @@ class Stalled:
 
     async def _take_away(self, claim: WorkedClaim, reason: str, message: str) -> None:
         _log.warning("a claim is taken away", extra={"task": claim.held.task_id, "reason": reason, "why": message})
-        tokens = claim.progress.heard.output_tokens
-        await self._losses.take_away(claim.held, LostClaim.of(claim.held, reason, message, tokens))
+        call = claim.progress.heard.call
+        await self._losses.take_away(claim.held, LostClaim.of(claim.held, reason, message, call))
 
 
 def _judge(session: Session) -> list[tuple[WorkedClaim, tuple[str, str]]]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from services.coordinator.operating import Operating
     from services.coordinator.session import Session
     from services.coordinator.sessions import Sessions
+    from tenure.domain.lost_calls import HeardCall
 
 _log: Final = logging.getLogger(__name__)
 _MOST_REMEMBERED: Final = 10_000
@@ -109,7 +110,7 @@ class Vanishing:
     def _lost(self, claims: list[HeldClaim], *, expired: bool) -> list[LostClaim]:
         session = self._sessions.last_known(claims[0].record.session_id)
         reason, message = _why(claims[0].record.worker_id, session, expired=expired)
-        return [LostClaim.of(claim, reason, message, _output_tokens(session, claim)) for claim in claims]
+        return [LostClaim.of(claim, reason, message, _heard_call(session, claim)) for claim in claims]
 
     async def _requeue(self, lost: list[LostClaim], delay_seconds: float) -> None:
         await asyncio.sleep(delay_seconds)
@@ -126,7 +127,7 @@ def _why(worker_id: str, session: Session | None, *, expired: bool) -> tuple[str
     return Reason.WORKER_LOST, f"the connection to worker {worker_id} broke and it did not come back"
 
 
-def _output_tokens(session: Session | None, claim: HeldClaim) -> int:
-    """Of the model call in flight, as far as this replica heard."""
+def _heard_call(session: Session | None, claim: HeldClaim) -> HeardCall | None:
+    """The newest model call, as far as this replica heard of it."""
     worked = session.claims.get(claim.record.claim_id) if session is not None else None
-    return worked.progress.heard.output_tokens if worked is not None else 0
+    return worked.progress.heard.call if worked is not None else None

@@ -8,7 +8,6 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from services.worker.progress import CHARACTERS_PER_TOKEN
 from tenure.domain.budget import TokenUsage
 from tenure.domain.entries import ContentBlock
 
@@ -18,6 +17,9 @@ _USAGE_FIELDS: Final = (
     "cache_creation_input_tokens",
     "cache_read_input_tokens",
 )
+BYTES_PER_TOKEN: Final = 4
+"""Of output, until the provider says the true number: what a call is billed that was cut off or lost."""
+
 _CALLS: Final = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
 _TEXTS: Final = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
 
@@ -43,7 +45,7 @@ class AnswerFold:
 
     model: str = ""
     stop_reason: str | None = None
-    characters: int = 0
+    size_bytes: int = 0
     stopped: bool = False
     _blocks: dict[int, _Block] = field(default_factory=dict)
     _usage: dict[str, int] = field(default_factory=dict)
@@ -73,7 +75,7 @@ class AnswerFold:
         """What the provider said so far; output it has not counted yet is estimated from what came."""
         said = dict(self._usage)
         if said and not self._final_usage:
-            estimated = -(-self.characters // CHARACTERS_PER_TOKEN)
+            estimated = -(-self.size_bytes // BYTES_PER_TOKEN)
             said["output_tokens"] = max(said.get("output_tokens", 0), estimated)
         return TokenUsage(**said)
 
@@ -87,13 +89,13 @@ class AnswerFold:
     def _take_delta(self, block: _Block, delta: Any) -> str:
         if delta.type == "input_json_delta":
             block.arguments.append(delta.partial_json)
-            self.characters += len(delta.partial_json)
+            self.size_bytes += _size_bytes(delta.partial_json)
         elif delta.type == "citations_delta":
             block.citations.append(delta.citation.to_dict(mode="json"))
         elif (key := _TEXTS.get(delta.type)) is not None:
             text: str = getattr(delta, key)
             block.texts.setdefault(key, []).append(text)
-            self.characters += len(text) if key != "signature" else 0
+            self.size_bytes += _size_bytes(text) if key != "signature" else 0
             return text if key == "text" else ""
         return ""
 
@@ -128,3 +130,7 @@ class AnswerFold:
                 return None
             raise MalformedAnswer(f"the arguments of {folded.get('name')} are no JSON: {error}") from error
         return folded
+
+
+def _size_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

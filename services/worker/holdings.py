@@ -55,6 +55,7 @@ class Holdings:
     def __init__(self) -> None:
         self._by_task: dict[str, Holding] = {}
         self._changed = asyncio.Event()
+        self.calls_went_on = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._by_task)
@@ -71,6 +72,7 @@ class Holdings:
         if former is not None:
             former.drop()
         self._by_task[holding.task_id] = holding
+        holding.progress.on_call = self.calls_went_on.set
 
     def remove(self, holding: Holding) -> None:
         """Takes it out, unless a newer claim of the task has taken its place."""
@@ -94,6 +96,14 @@ class Holdings:
     def to_wire(self) -> list[pb.Holding]:
         """As Hello and renewals name them; lost ones are no longer held."""
         return [holding.to_wire() for holding in self if not holding.lost]
+
+    def take_calls(self) -> list[pb.Holding]:
+        """Those whose model call went on since this was asked the last time."""
+        self.calls_went_on.clear()
+        told = [holding for holding in self if holding.progress.call_went_on and not holding.lost]
+        for holding in told:
+            holding.progress.call_went_on = False
+        return [holding.to_wire() for holding in told]
 
     async def wait_empty(self) -> None:
         """Waits until nothing is held."""

@@ -71,6 +71,7 @@ class Settings:
     )
     model_timeout_seconds: float = setting("of one model call, whole", default=600.0, minimum=0.1)
     model_silence_seconds: float = setting("of one model call, between two bytes", default=60.0, minimum=0.1)
+    prompt_caching: bool = setting("ask the provider to keep the beginning of each prompt", default=True)
     drain_seconds: float = setting("to give tasks back at the end", default=5.0, minimum=0.0)
     provider: ProviderSettings = group(ProviderSettings)
     common: CommonSettings = group(CommonSettings)
@@ -129,6 +130,7 @@ async def _open_parts(process: Process, settings: Settings, trust: TrustGate, du
             base_url=settings.provider.base_url or None,
             timeout_seconds=settings.model_timeout_seconds,
             silence_seconds=settings.model_silence_seconds,
+            prompt_caching=settings.prompt_caching,
         )
     )
     duties.start("commit stream", ledger.run)

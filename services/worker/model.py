@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 import anthropic
 import httpx2
 
 from services.worker.answer_fold import AnswerFold, MalformedAnswer
+from services.worker.prompt_cache import Prompt, marked
 from tenure.domain.budget import TokenUsage
 from tenure.domain.conversation import Message
 from tenure.domain.entries import ContentBlock
@@ -43,9 +44,15 @@ LONGEST_RETRY_AFTER_SECONDS: Final = 24 * 3600.0
 """The longest wait that the ledger takes: no task lives longer."""
 
 
+_BILLED_EVENTS: Final = frozenset({"message_start", "content_block_delta", "message_delta"})
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """One attempt. `attempt` names it to the provider's logs. `timeout_seconds` 0: the client's own."""
+    """One attempt. `attempt` names it to the provider's logs. `timeout_seconds` 0: the client's own.
+
+    `is_repeated_soon`: the next request will begin like this one, so that it is worth keeping.
+    """
 
     model: str
     messages: Sequence[Message]
@@ -54,6 +61,7 @@ class ModelRequest:
     tools: Sequence[Mapping[str, Any]] = ()
     attempt: str = ""
     timeout_seconds: float = 0.0
+    is_repeated_soon: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +102,7 @@ class ModelCall:
     """What is heard of a call while it runs; to be read whenever it is cut short."""
 
     on_text: Callable[[int, str], None]
-    on_characters: Callable[[int], None]
+    on_usage: Callable[[], None]
     fold: AnswerFold = field(default_factory=AnswerFold)
     request_id: str = ""
 
@@ -106,17 +114,26 @@ class ModelCall:
     def hear(self, event: Any) -> None:
         """Takes one event of the stream."""
         text = self.fold.take(event)
-        if event.type == "content_block_delta":
-            self.on_characters(self.fold.characters)
-            if text:
-                self.on_text(event.index, text)
+        if event.type in _BILLED_EVENTS:
+            self.on_usage()
+        if text:
+            self.on_text(event.index, text)
 
 
 class ModelClient:
     """Shared by all tasks: a client of its own for each call would cost ten times the processor time."""
 
-    def __init__(self, *, api_key: str, base_url: str | None, timeout_seconds: float, silence_seconds: float) -> None:
+    def __init__(
+        self,
+        *,
+        api_key: str,
+        base_url: str | None,
+        timeout_seconds: float,
+        silence_seconds: float,
+        prompt_caching: bool = True,
+    ) -> None:
         self.timeout_seconds = timeout_seconds
+        self._prompt_caching = prompt_caching
         limits = httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS)
         timeout = anthropic.Timeout(silence_seconds, connect=5.0)
         self._client = anthropic.AsyncAnthropic(
@@ -156,14 +173,14 @@ class ModelClient:
         )
 
     async def _stream(self, request: ModelRequest, call: ModelCall) -> None:
-        messages: Any = request.messages  # the ledger's blocks are the provider's own, as plain JSON
-        tools: Any = request.tools
+        prompt = Prompt(request.system, request.tools, request.messages)
+        system, tools, messages = marked(prompt) if self._prompt_caching and request.is_repeated_soon else prompt
         async with await self._client.messages.create(
             model=request.model,
             max_tokens=request.max_output_tokens,
-            messages=messages,
-            system=request.system or anthropic.omit,
-            tools=tools or anthropic.omit,
+            messages=cast("Any", messages),  # the ledger's blocks are the provider's own, as plain JSON
+            system=cast("Any", system) or anthropic.omit,
+            tools=cast("Any", tools) or anthropic.omit,
             extra_headers={"x-tenure-attempt": request.attempt},
             stream=True,
         ) as events:

@@ -75,10 +75,12 @@ class ModelStep:
         assert attempt is not None, "nothing is reserved"
         step = self._ledger.point.step
         show = _show_nothing if attempt.summary_through_step else self._holding.live.append
-        heard = ModelCall(on_text=show, on_characters=self._holding.progress.hear_text)
+        progress = self._holding.progress
+        heard = ModelCall(on_text=show, on_usage=progress.hear_call)
+        progress.begin_call(step, attempt.attempt_number, lambda: heard.usage)
         self._holding.live.begin(step, attempt.attempt_number)
         # A model may think for minutes before its first word, and the call has a bound of its own.
-        self._holding.progress.announce_backoff(self._timeout_seconds)
+        progress.announce_backoff(self._timeout_seconds)
         try:
             await failpoint("worker.before_model")
             with span(f"{semconv.CHAT} {attempt.model}", self._attributes(attempt, step)) as chat:
@@ -95,8 +97,7 @@ class ModelStep:
             raise
         finally:
             self._holding.live.finish()
-            self._holding.progress.hear_text(0)
-            self._holding.progress.announce_backoff(0)
+            progress.announce_backoff(0)
         await failpoint("worker.after_model")
         if not attempt.summary_through_step:
             await self._ledger.append(_answer_facts(step, attempt, answer))
@@ -121,6 +122,7 @@ class ModelStep:
             tools=self._tools,
             attempt=name,
             timeout_seconds=self._timeout_seconds,
+            is_repeated_soon=self.room.is_worth_keeping(),
         )
 
     def _attributes(self, attempt: facts.ModelAttempt, step: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from services.worker.claim_ledger import ClaimLedger
 from services.worker.estimate import BYTES_PER_TOKEN, Counted, InputEstimate
 from services.worker.parts import ModelDefaults
+from services.worker.prompt_cache import LEAST_TOKENS
 from tenure.domain.compaction import AskSummary, MakeRoom, Window, make_room, window_of
 from tenure.domain.conversation import Message
 from tenure.domain.summary import SUMMARY_SYSTEM, summary_messages, summary_output_tokens
@@ -58,6 +59,10 @@ class Room:
             asked = self.summary_messages(move.summary_through_step)
             return InputEstimate(SUMMARY_SYSTEM, ()).upper_bound(asked)
         return self._bound(to_come, self._ledger.point.counted)
+
+    def is_worth_keeping(self) -> bool:
+        """Whether the provider keeps a prompt this long. By the conversation alone: a successor asks alike."""
+        return self._bound(None, None) >= LEAST_TOKENS
 
     def output_tokens(self, move: CallModel) -> int:
         """The longest answer."""

@@ -53,6 +53,7 @@ class _Attached(NamedTuple):
 
     call: Any
     renew_interval_seconds: float
+    call_interval_seconds: float
 
 
 class Session:
@@ -163,7 +164,7 @@ class Session:
         self._attached = attached
         self._to_say.begin()
         stream = SessionStream(call, self._holdings, self._trust, self._to_say, self)
-        await stream.serve(attached.renew_interval_seconds)
+        await stream.serve(attached.renew_interval_seconds, attached.call_interval_seconds)
 
     async def _attach(self, call: Any) -> _Attached:
         sent_at = monotonic()
@@ -177,7 +178,7 @@ class Session:
             self._trust.begin(sent_at, seconds(welcome.ttl))
         self._session_id = welcome.session_id
         self._holdings.drop_claims(set(welcome.lost_claim_ids))
-        return _Attached(call, seconds(welcome.renew_interval))
+        return _Attached(call, seconds(welcome.renew_interval), seconds(welcome.call_interval))
 
     def _hello(self) -> pb.Hello:
         return pb.Hello(

@@ -86,16 +86,19 @@ class SessionStream:
         self._call, self._holdings, self._trust = call, holdings, trust
         self._to_say, self._hears = to_say, hears
         self._renew: pb.Renew | None = None
+        self._calls_are_due = False
         self._sent_at: dict[int, float] = {}
         self._answered = asyncio.Event()
 
-    async def serve(self, renew_interval_seconds: float) -> Never:
+    async def serve(self, renew_interval_seconds: float, call_interval_seconds: float) -> Never:
         """Works until the stream breaks, and raises why: Detached, or what the coordinator ended it with."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._write())
                 group.create_task(self._read())
                 group.create_task(self._keep_renewing(renew_interval_seconds))
+                if call_interval_seconds:
+                    group.create_task(self._keep_telling_of_calls(call_interval_seconds))
         except ExceptionGroup as broken:
             raise broken.exceptions[0] from broken
         raise AssertionError("a stream ends by an exception only")
@@ -121,6 +124,15 @@ class SessionStream:
                 raise Detached(f"renewal {number} was not answered within {interval_seconds:g} s") from None
             await asyncio.sleep(max(0.0, sent_at + interval_seconds - monotonic()))
 
+    async def _keep_telling_of_calls(self, interval_seconds: float) -> Never:
+        """The first words of a call at once, so that its input is known exactly; then now and then."""
+        while True:
+            await self._holdings.calls_went_on.wait()
+            self._holdings.calls_went_on.clear()
+            self._calls_are_due = True
+            self._to_say.something.set()
+            await asyncio.sleep(interval_seconds)
+
     async def _write(self) -> Never:
         while True:
             while (message := self._next()) is not None:
@@ -133,12 +145,16 @@ class SessionStream:
     def _next(self) -> pb.SessionRequest | None:
         if self._renew is not None:
             return pb.SessionRequest(renew=self._renew)
+        if self._calls_are_due:
+            self._calls_are_due = False
+            if told := self._holdings.take_calls():
+                return pb.SessionRequest(calls_heard=pb.CallsHeard(holdings=told))
         return self._to_say.next()
 
     def _said(self, message: pb.SessionRequest) -> None:
         if message.HasField("renew"):
             self._renew = None
-        else:
+        elif not message.HasField("calls_heard"):
             self._to_say.said(message)
 
     async def _read(self) -> Never:

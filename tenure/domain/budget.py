@@ -1,4 +1,4 @@
-"""Budget arithmetic: what a model call may set aside, and what a finished or lost one settles for.
+"""Budget arithmetic: what a model call may set aside.
 
 Money and tokens are never overshot because a reservation is granted only out of what neither settled use nor other
 reservations have taken, under the lock of the budget's row.
@@ -164,11 +164,3 @@ def _unpriced(model: str) -> str:
         f"the price of {model} is not known here, and a task with a cap in money makes no call of unknown price: "
         "add the model to the ledger's file of prices, then requeue the task"
     )
-
-
-def settle_lost(input_tokens: int, max_output_tokens: int, heard_output_tokens: int) -> TokenUsage:
-    """What a model call of unknown fate is billed: its whole input, and the output that was heard of.
-
-    What was heard is a worker's word: out of bounds, it must not be what keeps its task from being requeued.
-    """
-    return TokenUsage(input_tokens=input_tokens, output_tokens=max(0, min(heard_output_tokens, max_output_tokens)))

@@ -1220,6 +1220,7 @@ class RequeueLostRequest(message.Message):
         OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
         ACTOR_FIELD_NUMBER: builtins.int
         TO_WORKER_ID_FIELD_NUMBER: builtins.int
+        HEARD_CALL_FIELD_NUMBER: builtins.int
         task_id: builtins.str
         """The task."""
         claim_id: builtins.str
@@ -1234,6 +1235,10 @@ class RequeueLostRequest(message.Message):
         """The operator who took it away; empty: nobody did."""
         to_worker_id: builtins.str
         """Which worker the operator wants it to go on with; empty: any but its owner. Either counts for 10 s."""
+        @builtins.property
+        def heard_call(self) -> ledger_pb2.HeardCall:
+            """The newest model call, as far as it was heard; absent: nothing was, or only output_tokens."""
+
         def __init__(
             self,
             *,
@@ -1244,10 +1249,11 @@ class RequeueLostRequest(message.Message):
             output_tokens: builtins.int = ...,
             actor: builtins.str = ...,
             to_worker_id: builtins.str = ...,
+            heard_call: ledger_pb2.HeardCall | None = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = typing.Literal["heard_call", b"heard_call"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "claim_id", b"claim_id", "message", b"message", "output_tokens", b"output_tokens", "reason", b"reason", "task_id", b"task_id", "to_worker_id", b"to_worker_id"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "claim_id", b"claim_id", "heard_call", b"heard_call", "message", b"message", "output_tokens", b"output_tokens", "reason", b"reason", "task_id", b"task_id", "to_worker_id", b"to_worker_id"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1815,6 +1821,61 @@ class RaiseGenerationResponse(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["generation", b"generation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ReportUsageRequest(message.Message):
+    """What a lost model call used after all."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    ATTEMPT_NUMBER_FIELD_NUMBER: builtins.int
+    USAGE_FIELD_NUMBER: builtins.int
+    PROVIDER_REQUEST_ID_FIELD_NUMBER: builtins.int
+    step: builtins.int
+    """The step of the call."""
+    attempt_number: builtins.int
+    """Which attempt of it."""
+    provider_request_id: builtins.str
+    """The provider's id of the request."""
+    @builtins.property
+    def token(self) -> token_pb2.FencingToken:
+        """The token that the call was made under; a stale one will do."""
+
+    @builtins.property
+    def usage(self) -> task_pb2.TokenUsage:
+        """What it used."""
+
+    def __init__(
+        self,
+        *,
+        token: token_pb2.FencingToken | None = ...,
+        step: builtins.int = ...,
+        attempt_number: builtins.int = ...,
+        usage: task_pb2.TokenUsage | None = ...,
+        provider_request_id: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["token", b"token", "usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "provider_request_id", b"provider_request_id", "step", b"step", "token", b"token", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ReportUsageResponse(message.Message):
+    """The bill has it."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

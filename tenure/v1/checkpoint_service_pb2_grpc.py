@@ -164,6 +164,11 @@ class CheckpointServiceStub:
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.RaiseGenerationRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.RaiseGenerationResponse.FromString,
                 _registered_method=True)
+        self.ReportUsage = channel.unary_unary(
+                '/tenure.v1.CheckpointService/ReportUsage',
+                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ReportUsageRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.ReportUsageResponse.FromString,
+                _registered_method=True)
         self.ListBills = channel.unary_unary(
                 '/tenure.v1.CheckpointService/ListBills',
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListBillsRequest.SerializeToString,
@@ -399,6 +404,16 @@ class CheckpointServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportUsage(self, request, context):
+        """Says what a model call used that was settled as lost, for the bill and the budget alone: from the worker that made it, which may
+        be fenced by now. Takes the place of the estimate, once: a repeat changes nothing. NOT_FOUND: no such call was made under
+        this claim. FAILED_PRECONDITION / ATTEMPT_OPEN: it is not settled yet, come again; ATTEMPT_SETTLED: it was not lost.
+        INVALID_ARGUMENT: more than was set aside for it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListBills(self, request, context):
         """Lists what a task's model attempts were billed, by step and attempt. NOT_FOUND.
         """
@@ -568,6 +583,11 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
                     servicer.RaiseGeneration,
                     request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.RaiseGenerationRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.RaiseGenerationResponse.SerializeToString,
+            ),
+            'ReportUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportUsage,
+                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.ReportUsageRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ReportUsageResponse.SerializeToString,
             ),
             'ListBills': grpc.unary_unary_rpc_method_handler(
                     servicer.ListBills,
@@ -1280,6 +1300,33 @@ class CheckpointService:
             '/tenure.v1.CheckpointService/RaiseGeneration',
             tenure_dot_v1_dot_checkpoint__service__pb2.RaiseGenerationRequest.SerializeToString,
             tenure_dot_v1_dot_checkpoint__service__pb2.RaiseGenerationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.CheckpointService/ReportUsage',
+            tenure_dot_v1_dot_checkpoint__service__pb2.ReportUsageRequest.SerializeToString,
+            tenure_dot_v1_dot_checkpoint__service__pb2.ReportUsageResponse.FromString,
             options,
             channel_credentials,
             insecure,

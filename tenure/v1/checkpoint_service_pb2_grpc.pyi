@@ -118,6 +118,12 @@ class CheckpointServiceStub:
     """Says of claims of resources found in etcd which of them are registered."""
     RaiseGeneration: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RaiseGenerationRequest, _checkpoint_service_pb2.RaiseGenerationResponse]
     """Raises the generation by compare-and-set. The answer has the one that stands, whoever raised it."""
+    ReportUsage: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ReportUsageRequest, _checkpoint_service_pb2.ReportUsageResponse]
+    """Says what a model call used that was settled as lost, for the bill and the budget alone: from the worker that made it, which may
+    be fenced by now. Takes the place of the estimate, once: a repeat changes nothing. NOT_FOUND: no such call was made under
+    this claim. FAILED_PRECONDITION / ATTEMPT_OPEN: it is not settled yet, come again; ATTEMPT_SETTLED: it was not lost.
+    INVALID_ARGUMENT: more than was set aside for it.
+    """
     ListBills: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListBillsRequest, _checkpoint_service_pb2.ListBillsResponse]
     """Lists what a task's model attempts were billed, by step and attempt. NOT_FOUND."""
     ListAging: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListAgingRequest, _checkpoint_service_pb2.ListAgingResponse]
@@ -221,6 +227,12 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     """Says of claims of resources found in etcd which of them are registered."""
     RaiseGeneration: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RaiseGenerationRequest, _checkpoint_service_pb2.RaiseGenerationResponse]  # type: ignore[assignment]
     """Raises the generation by compare-and-set. The answer has the one that stands, whoever raised it."""
+    ReportUsage: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ReportUsageRequest, _checkpoint_service_pb2.ReportUsageResponse]  # type: ignore[assignment]
+    """Says what a model call used that was settled as lost, for the bill and the budget alone: from the worker that made it, which may
+    be fenced by now. Takes the place of the estimate, once: a repeat changes nothing. NOT_FOUND: no such call was made under
+    this claim. FAILED_PRECONDITION / ATTEMPT_OPEN: it is not settled yet, come again; ATTEMPT_SETTLED: it was not lost.
+    INVALID_ARGUMENT: more than was set aside for it.
+    """
     ListBills: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListBillsRequest, _checkpoint_service_pb2.ListBillsResponse]  # type: ignore[assignment]
     """Lists what a task's model attempts were billed, by step and attempt. NOT_FOUND."""
     ListAging: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListAgingRequest, _checkpoint_service_pb2.ListAgingResponse]  # type: ignore[assignment]
@@ -471,6 +483,18 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.RaiseGenerationResponse, _abc.Awaitable[_checkpoint_service_pb2.RaiseGenerationResponse]]:
         """Raises the generation by compare-and-set. The answer has the one that stands, whoever raised it."""
+
+    @_abc_1.abstractmethod
+    def ReportUsage(
+        self,
+        request: _checkpoint_service_pb2.ReportUsageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoint_service_pb2.ReportUsageResponse, _abc.Awaitable[_checkpoint_service_pb2.ReportUsageResponse]]:
+        """Says what a model call used that was settled as lost, for the bill and the budget alone: from the worker that made it, which may
+        be fenced by now. Takes the place of the estimate, once: a repeat changes nothing. NOT_FOUND: no such call was made under
+        this claim. FAILED_PRECONDITION / ATTEMPT_OPEN: it is not settled yet, come again; ATTEMPT_SETTLED: it was not lost.
+        INVALID_ARGUMENT: more than was set aside for it.
+        """
 
     @_abc_1.abstractmethod
     def ListBills(

@@ -24,69 +24,72 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from tenure.v1 import ledger_pb2 as tenure_dot_v1_dot_ledger__pb2
 from tenure.v1 import task_pb2 as tenure_dot_v1_dot_task__pb2
 from tenure.v1 import token_pb2 as tenure_dot_v1_dot_token__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#tenure/v1/coordinator_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x14tenure/v1/task.proto\x1a\x15tenure/v1/token.proto\"|\n%CoordinatorServiceTransferTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\r\n\x05\x61\x63tor\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x14\n\x0cto_worker_id\x18\x05 \x01(\t\"7\n&CoordinatorServiceTransferTaskResponse\x12\r\n\x05taken\x18\x01 \x01(\x08\"X\n$CoordinatorServiceDrainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x61\x63tor\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"K\n%CoordinatorServiceDrainWorkerResponse\x12\"\n\x07workers\x18\x01 \x03(\x0b\x32\x11.tenure.v1.Worker\"\xce\x01\n\x0eSessionRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.tenure.v1.HelloH\x00\x12!\n\x05renew\x18\x02 \x01(\x0b\x32\x10.tenure.v1.RenewH\x00\x12!\n\x05slots\x18\x03 \x01(\x0b\x32\x10.tenure.v1.SlotsH\x00\x12%\n\x07release\x18\x04 \x01(\x0b\x32\x12.tenure.v1.ReleaseH\x00\x12!\n\x05\x64rain\x18\x05 \x01(\x0b\x32\x10.tenure.v1.DrainH\x00\x42\t\n\x07message\"\xc6\x01\n\x05Hello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12$\n\x08holdings\x18\x03 \x03(\x0b\x32\x12.tenure.v1.Holding\x12\x12\n\nfree_slots\x18\x04 \x01(\x05\x12\x0e\n\x06queues\x18\x05 \x03(\t\x12\'\n\npriorities\x18\x06 \x03(\x0e\x32\x13.tenure.v1.Priority\x12\r\n\x05loops\x18\x07 \x03(\t\x12\x14\n\x0clive_address\x18\x08 \x01(\t\"S\n\x07Holding\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x10\n\x08\x63laim_id\x18\x02 \x01(\t\x12%\n\x08progress\x18\x03 \x01(\x0b\x32\x13.tenure.v1.Progress\"s\n\x08Progress\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x15\n\routput_tokens\x18\x02 \x01(\x03\x12\x12\n\ntool_signs\x18\x03 \x01(\x03\x12*\n\x07\x62\x61\x63koff\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x81\x01\n\x05Renew\x12\x14\n\x0crenew_number\x18\x01 \x01(\x03\x12$\n\x08holdings\x18\x02 \x03(\x0b\x32\x12.tenure.v1.Holding\x12\x12\n\nfree_slots\x18\x03 \x01(\x05\x12\x18\n\x0bgrants_read\x18\x04 \x01(\x03H\x00\x88\x01\x01\x42\x0e\n\x0c_grants_read\"E\n\x05Slots\x12\x12\n\nfree_slots\x18\x01 \x01(\x05\x12\x18\n\x0bgrants_read\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x0e\n\x0c_grants_read\"<\n\x07Release\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x10\n\x08\x63laim_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x07\n\x05\x44rain\"\xab\x02\n\x0fSessionResponse\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.tenure.v1.WelcomeH\x00\x12%\n\x07renewed\x18\x02 \x01(\x0b\x32\x12.tenure.v1.RenewedH\x00\x12!\n\x05grant\x18\x03 \x01(\x0b\x32\x10.tenure.v1.GrantH\x00\x12#\n\x06revoke\x18\x04 \x01(\x0b\x32\x11.tenure.v1.RevokeH\x00\x12)\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x17.tenure.v1.CancelNoticeH\x00\x12#\n\x06goaway\x18\x06 \x01(\x0b\x32\x11.tenure.v1.GoawayH\x00\x12\'\n\x05\x64rain\x18\x07 \x01(\x0b\x32\x16.tenure.v1.DrainNoticeH\x00\x42\t\n\x07message\"\x1e\n\x0b\x44rainNotice\x12\x0f\n\x07message\x18\x01 \x01(\t\"\x90\x01\n\x07Welcome\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12&\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0erenew_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0elost_claim_ids\x18\x04 \x03(\t\"H\n\x07Renewed\x12\x14\n\x0crenew_number\x18\x01 \x01(\x03\x12\'\n\x06tokens\x18\x02 \x03(\x0b\x32\x17.tenure.v1.FencingToken\"`\n\x05Grant\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x10\n\x08\x63laim_id\x18\x02 \x01(\t\x12&\n\x05token\x18\x03 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\x0c\n\x04loop\x18\x04 \x01(\t\";\n\x06Revoke\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x10\n\x08\x63laim_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x1f\n\x0c\x43\x61ncelNotice\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"\x08\n\x06Goaway\"&\n$CoordinatorServiceListWorkersRequest\"K\n%CoordinatorServiceListWorkersResponse\x12\"\n\x07workers\x18\x01 \x03(\x0b\x32\x11.tenure.v1.Worker\"\xd3\x01\n\x06Worker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x14\n\x0clive_address\x18\x03 \x01(\t\x12\x16\n\x0e\x63oordinator_id\x18\x04 \x01(\t\x12\x13\n\x0b\x63laim_count\x18\x05 \x01(\x05\x12\x0e\n\x06queues\x18\x06 \x03(\t\x12.\n\nstart_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x64raining\x18\x08 \x01(\x08\x12\r\n\x05loops\x18\t \x03(\t\"6\n#CoordinatorServiceListClaimsRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"H\n$CoordinatorServiceListClaimsResponse\x12 \n\x06\x63laims\x18\x01 \x03(\x0b\x32\x10.tenure.v1.Claim\"\xb6\x01\n\x05\x43laim\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x10\n\x08\x63laim_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x11\n\tworker_id\x18\x04 \x01(\t\x12\x12\n\nsession_id\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x16\n\x0eprevious_epoch\x18\x07 \x01(\x03\x12,\n\tremaining\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration2\xa2\x04\n\x12\x43oordinatorService\x12\x44\n\x07Session\x12\x19.tenure.v1.SessionRequest\x1a\x1a.tenure.v1.SessionResponse(\x01\x30\x01\x12p\n\x0bListWorkers\x12/.tenure.v1.CoordinatorServiceListWorkersRequest\x1a\x30.tenure.v1.CoordinatorServiceListWorkersResponse\x12m\n\nListClaims\x12..tenure.v1.CoordinatorServiceListClaimsRequest\x1a/.tenure.v1.CoordinatorServiceListClaimsResponse\x12s\n\x0cTransferTask\x12\x30.tenure.v1.CoordinatorServiceTransferTaskRequest\x1a\x31.tenure.v1.CoordinatorServiceTransferTaskResponse\x12p\n\x0b\x44rainWorker\x12/.tenure.v1.CoordinatorServiceDrainWorkerRequest\x1a\x30.tenure.v1.CoordinatorServiceDrainWorkerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#tenure/v1/coordinator_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tenure/v1/ledger.proto\x1a\x14tenure/v1/task.proto\x1a\x15tenure/v1/token.proto\"|\n%CoordinatorServiceTransferTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\r\n\x05\x61\x63tor\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x14\n\x0cto_worker_id\x18\x05 \x01(\t\"7\n&CoordinatorServiceTransferTaskResponse\x12\r\n\x05taken\x18\x01 \x01(\x08\"X\n$CoordinatorServiceDrainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x61\x63tor\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"K\n%CoordinatorServiceDrainWorkerResponse\x12\"\n\x07workers\x18\x01 \x03(\x0b\x32\x11.tenure.v1.Worker\"\xfc\x01\n\x0eSessionRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.tenure.v1.HelloH\x00\x12!\n\x05renew\x18\x02 \x01(\x0b\x32\x10.tenure.v1.RenewH\x00\x12!\n\x05slots\x18\x03 \x01(\x0b\x32\x10.tenure.v1.SlotsH\x00\x12%\n\x07release\x18\x04 \x01(\x0b\x32\x12.tenure.v1.ReleaseH\x00\x12!\n\x05\x64rain\x18\x05 \x01(\x0b\x32\x10.tenure.v1.DrainH\x00\x12,\n\x0b\x63\x61lls_heard\x18\x06 \x01(\x0b\x32\x15.tenure.v1.CallsHeardH\x00\x42\t\n\x07message\"\xc6\x01\n\x05Hello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12$\n\x08holdings\x18\x03 \x03(\x0b\x32\x12.tenure.v1.Holding\x12\x12\n\nfree_slots\x18\x04 \x01(\x05\x12\x0e\n\x06queues\x18\x05 \x03(\t\x12\'\n\npriorities\x18\x06 \x03(\x0e\x32\x13.tenure.v1.Priority\x12\r\n\x05loops\x18\x07 \x03(\t\x12\x14\n\x0clive_address\x18\x08 \x01(\t\"S\n\x07Holding\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x10\n\x08\x63laim_id\x18\x02 \x01(\t\x12%\n\x08progress\x18\x03 \x01(\x0b\x32\x13.tenure.v1.Progress\"\x97\x01\n\x08Progress\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x15\n\routput_tokens\x18\x02 \x01(\x03\x12\x12\n\ntool_signs\x18\x03 \x01(\x03\x12*\n\x07\x62\x61\x63koff\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\"\n\x04\x63\x61ll\x18\x05 \x01(\x0b\x32\x14.tenure.v1.HeardCall\"\x81\x01\n\x05Renew\x12\x14\n\x0crenew_number\x18\x01 \x01(\x03\x12$\n\x08holdings\x18\x02 \x03(\x0b\x32\x12.tenure.v1.Holding\x12\x12\n\nfree_slots\x18\x03 \x01(\x05\x12\x18\n\x0bgrants_read\x18\x04 \x01(\x03H\x00\x88\x01\x01\x42\x0e\n\x0c_grants_read\"2\n\nCallsHeard\x12$\n\x08holdings\x18\x01 \x03(\x0b\x32\x12.tenure.v1.Holding\"E\n\x05Slots\x12\x12\n\nfree_slots\x18\x01 \x01(\x05\x12\x18\n\x0bgrants_read\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x0e\n\x0c_grants_read\"<\n\x07Release\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x10\n\x08\x63laim_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x07\n\x05\x44rain\"\xab\x02\n\x0fSessionResponse\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.tenure.v1.WelcomeH\x00\x12%\n\x07renewed\x18\x02 \x01(\x0b\x32\x12.tenure.v1.RenewedH\x00\x12!\n\x05grant\x18\x03 \x01(\x0b\x32\x10.tenure.v1.GrantH\x00\x12#\n\x06revoke\x18\x04 \x01(\x0b\x32\x11.tenure.v1.RevokeH\x00\x12)\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x17.tenure.v1.CancelNoticeH\x00\x12#\n\x06goaway\x18\x06 \x01(\x0b\x32\x11.tenure.v1.GoawayH\x00\x12\'\n\x05\x64rain\x18\x07 \x01(\x0b\x32\x16.tenure.v1.DrainNoticeH\x00\x42\t\n\x07message\"\x1e\n\x0b\x44rainNotice\x12\x0f\n\x07message\x18\x01 \x01(\t\"\xc2\x01\n\x07Welcome\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12&\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0erenew_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0elost_claim_ids\x18\x04 \x03(\t\x12\x30\n\rcall_interval\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"H\n\x07Renewed\x12\x14\n\x0crenew_number\x18\x01 \x01(\x03\x12\'\n\x06tokens\x18\x02 \x03(\x0b\x32\x17.tenure.v1.FencingToken\"`\n\x05Grant\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x10\n\x08\x63laim_id\x18\x02 \x01(\t\x12&\n\x05token\x18\x03 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\x0c\n\x04loop\x18\x04 \x01(\t\";\n\x06Revoke\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x10\n\x08\x63laim_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x1f\n\x0c\x43\x61ncelNotice\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"\x08\n\x06Goaway\"&\n$CoordinatorServiceListWorkersRequest\"K\n%CoordinatorServiceListWorkersResponse\x12\"\n\x07workers\x18\x01 \x03(\x0b\x32\x11.tenure.v1.Worker\"\xd3\x01\n\x06Worker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x14\n\x0clive_address\x18\x03 \x01(\t\x12\x16\n\x0e\x63oordinator_id\x18\x04 \x01(\t\x12\x13\n\x0b\x63laim_count\x18\x05 \x01(\x05\x12\x0e\n\x06queues\x18\x06 \x03(\t\x12.\n\nstart_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x64raining\x18\x08 \x01(\x08\x12\r\n\x05loops\x18\t \x03(\t\"6\n#CoordinatorServiceListClaimsRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"H\n$CoordinatorServiceListClaimsResponse\x12 \n\x06\x63laims\x18\x01 \x03(\x0b\x32\x10.tenure.v1.Claim\"\xb6\x01\n\x05\x43laim\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x10\n\x08\x63laim_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x11\n\tworker_id\x18\x04 \x01(\t\x12\x12\n\nsession_id\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x16\n\x0eprevious_epoch\x18\x07 \x01(\x03\x12,\n\tremaining\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration2\xa2\x04\n\x12\x43oordinatorService\x12\x44\n\x07Session\x12\x19.tenure.v1.SessionRequest\x1a\x1a.tenure.v1.SessionResponse(\x01\x30\x01\x12p\n\x0bListWorkers\x12/.tenure.v1.CoordinatorServiceListWorkersRequest\x1a\x30.tenure.v1.CoordinatorServiceListWorkersResponse\x12m\n\nListClaims\x12..tenure.v1.CoordinatorServiceListClaimsRequest\x1a/.tenure.v1.CoordinatorServiceListClaimsResponse\x12s\n\x0cTransferTask\x12\x30.tenure.v1.CoordinatorServiceTransferTaskRequest\x1a\x31.tenure.v1.CoordinatorServiceTransferTaskResponse\x12p\n\x0b\x44rainWorker\x12/.tenure.v1.CoordinatorServiceDrainWorkerRequest\x1a\x30.tenure.v1.CoordinatorServiceDrainWorkerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tenure.v1.coordinator_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_COORDINATORSERVICETRANSFERTASKREQUEST']._serialized_start=160
-  _globals['_COORDINATORSERVICETRANSFERTASKREQUEST']._serialized_end=284
-  _globals['_COORDINATORSERVICETRANSFERTASKRESPONSE']._serialized_start=286
-  _globals['_COORDINATORSERVICETRANSFERTASKRESPONSE']._serialized_end=341
-  _globals['_COORDINATORSERVICEDRAINWORKERREQUEST']._serialized_start=343
-  _globals['_COORDINATORSERVICEDRAINWORKERREQUEST']._serialized_end=431
-  _globals['_COORDINATORSERVICEDRAINWORKERRESPONSE']._serialized_start=433
-  _globals['_COORDINATORSERVICEDRAINWORKERRESPONSE']._serialized_end=508
-  _globals['_SESSIONREQUEST']._serialized_start=511
-  _globals['_SESSIONREQUEST']._serialized_end=717
-  _globals['_HELLO']._serialized_start=720
-  _globals['_HELLO']._serialized_end=918
-  _globals['_HOLDING']._serialized_start=920
-  _globals['_HOLDING']._serialized_end=1003
-  _globals['_PROGRESS']._serialized_start=1005
-  _globals['_PROGRESS']._serialized_end=1120
-  _globals['_RENEW']._serialized_start=1123
-  _globals['_RENEW']._serialized_end=1252
-  _globals['_SLOTS']._serialized_start=1254
-  _globals['_SLOTS']._serialized_end=1323
-  _globals['_RELEASE']._serialized_start=1325
-  _globals['_RELEASE']._serialized_end=1385
-  _globals['_DRAIN']._serialized_start=1387
-  _globals['_DRAIN']._serialized_end=1394
-  _globals['_SESSIONRESPONSE']._serialized_start=1397
-  _globals['_SESSIONRESPONSE']._serialized_end=1696
-  _globals['_DRAINNOTICE']._serialized_start=1698
-  _globals['_DRAINNOTICE']._serialized_end=1728
-  _globals['_WELCOME']._serialized_start=1731
-  _globals['_WELCOME']._serialized_end=1875
-  _globals['_RENEWED']._serialized_start=1877
-  _globals['_RENEWED']._serialized_end=1949
-  _globals['_GRANT']._serialized_start=1951
-  _globals['_GRANT']._serialized_end=2047
-  _globals['_REVOKE']._serialized_start=2049
-  _globals['_REVOKE']._serialized_end=2108
-  _globals['_CANCELNOTICE']._serialized_start=2110
-  _globals['_CANCELNOTICE']._serialized_end=2141
-  _globals['_GOAWAY']._serialized_start=2143
-  _globals['_GOAWAY']._serialized_end=2151
-  _globals['_COORDINATORSERVICELISTWORKERSREQUEST']._serialized_start=2153
-  _globals['_COORDINATORSERVICELISTWORKERSREQUEST']._serialized_end=2191
-  _globals['_COORDINATORSERVICELISTWORKERSRESPONSE']._serialized_start=2193
-  _globals['_COORDINATORSERVICELISTWORKERSRESPONSE']._serialized_end=2268
-  _globals['_WORKER']._serialized_start=2271
-  _globals['_WORKER']._serialized_end=2482
-  _globals['_COORDINATORSERVICELISTCLAIMSREQUEST']._serialized_start=2484
-  _globals['_COORDINATORSERVICELISTCLAIMSREQUEST']._serialized_end=2538
-  _globals['_COORDINATORSERVICELISTCLAIMSRESPONSE']._serialized_start=2540
-  _globals['_COORDINATORSERVICELISTCLAIMSRESPONSE']._serialized_end=2612
-  _globals['_CLAIM']._serialized_start=2615
-  _globals['_CLAIM']._serialized_end=2797
-  _globals['_COORDINATORSERVICE']._serialized_start=2800
-  _globals['_COORDINATORSERVICE']._serialized_end=3346
+  _globals['_COORDINATORSERVICETRANSFERTASKREQUEST']._serialized_start=184
+  _globals['_COORDINATORSERVICETRANSFERTASKREQUEST']._serialized_end=308
+  _globals['_COORDINATORSERVICETRANSFERTASKRESPONSE']._serialized_start=310
+  _globals['_COORDINATORSERVICETRANSFERTASKRESPONSE']._serialized_end=365
+  _globals['_COORDINATORSERVICEDRAINWORKERREQUEST']._serialized_start=367
+  _globals['_COORDINATORSERVICEDRAINWORKERREQUEST']._serialized_end=455
+  _globals['_COORDINATORSERVICEDRAINWORKERRESPONSE']._serialized_start=457
+  _globals['_COORDINATORSERVICEDRAINWORKERRESPONSE']._serialized_end=532
+  _globals['_SESSIONREQUEST']._serialized_start=535
+  _globals['_SESSIONREQUEST']._serialized_end=787
+  _globals['_HELLO']._serialized_start=790
+  _globals['_HELLO']._serialized_end=988
+  _globals['_HOLDING']._serialized_start=990
+  _globals['_HOLDING']._serialized_end=1073
+  _globals['_PROGRESS']._serialized_start=1076
+  _globals['_PROGRESS']._serialized_end=1227
+  _globals['_RENEW']._serialized_start=1230
+  _globals['_RENEW']._serialized_end=1359
+  _globals['_CALLSHEARD']._serialized_start=1361
+  _globals['_CALLSHEARD']._serialized_end=1411
+  _globals['_SLOTS']._serialized_start=1413
+  _globals['_SLOTS']._serialized_end=1482
+  _globals['_RELEASE']._serialized_start=1484
+  _globals['_RELEASE']._serialized_end=1544
+  _globals['_DRAIN']._serialized_start=1546
+  _globals['_DRAIN']._serialized_end=1553
+  _globals['_SESSIONRESPONSE']._serialized_start=1556
+  _globals['_SESSIONRESPONSE']._serialized_end=1855
+  _globals['_DRAINNOTICE']._serialized_start=1857
+  _globals['_DRAINNOTICE']._serialized_end=1887
+  _globals['_WELCOME']._serialized_start=1890
+  _globals['_WELCOME']._serialized_end=2084
+  _globals['_RENEWED']._serialized_start=2086
+  _globals['_RENEWED']._serialized_end=2158
+  _globals['_GRANT']._serialized_start=2160
+  _globals['_GRANT']._serialized_end=2256
+  _globals['_REVOKE']._serialized_start=2258
+  _globals['_REVOKE']._serialized_end=2317
+  _globals['_CANCELNOTICE']._serialized_start=2319
+  _globals['_CANCELNOTICE']._serialized_end=2350
+  _globals['_GOAWAY']._serialized_start=2352
+  _globals['_GOAWAY']._serialized_end=2360
+  _globals['_COORDINATORSERVICELISTWORKERSREQUEST']._serialized_start=2362
+  _globals['_COORDINATORSERVICELISTWORKERSREQUEST']._serialized_end=2400
+  _globals['_COORDINATORSERVICELISTWORKERSRESPONSE']._serialized_start=2402
+  _globals['_COORDINATORSERVICELISTWORKERSRESPONSE']._serialized_end=2477
+  _globals['_WORKER']._serialized_start=2480
+  _globals['_WORKER']._serialized_end=2691
+  _globals['_COORDINATORSERVICELISTCLAIMSREQUEST']._serialized_start=2693
+  _globals['_COORDINATORSERVICELISTCLAIMSREQUEST']._serialized_end=2747
+  _globals['_COORDINATORSERVICELISTCLAIMSRESPONSE']._serialized_start=2749
+  _globals['_COORDINATORSERVICELISTCLAIMSRESPONSE']._serialized_end=2821
+  _globals['_CLAIM']._serialized_start=2824
+  _globals['_CLAIM']._serialized_end=3006
+  _globals['_COORDINATORSERVICE']._serialized_start=3009
+  _globals['_COORDINATORSERVICE']._serialized_end=3555
 # @@protoc_insertion_point(module_scope)

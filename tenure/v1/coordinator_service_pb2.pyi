@@ -9,6 +9,7 @@ from google.protobuf import duration_pb2 as duration_pb2
 from google.protobuf import message as message
 from google.protobuf import timestamp_pb2 as timestamp_pb2
 from google.protobuf.internal import containers as containers
+from tenure.v1 import ledger_pb2 as ledger_pb2
 from tenure.v1 import task_pb2 as task_pb2
 from tenure.v1 import token_pb2 as token_pb2
 import builtins as builtins
@@ -139,6 +140,7 @@ class SessionRequest(message.Message):
     SLOTS_FIELD_NUMBER: builtins.int
     RELEASE_FIELD_NUMBER: builtins.int
     DRAIN_FIELD_NUMBER: builtins.int
+    CALLS_HEARD_FIELD_NUMBER: builtins.int
     @builtins.property
     def hello(self) -> Hello:
         """First message: who it is."""
@@ -159,6 +161,10 @@ class SessionRequest(message.Message):
     def drain(self) -> Drain:
         """It takes no more and gives back all."""
 
+    @builtins.property
+    def calls_heard(self) -> CallsHeard:
+        """Its model calls have gone on. Only to who asked for it: Welcome.call_interval."""
+
     def __init__(
         self,
         *,
@@ -167,12 +173,13 @@ class SessionRequest(message.Message):
         slots: Slots | None = ...,
         release: Release | None = ...,
         drain: Drain | None = ...,
+        calls_heard: CallsHeard | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["drain", b"drain", "hello", b"hello", "message", b"message", "release", b"release", "renew", b"renew", "slots", b"slots"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["calls_heard", b"calls_heard", "drain", b"drain", "hello", b"hello", "message", b"message", "release", b"release", "renew", b"renew", "slots", b"slots"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["drain", b"drain", "hello", b"hello", "message", b"message", "release", b"release", "renew", b"renew", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["calls_heard", b"calls_heard", "drain", b"drain", "hello", b"hello", "message", b"message", "release", b"release", "renew", b"renew", "slots", b"slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = typing.Literal["hello", "renew", "slots", "release", "drain"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = typing.Literal["hello", "renew", "slots", "release", "drain", "calls_heard"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -272,6 +279,7 @@ class Progress(message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
     TOOL_SIGNS_FIELD_NUMBER: builtins.int
     BACKOFF_FIELD_NUMBER: builtins.int
+    CALL_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     """The newest sequence known of: what Open gave, then each commit's. 0: not opened yet, see timeouts.start."""
     output_tokens: builtins.int
@@ -282,6 +290,10 @@ class Progress(message.Message):
     def backoff(self) -> duration_pb2.Duration:
         """The worker waits on purpose for this much longer (a provider's backoff); absent: it does not."""
 
+    @builtins.property
+    def call(self) -> ledger_pb2.HeardCall:
+        """The newest model call, as far as it was heard; absent: nothing was. What it is billed if its worker is lost now."""
+
     def __init__(
         self,
         *,
@@ -289,10 +301,11 @@ class Progress(message.Message):
         output_tokens: builtins.int = ...,
         tool_signs: builtins.int = ...,
         backoff: duration_pb2.Duration | None = ...,
+        call: ledger_pb2.HeardCall | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["backoff", b"backoff"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["backoff", b"backoff", "call", b"call"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["backoff", b"backoff", "output_tokens", b"output_tokens", "sequence", b"sequence", "tool_signs", b"tool_signs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["backoff", b"backoff", "call", b"call", "output_tokens", b"output_tokens", "sequence", b"sequence", "tool_signs", b"tool_signs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -333,6 +346,28 @@ class Renew(message.Message):
     _WhichOneofReturnType__grants_read: _TypeAlias = typing.Literal["grants_read"]  # noqa: Y015
     _WhichOneofArgType__grants_read: _TypeAlias = typing.Literal["_grants_read", b"_grants_read"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__grants_read) -> _WhichOneofReturnType__grants_read | None: ...
+
+@typing.final
+class CallsHeard(message.Message):
+    """Model calls in flight have gone on since the last renewal. Renews nothing, and says nothing of claims that are not named."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    HOLDINGS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def holdings(self) -> containers.RepeatedCompositeFieldContainer[Holding]:
+        """The claims of these calls, at most 10,000."""
+
+    def __init__(
+        self,
+        *,
+        holdings: abc.Iterable[Holding] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["holdings", b"holdings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class Slots(message.Message):
@@ -493,6 +528,7 @@ class Welcome(message.Message):
     TTL_FIELD_NUMBER: builtins.int
     RENEW_INTERVAL_FIELD_NUMBER: builtins.int
     LOST_CLAIM_IDS_FIELD_NUMBER: builtins.int
+    CALL_INTERVAL_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     """The session."""
     @builtins.property
@@ -507,6 +543,10 @@ class Welcome(message.Message):
     def lost_claim_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """Of the holdings in Hello: claims that are gone. Drop them."""
 
+    @builtins.property
+    def call_interval(self) -> duration_pb2.Duration:
+        """How often at most it wants to be told of model calls in flight between renewals; absent: not at all."""
+
     def __init__(
         self,
         *,
@@ -514,10 +554,11 @@ class Welcome(message.Message):
         ttl: duration_pb2.Duration | None = ...,
         renew_interval: duration_pb2.Duration | None = ...,
         lost_claim_ids: abc.Iterable[builtins.str] | None = ...,
+        call_interval: duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["renew_interval", b"renew_interval", "ttl", b"ttl"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["call_interval", b"call_interval", "renew_interval", b"renew_interval", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["lost_claim_ids", b"lost_claim_ids", "renew_interval", b"renew_interval", "session_id", b"session_id", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["call_interval", b"call_interval", "lost_claim_ids", b"lost_claim_ids", "renew_interval", b"renew_interval", "session_id", b"session_id", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -28,15 +28,15 @@ from tenure.v1 import task_pb2 as tenure_dot_v1_dot_task__pb2
 from tenure.v1 import tool_pb2 as tenure_dot_v1_dot_tool__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tenure/v1/ledger.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x14tenure/v1/task.proto\x1a\x14tenure/v1/tool.proto\"F\n\rTaskSubmitted\x12!\n\x04spec\x18\x01 \x01(\x0b\x32\x13.tenure.v1.TaskSpec\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\x92\x02\n\x0fStateTransition\x12(\n\nfrom_state\x18\x01 \x01(\x0e\x32\x14.tenure.v1.TaskState\x12&\n\x08to_state\x18\x02 \x01(\x0e\x32\x14.tenure.v1.TaskState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x0e\n\x06result\x18\x05 \x01(\t\x12\x33\n\x0fnext_retry_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1d\n\x04wait\x18\x07 \x01(\x0b\x32\x0f.tenure.v1.Wait\x12\x13\n\x0b\x65rror_class\x18\x08 \x01(\t\x12\x13\n\x0bresult_json\x18\t \x01(\t\"O\n\x0cToolsDefined\x12(\n\x05tools\x18\x01 \x03(\x0b\x32\x19.tenure.v1.ToolDefinition\x12\x15\n\runknown_names\x18\x02 \x03(\t\"\xe0\x01\n\x0cModelAttempt\x12\x16\n\x0e\x61ttempt_number\x18\x01 \x01(\x05\x12\r\n\x05model\x18\x02 \x01(\t\x12\x14\n\x0cinput_tokens\x18\x03 \x01(\x03\x12\x19\n\x11max_output_tokens\x18\x04 \x01(\x05\x12\x17\n\x0freserved_tokens\x18\x05 \x01(\x03\x12\x1c\n\x14summary_through_step\x18\x06 \x01(\x05\x12\x19\n\x11reserved_nano_usd\x18\x07 \x01(\x03\x12&\n\x06prices\x18\x08 \x01(\x0b\x32\x16.tenure.v1.ModelPrices\"\xe7\x01\n\x0cModelFailure\x12\x16\n\x0e\x61ttempt_number\x18\x01 \x01(\x05\x12\x13\n\x0b\x65rror_class\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x13\n\x0bstatus_code\x18\x04 \x01(\x05\x12\x11\n\tretryable\x18\x05 \x01(\x08\x12.\n\x0bretry_after\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12$\n\x05usage\x18\x07 \x01(\x0b\x32\x15.tenure.v1.TokenUsage\x12\x1b\n\x13provider_request_id\x18\x08 \x01(\t\"K\n\x0b\x41ttemptLost\x12\x16\n\x0e\x61ttempt_number\x18\x01 \x01(\x05\x12$\n\x05usage\x18\x02 \x01(\x0b\x32\x15.tenure.v1.TokenUsage\"\xd3\x01\n\x10\x41ssistantMessage\x12\x16\n\x0e\x61ttempt_number\x18\x01 \x01(\x05\x12\x14\n\x0c\x63ontent_json\x18\x02 \x01(\t\x12\x13\n\x0bstop_reason\x18\x03 \x01(\t\x12$\n\x05usage\x18\x04 \x01(\x0b\x32\x15.tenure.v1.TokenUsage\x12\r\n\x05model\x18\x05 \x01(\t\x12\x1b\n\x13provider_request_id\x18\x06 \x01(\t\x12*\n\x07latency\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\"X\n\nToolIntent\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x13\n\x0btool_use_id\x18\x02 \x01(\t\x12\x0c\n\x04tool\x18\x03 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x04 \x01(\t\"C\n\x0bToolOutcome\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12#\n\x07outcome\x18\x02 \x01(\x0b\x32\x12.tenure.v1.Outcome\"/\n\x0bUserMessage\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\x1f\n\rCancelRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x93\x02\n\x0fOperatorRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x35\n\x07requeue\x18\x02 \x01(\x0b\x32\".tenure.v1.OperatorRequest.RequeueH\x00\x12\x38\n\tclose_out\x18\x03 \x01(\x0b\x32#.tenure.v1.OperatorRequest.CloseOutH\x00\x1a\x34\n\x07Requeue\x12\x14\n\x0c\x65xtra_tokens\x18\x01 \x01(\x03\x12\x13\n\x0b\x65xtra_steps\x18\x02 \x01(\x05\x1a\x42\n\x08\x43loseOut\x12&\n\x08to_state\x18\x01 \x01(\x0e\x32\x14.tenure.v1.TaskState\x12\x0e\n\x06result\x18\x02 \x01(\tB\x05\n\x03\x61\x63t\"\xfb\x01\n\x0eWaitResolution\x12\x0f\n\x07wait_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12&\n\twait_kind\x18\x03 \x01(\x0e\x32\x13.tenure.v1.WaitKind\x12.\n\x0b\x61nswer_kind\x18\x04 \x01(\x0e\x32\x19.tenure.v1.WaitAnswerKind\x12\x0e\n\x06\x61nswer\x18\x05 \x01(\t\x12\x0f\n\x07\x63omment\x18\x06 \x01(\t\x12\x1d\n\x15\x65\x64ited_arguments_json\x18\x07 \x01(\t\x12\x1b\n\x13\x65xtra_budget_tokens\x18\x08 \x01(\x03\x12\x12\n\nrequest_id\x18\t \x01(\t\"L\n\x06\x46orked\x12*\n\x0b\x66orked_from\x18\x01 \x01(\x0b\x32\x15.tenure.v1.ForkedFrom\x12\x16\n\x0e\x63opied_entries\x18\x02 \x01(\x03\"y\n\x0e\x43ontrolFailure\x12\x13\n\x0b\x65rror_class\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\x12.\n\x0bretry_after\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x94\x01\n\x0b\x43ontrolStep\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\x0bresult_json\x18\x02 \x01(\tH\x00\x12,\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x19.tenure.v1.ControlFailureH\x00\x12+\n\x08\x64uration\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationB\x05\n\x03\x65nd\"2\n\x0eResultRejected\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x12\n\nviolations\x18\x02 \x03(\t\"\x86\x02\n\x04\x42ill\x12\x0c\n\x04step\x18\x01 \x01(\x05\x12\x16\n\x0e\x61ttempt_number\x18\x02 \x01(\x05\x12$\n\x05usage\x18\x03 \x01(\x0b\x32\x15.tenure.v1.TokenUsage\x12\x0c\n\x04lost\x18\x04 \x01(\x08\x12\r\n\x05model\x18\x05 \x01(\t\x12\x1b\n\x13provider_request_id\x18\x06 \x01(\t\x12\r\n\x05\x65poch\x18\x07 \x01(\x03\x12\x14\n\x0croot_task_id\x18\x08 \x01(\t\x12/\n\x0bsettle_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08nano_usd\x18\n \x01(\x03\x12\x10\n\x08unpriced\x18\x0b \x01(\x08\"\xa7\x02\n\nCompaction\x12?\n\x0f\x63leared_results\x18\x01 \x01(\x0b\x32$.tenure.v1.Compaction.ClearedResultsH\x00\x12\x30\n\x07summary\x18\x02 \x01(\x0b\x32\x1d.tenure.v1.Compaction.SummaryH\x00\x1ap\n\x0e\x43learedResults\x12\x14\n\x0cthrough_step\x18\x01 \x01(\x05\x12\x0f\n\x07results\x18\x02 \x01(\x05\x12\x1b\n\x13input_tokens_before\x18\x03 \x01(\x03\x12\x1a\n\x12input_tokens_after\x18\x04 \x01(\x03\x1a-\n\x07Summary\x12\x14\n\x0cthrough_step\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\tB\x05\n\x03how\"\x92\x07\n\tEntryBody\x12-\n\tsubmitted\x18\x01 \x01(\x0b\x32\x18.tenure.v1.TaskSubmittedH\x00\x12\x30\n\ntransition\x18\x02 \x01(\x0b\x32\x1a.tenure.v1.StateTransitionH\x00\x12\x30\n\rtools_defined\x18\x03 \x01(\x0b\x32\x17.tenure.v1.ToolsDefinedH\x00\x12\x30\n\rmodel_attempt\x18\x04 \x01(\x0b\x32\x17.tenure.v1.ModelAttemptH\x00\x12\x30\n\rmodel_failure\x18\x05 \x01(\x0b\x32\x17.tenure.v1.ModelFailureH\x00\x12.\n\x0c\x61ttempt_lost\x18\x06 \x01(\x0b\x32\x16.tenure.v1.AttemptLostH\x00\x12\x38\n\x11\x61ssistant_message\x18\x07 \x01(\x0b\x32\x1b.tenure.v1.AssistantMessageH\x00\x12,\n\x0btool_intent\x18\x08 \x01(\x0b\x32\x15.tenure.v1.ToolIntentH\x00\x12.\n\x0ctool_outcome\x18\t \x01(\x0b\x32\x16.tenure.v1.ToolOutcomeH\x00\x12.\n\x0cuser_message\x18\n \x01(\x0b\x32\x16.tenure.v1.UserMessageH\x00\x12\x32\n\x0e\x63\x61ncel_request\x18\x0b \x01(\x0b\x32\x18.tenure.v1.CancelRequestH\x00\x12\x34\n\x0fwait_resolution\x18\x0c \x01(\x0b\x32\x19.tenure.v1.WaitResolutionH\x00\x12\x36\n\x10operator_request\x18\r \x01(\x0b\x32\x1a.tenure.v1.OperatorRequestH\x00\x12#\n\x06\x66orked\x18\x0e \x01(\x0b\x32\x11.tenure.v1.ForkedH\x00\x12.\n\x0c\x63ontrol_step\x18\x0f \x01(\x0b\x32\x16.tenure.v1.ControlStepH\x00\x12\x34\n\x0f\x63ontrol_failure\x18\x10 \x01(\x0b\x32\x19.tenure.v1.ControlFailureH\x00\x12\x34\n\x0fresult_rejected\x18\x11 \x01(\x0b\x32\x19.tenure.v1.ResultRejectedH\x00\x12+\n\ncompaction\x18\x12 \x01(\x0b\x32\x15.tenure.v1.CompactionH\x00\x42\x06\n\x04\x62ody\"<\n\x08NewEntry\x12\x0c\n\x04step\x18\x01 \x01(\x05\x12\"\n\x04\x62ody\x18\x02 \x01(\x0b\x32\x14.tenure.v1.EntryBody\"\xbd\x01\n\x05\x45ntry\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x10\n\x08\x63laim_id\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x05\x12\x0c\n\x04step\x18\x05 \x01(\x05\x12\r\n\x05\x61\x63tor\x18\x06 \x01(\t\x12/\n\x0brecord_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\"\n\x04\x62ody\x18\x08 \x01(\x0b\x32\x14.tenure.v1.EntryBody*\xab\x01\n\x0eWaitAnswerKind\x12 \n\x1cWAIT_ANSWER_KIND_UNSPECIFIED\x10\x00\x12\x1d\n\x19WAIT_ANSWER_KIND_DECISION\x10\x01\x12\x1a\n\x16WAIT_ANSWER_KIND_REPLY\x10\x02\x12\x1c\n\x18WAIT_ANSWER_KIND_PAYLOAD\x10\x03\x12\x1e\n\x1aWAIT_ANSWER_KIND_NO_ANSWER\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tenure/v1/ledger.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x14tenure/v1/task.proto\x1a\x14tenure/v1/tool.proto\"F\n\rTaskSubmitted\x12!\n\x04spec\x18\x01 \x01(\x0b\x32\x13.tenure.v1.TaskSpec\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\x92\x02\n\x0fStateTransition\x12(\n\nfrom_state\x18\x01 \x01(\x0e\x32\x14.tenure.v1.TaskState\x12&\n\x08to_state\x18\x02 \x01(\x0e\x32\x14.tenure.v1.TaskState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x0e\n\x06result\x18\x05 \x01(\t\x12\x33\n\x0fnext_retry_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1d\n\x04wait\x18\x07 \x01(\x0b\x32\x0f.tenure.v1.Wait\x12\x13\n\x0b\x65rror_class\x18\x08 \x01(\t\x12\x13\n\x0bresult_json\x18\t \x01(\t\"O\n\x0cToolsDefined\x12(\n\x05tools\x18\x01 \x03(\x0b\x32\x19.tenure.v1.ToolDefinition\x12\x15\n\runknown_names\x18\x02 \x03(\t\"\xe0\x01\n\x0cModelAttempt\x12\x16\n\x0e\x61ttempt_number\x18\x01 \x01(\x05\x12\r\n\x05model\x18\x02 \x01(\t\x12\x14\n\x0cinput_tokens\x18\x03 \x01(\x03\x12\x19\n\x11max_output_tokens\x18\x04 \x01(\x05\x12\x17\n\x0freserved_tokens\x18\x05 \x01(\x03\x12\x1c\n\x14summary_through_step\x18\x06 \x01(\x05\x12\x19\n\x11reserved_nano_usd\x18\x07 \x01(\x03\x12&\n\x06prices\x18\x08 \x01(\x0b\x32\x16.tenure.v1.ModelPrices\"\xe7\x01\n\x0cModelFailure\x12\x16\n\x0e\x61ttempt_number\x18\x01 \x01(\x05\x12\x13\n\x0b\x65rror_class\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x13\n\x0bstatus_code\x18\x04 \x01(\x05\x12\x11\n\tretryable\x18\x05 \x01(\x08\x12.\n\x0bretry_after\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12$\n\x05usage\x18\x07 \x01(\x0b\x32\x15.tenure.v1.TokenUsage\x12\x1b\n\x13provider_request_id\x18\x08 \x01(\t\"K\n\x0b\x41ttemptLost\x12\x16\n\x0e\x61ttempt_number\x18\x01 \x01(\x05\x12$\n\x05usage\x18\x02 \x01(\x0b\x32\x15.tenure.v1.TokenUsage\"W\n\tHeardCall\x12\x0c\n\x04step\x18\x01 \x01(\x05\x12\x16\n\x0e\x61ttempt_number\x18\x02 \x01(\x05\x12$\n\x05usage\x18\x03 \x01(\x0b\x32\x15.tenure.v1.TokenUsage\"\xd3\x01\n\x10\x41ssistantMessage\x12\x16\n\x0e\x61ttempt_number\x18\x01 \x01(\x05\x12\x14\n\x0c\x63ontent_json\x18\x02 \x01(\t\x12\x13\n\x0bstop_reason\x18\x03 \x01(\t\x12$\n\x05usage\x18\x04 \x01(\x0b\x32\x15.tenure.v1.TokenUsage\x12\r\n\x05model\x18\x05 \x01(\t\x12\x1b\n\x13provider_request_id\x18\x06 \x01(\t\x12*\n\x07latency\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\"X\n\nToolIntent\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x13\n\x0btool_use_id\x18\x02 \x01(\t\x12\x0c\n\x04tool\x18\x03 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x04 \x01(\t\"C\n\x0bToolOutcome\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12#\n\x07outcome\x18\x02 \x01(\x0b\x32\x12.tenure.v1.Outcome\"/\n\x0bUserMessage\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\x1f\n\rCancelRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x93\x02\n\x0fOperatorRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x35\n\x07requeue\x18\x02 \x01(\x0b\x32\".tenure.v1.OperatorRequest.RequeueH\x00\x12\x38\n\tclose_out\x18\x03 \x01(\x0b\x32#.tenure.v1.OperatorRequest.CloseOutH\x00\x1a\x34\n\x07Requeue\x12\x14\n\x0c\x65xtra_tokens\x18\x01 \x01(\x03\x12\x13\n\x0b\x65xtra_steps\x18\x02 \x01(\x05\x1a\x42\n\x08\x43loseOut\x12&\n\x08to_state\x18\x01 \x01(\x0e\x32\x14.tenure.v1.TaskState\x12\x0e\n\x06result\x18\x02 \x01(\tB\x05\n\x03\x61\x63t\"\xfb\x01\n\x0eWaitResolution\x12\x0f\n\x07wait_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12&\n\twait_kind\x18\x03 \x01(\x0e\x32\x13.tenure.v1.WaitKind\x12.\n\x0b\x61nswer_kind\x18\x04 \x01(\x0e\x32\x19.tenure.v1.WaitAnswerKind\x12\x0e\n\x06\x61nswer\x18\x05 \x01(\t\x12\x0f\n\x07\x63omment\x18\x06 \x01(\t\x12\x1d\n\x15\x65\x64ited_arguments_json\x18\x07 \x01(\t\x12\x1b\n\x13\x65xtra_budget_tokens\x18\x08 \x01(\x03\x12\x12\n\nrequest_id\x18\t \x01(\t\"L\n\x06\x46orked\x12*\n\x0b\x66orked_from\x18\x01 \x01(\x0b\x32\x15.tenure.v1.ForkedFrom\x12\x16\n\x0e\x63opied_entries\x18\x02 \x01(\x03\"y\n\x0e\x43ontrolFailure\x12\x13\n\x0b\x65rror_class\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\x12.\n\x0bretry_after\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x94\x01\n\x0b\x43ontrolStep\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\x0bresult_json\x18\x02 \x01(\tH\x00\x12,\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x19.tenure.v1.ControlFailureH\x00\x12+\n\x08\x64uration\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationB\x05\n\x03\x65nd\"2\n\x0eResultRejected\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x12\n\nviolations\x18\x02 \x03(\t\"\xb6\x02\n\x04\x42ill\x12\x0c\n\x04step\x18\x01 \x01(\x05\x12\x16\n\x0e\x61ttempt_number\x18\x02 \x01(\x05\x12$\n\x05usage\x18\x03 \x01(\x0b\x32\x15.tenure.v1.TokenUsage\x12\x0c\n\x04lost\x18\x04 \x01(\x08\x12\r\n\x05model\x18\x05 \x01(\t\x12\x1b\n\x13provider_request_id\x18\x06 \x01(\t\x12\r\n\x05\x65poch\x18\x07 \x01(\x03\x12\x14\n\x0croot_task_id\x18\x08 \x01(\t\x12/\n\x0bsettle_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08nano_usd\x18\n \x01(\x03\x12\x10\n\x08unpriced\x18\x0b \x01(\x08\x12.\n\x0f\x65stimated_usage\x18\x0c \x01(\x0b\x32\x15.tenure.v1.TokenUsage\"\xa7\x02\n\nCompaction\x12?\n\x0f\x63leared_results\x18\x01 \x01(\x0b\x32$.tenure.v1.Compaction.ClearedResultsH\x00\x12\x30\n\x07summary\x18\x02 \x01(\x0b\x32\x1d.tenure.v1.Compaction.SummaryH\x00\x1ap\n\x0e\x43learedResults\x12\x14\n\x0cthrough_step\x18\x01 \x01(\x05\x12\x0f\n\x07results\x18\x02 \x01(\x05\x12\x1b\n\x13input_tokens_before\x18\x03 \x01(\x03\x12\x1a\n\x12input_tokens_after\x18\x04 \x01(\x03\x1a-\n\x07Summary\x12\x14\n\x0cthrough_step\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\tB\x05\n\x03how\"\x92\x07\n\tEntryBody\x12-\n\tsubmitted\x18\x01 \x01(\x0b\x32\x18.tenure.v1.TaskSubmittedH\x00\x12\x30\n\ntransition\x18\x02 \x01(\x0b\x32\x1a.tenure.v1.StateTransitionH\x00\x12\x30\n\rtools_defined\x18\x03 \x01(\x0b\x32\x17.tenure.v1.ToolsDefinedH\x00\x12\x30\n\rmodel_attempt\x18\x04 \x01(\x0b\x32\x17.tenure.v1.ModelAttemptH\x00\x12\x30\n\rmodel_failure\x18\x05 \x01(\x0b\x32\x17.tenure.v1.ModelFailureH\x00\x12.\n\x0c\x61ttempt_lost\x18\x06 \x01(\x0b\x32\x16.tenure.v1.AttemptLostH\x00\x12\x38\n\x11\x61ssistant_message\x18\x07 \x01(\x0b\x32\x1b.tenure.v1.AssistantMessageH\x00\x12,\n\x0btool_intent\x18\x08 \x01(\x0b\x32\x15.tenure.v1.ToolIntentH\x00\x12.\n\x0ctool_outcome\x18\t \x01(\x0b\x32\x16.tenure.v1.ToolOutcomeH\x00\x12.\n\x0cuser_message\x18\n \x01(\x0b\x32\x16.tenure.v1.UserMessageH\x00\x12\x32\n\x0e\x63\x61ncel_request\x18\x0b \x01(\x0b\x32\x18.tenure.v1.CancelRequestH\x00\x12\x34\n\x0fwait_resolution\x18\x0c \x01(\x0b\x32\x19.tenure.v1.WaitResolutionH\x00\x12\x36\n\x10operator_request\x18\r \x01(\x0b\x32\x1a.tenure.v1.OperatorRequestH\x00\x12#\n\x06\x66orked\x18\x0e \x01(\x0b\x32\x11.tenure.v1.ForkedH\x00\x12.\n\x0c\x63ontrol_step\x18\x0f \x01(\x0b\x32\x16.tenure.v1.ControlStepH\x00\x12\x34\n\x0f\x63ontrol_failure\x18\x10 \x01(\x0b\x32\x19.tenure.v1.ControlFailureH\x00\x12\x34\n\x0fresult_rejected\x18\x11 \x01(\x0b\x32\x19.tenure.v1.ResultRejectedH\x00\x12+\n\ncompaction\x18\x12 \x01(\x0b\x32\x15.tenure.v1.CompactionH\x00\x42\x06\n\x04\x62ody\"<\n\x08NewEntry\x12\x0c\n\x04step\x18\x01 \x01(\x05\x12\"\n\x04\x62ody\x18\x02 \x01(\x0b\x32\x14.tenure.v1.EntryBody\"\xbd\x01\n\x05\x45ntry\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x10\n\x08\x63laim_id\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x05\x12\x0c\n\x04step\x18\x05 \x01(\x05\x12\r\n\x05\x61\x63tor\x18\x06 \x01(\t\x12/\n\x0brecord_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\"\n\x04\x62ody\x18\x08 \x01(\x0b\x32\x14.tenure.v1.EntryBody*\xab\x01\n\x0eWaitAnswerKind\x12 \n\x1cWAIT_ANSWER_KIND_UNSPECIFIED\x10\x00\x12\x1d\n\x19WAIT_ANSWER_KIND_DECISION\x10\x01\x12\x1a\n\x16WAIT_ANSWER_KIND_REPLY\x10\x02\x12\x1c\n\x18WAIT_ANSWER_KIND_PAYLOAD\x10\x03\x12\x1e\n\x1aWAIT_ANSWER_KIND_NO_ANSWER\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tenure.v1.ledger_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WAITANSWERKIND']._serialized_start=4240
-  _globals['_WAITANSWERKIND']._serialized_end=4411
+  _globals['_WAITANSWERKIND']._serialized_start=4377
+  _globals['_WAITANSWERKIND']._serialized_end=4548
   _globals['_TASKSUBMITTED']._serialized_start=146
   _globals['_TASKSUBMITTED']._serialized_end=216
   _globals['_STATETRANSITION']._serialized_start=219
@@ -49,44 +49,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELFAILURE']._serialized_end=1035
   _globals['_ATTEMPTLOST']._serialized_start=1037
   _globals['_ATTEMPTLOST']._serialized_end=1112
-  _globals['_ASSISTANTMESSAGE']._serialized_start=1115
-  _globals['_ASSISTANTMESSAGE']._serialized_end=1326
-  _globals['_TOOLINTENT']._serialized_start=1328
-  _globals['_TOOLINTENT']._serialized_end=1416
-  _globals['_TOOLOUTCOME']._serialized_start=1418
-  _globals['_TOOLOUTCOME']._serialized_end=1485
-  _globals['_USERMESSAGE']._serialized_start=1487
-  _globals['_USERMESSAGE']._serialized_end=1534
-  _globals['_CANCELREQUEST']._serialized_start=1536
-  _globals['_CANCELREQUEST']._serialized_end=1567
-  _globals['_OPERATORREQUEST']._serialized_start=1570
-  _globals['_OPERATORREQUEST']._serialized_end=1845
-  _globals['_OPERATORREQUEST_REQUEUE']._serialized_start=1718
-  _globals['_OPERATORREQUEST_REQUEUE']._serialized_end=1770
-  _globals['_OPERATORREQUEST_CLOSEOUT']._serialized_start=1772
-  _globals['_OPERATORREQUEST_CLOSEOUT']._serialized_end=1838
-  _globals['_WAITRESOLUTION']._serialized_start=1848
-  _globals['_WAITRESOLUTION']._serialized_end=2099
-  _globals['_FORKED']._serialized_start=2101
-  _globals['_FORKED']._serialized_end=2177
-  _globals['_CONTROLFAILURE']._serialized_start=2179
-  _globals['_CONTROLFAILURE']._serialized_end=2300
-  _globals['_CONTROLSTEP']._serialized_start=2303
-  _globals['_CONTROLSTEP']._serialized_end=2451
-  _globals['_RESULTREJECTED']._serialized_start=2453
-  _globals['_RESULTREJECTED']._serialized_end=2503
-  _globals['_BILL']._serialized_start=2506
-  _globals['_BILL']._serialized_end=2768
-  _globals['_COMPACTION']._serialized_start=2771
-  _globals['_COMPACTION']._serialized_end=3066
-  _globals['_COMPACTION_CLEAREDRESULTS']._serialized_start=2900
-  _globals['_COMPACTION_CLEAREDRESULTS']._serialized_end=3012
-  _globals['_COMPACTION_SUMMARY']._serialized_start=3014
-  _globals['_COMPACTION_SUMMARY']._serialized_end=3059
-  _globals['_ENTRYBODY']._serialized_start=3069
-  _globals['_ENTRYBODY']._serialized_end=3983
-  _globals['_NEWENTRY']._serialized_start=3985
-  _globals['_NEWENTRY']._serialized_end=4045
-  _globals['_ENTRY']._serialized_start=4048
-  _globals['_ENTRY']._serialized_end=4237
+  _globals['_HEARDCALL']._serialized_start=1114
+  _globals['_HEARDCALL']._serialized_end=1201
+  _globals['_ASSISTANTMESSAGE']._serialized_start=1204
+  _globals['_ASSISTANTMESSAGE']._serialized_end=1415
+  _globals['_TOOLINTENT']._serialized_start=1417
+  _globals['_TOOLINTENT']._serialized_end=1505
+  _globals['_TOOLOUTCOME']._serialized_start=1507
+  _globals['_TOOLOUTCOME']._serialized_end=1574
+  _globals['_USERMESSAGE']._serialized_start=1576
+  _globals['_USERMESSAGE']._serialized_end=1623
+  _globals['_CANCELREQUEST']._serialized_start=1625
+  _globals['_CANCELREQUEST']._serialized_end=1656
+  _globals['_OPERATORREQUEST']._serialized_start=1659
+  _globals['_OPERATORREQUEST']._serialized_end=1934
+  _globals['_OPERATORREQUEST_REQUEUE']._serialized_start=1807
+  _globals['_OPERATORREQUEST_REQUEUE']._serialized_end=1859
+  _globals['_OPERATORREQUEST_CLOSEOUT']._serialized_start=1861
+  _globals['_OPERATORREQUEST_CLOSEOUT']._serialized_end=1927
+  _globals['_WAITRESOLUTION']._serialized_start=1937
+  _globals['_WAITRESOLUTION']._serialized_end=2188
+  _globals['_FORKED']._serialized_start=2190
+  _globals['_FORKED']._serialized_end=2266
+  _globals['_CONTROLFAILURE']._serialized_start=2268
+  _globals['_CONTROLFAILURE']._serialized_end=2389
+  _globals['_CONTROLSTEP']._serialized_start=2392
+  _globals['_CONTROLSTEP']._serialized_end=2540
+  _globals['_RESULTREJECTED']._serialized_start=2542
+  _globals['_RESULTREJECTED']._serialized_end=2592
+  _globals['_BILL']._serialized_start=2595
+  _globals['_BILL']._serialized_end=2905
+  _globals['_COMPACTION']._serialized_start=2908
+  _globals['_COMPACTION']._serialized_end=3203
+  _globals['_COMPACTION_CLEAREDRESULTS']._serialized_start=3037
+  _globals['_COMPACTION_CLEAREDRESULTS']._serialized_end=3149
+  _globals['_COMPACTION_SUMMARY']._serialized_start=3151
+  _globals['_COMPACTION_SUMMARY']._serialized_end=3196
+  _globals['_ENTRYBODY']._serialized_start=3206
+  _globals['_ENTRYBODY']._serialized_end=4120
+  _globals['_NEWENTRY']._serialized_start=4122
+  _globals['_NEWENTRY']._serialized_end=4182
+  _globals['_ENTRY']._serialized_start=4185
+  _globals['_ENTRY']._serialized_end=4374
 # @@protoc_insertion_point(module_scope)

@@ -293,6 +293,36 @@ class AttemptLost(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class HeardCall(message.Message):
+    """A model call as far as its worker heard of it."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: builtins.int
+    ATTEMPT_NUMBER_FIELD_NUMBER: builtins.int
+    USAGE_FIELD_NUMBER: builtins.int
+    step: builtins.int
+    """The step of the call."""
+    attempt_number: builtins.int
+    """Which attempt of it."""
+    @builtins.property
+    def usage(self) -> task_pb2.TokenUsage:
+        """Its input as the provider counted it, and the output so far."""
+
+    def __init__(
+        self,
+        *,
+        step: builtins.int = ...,
+        attempt_number: builtins.int = ...,
+        usage: task_pb2.TokenUsage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "step", b"step", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class AssistantMessage(message.Message):
     """The model answered. Settles its attempt."""
 
@@ -731,12 +761,13 @@ class Bill(message.Message):
     SETTLE_TIME_FIELD_NUMBER: builtins.int
     NANO_USD_FIELD_NUMBER: builtins.int
     UNPRICED_FIELD_NUMBER: builtins.int
+    ESTIMATED_USAGE_FIELD_NUMBER: builtins.int
     step: builtins.int
     """The step of the call."""
     attempt_number: builtins.int
     """Which attempt of it."""
     lost: builtins.bool
-    """It is an estimate: its worker died, or lost the task."""
+    """Its worker died, or lost the task: it is an estimate, from what was heard of the call."""
     model: builtins.str
     """The model that was asked, or that answered."""
     provider_request_id: builtins.str
@@ -757,6 +788,10 @@ class Bill(message.Message):
     def settle_time(self) -> timestamp_pb2.Timestamp:
         """When it was settled: the record_time of the entry that settled it."""
 
+    @builtins.property
+    def estimated_usage(self) -> task_pb2.TokenUsage:
+        """Absent, unless a lost call's own worker said later what it used, which is `usage` then: what it was billed until then."""
+
     def __init__(
         self,
         *,
@@ -771,10 +806,11 @@ class Bill(message.Message):
         settle_time: timestamp_pb2.Timestamp | None = ...,
         nano_usd: builtins.int = ...,
         unpriced: builtins.bool = ...,
+        estimated_usage: task_pb2.TokenUsage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["settle_time", b"settle_time", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["estimated_usage", b"estimated_usage", "settle_time", b"settle_time", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "epoch", b"epoch", "lost", b"lost", "model", b"model", "nano_usd", b"nano_usd", "provider_request_id", b"provider_request_id", "root_task_id", b"root_task_id", "settle_time", b"settle_time", "step", b"step", "unpriced", b"unpriced", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "epoch", b"epoch", "estimated_usage", b"estimated_usage", "lost", b"lost", "model", b"model", "nano_usd", b"nano_usd", "provider_request_id", b"provider_request_id", "root_task_id", b"root_task_id", "settle_time", b"settle_time", "step", b"step", "unpriced", b"unpriced", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

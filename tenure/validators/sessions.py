@@ -26,6 +26,8 @@ def _session(request: coordinator.SessionRequest, v: Violations) -> None:
             v.require(request.renew.renew_number >= 1, "renew.renew_number", "must be 1 or more")
             _holdings("renew.holdings", request.renew.holdings, v)
             _slots("renew", request.renew, v)
+        case "calls_heard":
+            _holdings("calls_heard.holdings", request.calls_heard.holdings, v)
         case "slots":
             _slots("slots", request.slots, v)
         case "release":

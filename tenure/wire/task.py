@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from tenure.domain.budget import Budget, TokenUsage
+from tenure.domain.lost_calls import HeardCall
 from tenure.domain.money import Prices, Rates, Tier
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.task import (
@@ -22,7 +23,7 @@ from tenure.domain.task import (
     TaskPolicy,
     TaskSpec,
 )
-from tenure.v1 import task_pb2
+from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.enums import IN_DOUBT, LEASE_LOST, PRIORITIES, SOURCES
 from tenure.wire.timeouts import timeouts_to_domain, timeouts_to_wire
 from tenure.wire.times import duration, moment, seconds, timestamp
@@ -125,6 +126,14 @@ def usage_to_wire(usage: TokenUsage) -> task_pb2.TokenUsage:
         cache_creation_input_tokens=usage.cache_creation_input_tokens,
         cache_read_input_tokens=usage.cache_read_input_tokens,
     )
+
+
+def heard_call_to_domain(heard: ledger_pb2.HeardCall) -> HeardCall:
+    return HeardCall(heard.step, heard.attempt_number, usage_to_domain(heard.usage))
+
+
+def heard_call_to_wire(heard: HeardCall) -> ledger_pb2.HeardCall:
+    return ledger_pb2.HeardCall(step=heard.step, attempt_number=heard.attempt_number, usage=usage_to_wire(heard.usage))
 
 
 def budget_to_wire(budget: Budget) -> task_pb2.BudgetStatus:

@@ -90,14 +90,14 @@ async def test_events_come_in_the_providers_order(client):
 
 @pytest.mark.parametrize("answer", [ask, stream])
 async def test_the_bill_is_what_the_answer_said(simulator, client, answer):
-    system = [{"type": "text", "text": "Be brief. " * 50, "cache_control": {"type": "ephemeral"}}]
+    system = [{"type": "text", "text": "Be brief. " * 500, "cache_control": {"type": "ephemeral"}}]
     expected = dict.fromkeys(simulator.billed(), 0)
     for _ in range(2):
         message = await answer(client, "sim-parallel-tools", system=system)
         for name, tokens in billed(message.usage).items():
             expected[name] += tokens
     assert simulator.billed() == expected
-    assert expected["cache_creation_input_tokens"] == expected["cache_read_input_tokens"] == 125
+    assert expected["cache_creation_input_tokens"] == expected["cache_read_input_tokens"] == 1250
     assert [call["answered"] for call in simulator.calls()] == [True, True]
 
 

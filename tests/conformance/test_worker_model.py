@@ -28,7 +28,7 @@ async def client(simulator):
 
 def listening():
     heard = []
-    return ModelCall(on_text=lambda block, text: heard.append((block, text)), on_characters=lambda _: None), heard
+    return ModelCall(on_text=lambda block, text: heard.append((block, text)), on_usage=lambda: None), heard
 
 
 def request_of(model, messages=GOAL, max_output_tokens=4096):
@@ -158,7 +158,7 @@ async def test_nobody_there_is_a_connection_that_may_be_tried_again():
 
 async def test_a_call_that_is_broken_off_knows_its_bill(client, simulator):
     began = asyncio.Event()
-    call = ModelCall(on_text=lambda *_: began.set(), on_characters=lambda _: None)
+    call = ModelCall(on_text=lambda *_: began.set(), on_usage=lambda: None)
     asking = asyncio.create_task(client.answer(request_of("sim-slow"), call))
     async with asyncio.timeout(PATIENCE_SECONDS):
         await began.wait()

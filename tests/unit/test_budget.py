@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.domain.budget import Budget, Denied, Granted, ReserveRequest, TokenUsage, decide_reserve, settle_lost
+from tenure.domain.budget import Budget, Denied, Granted, ReserveRequest, TokenUsage, decide_reserve
 from tenure.domain.money import Prices, Rates, Tier, cost
 from tenure.domain.states import TaskState
 
@@ -158,9 +158,3 @@ def use(budget: Budget, usage: TokenUsage, prices: Prices) -> Budget:
         used_tokens=budget.used_tokens + usage.total,
         used_nano_usd=budget.used_nano_usd + cost(prices, usage),
     )
-
-
-def test_a_lost_call_is_billed_its_input_and_what_was_heard_of_its_output() -> None:
-    assert settle_lost(100, 50, 20) == TokenUsage(100, 20)
-    assert settle_lost(100, 50, 99) == TokenUsage(100, 50)
-    assert settle_lost(100, 50, -7) == TokenUsage(100, 0)

@@ -29,8 +29,13 @@ def test_four_bytes_of_text_are_a_token():
     assert count_request(body) == 2 + 2 + 1
 
 
+def small_cache(now=lambda: 0.0):
+    """Keeps prefixes of any length, so that sums can be read."""
+    return PromptCache(least_tokens=0, now=now)
+
+
 def test_a_prefix_is_created_once_and_read_afterwards():
-    cache = PromptCache()
+    cache = small_cache()
     system = [text("x" * 400, **MARK)]
     first = request({"role": "user", "content": "a" * 40}, system=system)
     second = request({"role": "user", "content": "b" * 80}, system=system)
@@ -38,8 +43,41 @@ def test_a_prefix_is_created_once_and_read_afterwards():
     assert cache.price(second) == InputTokens(20, cache_read=100)
 
 
-def test_a_growing_conversation_reads_what_it_created():
+def test_a_prefix_is_forgotten_five_minutes_after_its_last_use():
+    clock = [0.0]
+    cache = small_cache(lambda: clock[0])
+    body = request({"role": "user", "content": [text("a" * 400, **MARK)]})
+    reads = []
+    for clock[0] in (0.0, 299.0, 597.0, 898.0):
+        reads.append(cache.price(body).cache_read)
+    assert reads == [0, 100, 100, 0]
+
+
+def test_a_prefix_that_is_too_short_is_not_kept():
     cache = PromptCache()
+    body = request({"role": "user", "content": [text("a" * 4092, **MARK), text("b" * 4, **MARK)]})
+    assert cache.price(body) == InputTokens(0, cache_creation=1024)
+    assert cache.price(request({"role": "user", "content": [text("a" * 4092, **MARK)]})) == InputTokens(1023)
+
+
+def test_only_what_was_marked_is_found():
+    cache = small_cache()
+    cache.price(request({"role": "user", "content": [text("a" * 400), text("b" * 400, **MARK)]}))
+    again = request({"role": "user", "content": [text("a" * 400, **MARK), text("c" * 400)]})
+    assert cache.price(again) == InputTokens(100, cache_creation=100)
+
+
+@pytest.mark.parametrize(("between", "read"), [(19, 100), (20, 0)])
+def test_a_prefix_is_looked_for_twenty_parts_before_a_mark(between, read):
+    cache = small_cache()
+    cache.price(request({"role": "user", "content": [text("a" * 400, **MARK)]}))
+    new = [text("b" * 4) for _ in range(between)]
+    again = request({"role": "user", "content": [text("a" * 400), *new, text("c", **MARK)]})
+    assert cache.price(again).cache_read == read
+
+
+def test_a_growing_conversation_reads_what_it_created():
+    cache = small_cache()
     turns = [{"role": "user", "content": [text(f"{index}" * 400)]} for index in range(3)]
     seen = 0
     for count in (1, 2, 3):
@@ -50,13 +88,13 @@ def test_a_growing_conversation_reads_what_it_created():
 
 
 def test_the_requests_own_mark_covers_all_of_it():
-    assert PromptCache().price(request({"role": "user", "content": "a" * 40}, **MARK)) == InputTokens(
+    assert small_cache().price(request({"role": "user", "content": "a" * 40}, **MARK)) == InputTokens(
         0, cache_creation=10
     )
 
 
 def test_another_model_shares_no_prefix():
-    cache = PromptCache()
+    cache = small_cache()
     body = request({"role": "user", "content": [text("a" * 40, **MARK)]})
     cache.price(body)
     assert cache.price({**body, "model": "other"}).cache_read == 0
@@ -65,7 +103,7 @@ def test_another_model_shares_no_prefix():
 @given(st.lists(st.tuples(st.text(min_size=1, max_size=30), st.booleans()), min_size=1, max_size=8))
 def test_caching_never_changes_the_sum(parts):
     body = request({"role": "user", "content": [text(words, **(MARK if marked else {})) for words, marked in parts]})
-    cache = PromptCache()
+    cache = small_cache()
     assert cache.price(body).total == cache.price(body).total == count_request(body)
 
 

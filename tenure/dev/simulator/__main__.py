@@ -22,6 +22,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--scenarios", type=Path, action="append", default=[], help="a directory of scenario files")
     parser.add_argument("--log", type=Path, help="append one line of JSON per call to this file")
     parser.add_argument("--latency-ms", type=int, default=0, help="how long a turn takes that does not say itself")
+    parser.add_argument("--no-count-tokens", action="store_true", help="do not offer /v1/messages/count_tokens")
     return parser.parse_args()
 
 
@@ -33,6 +34,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
         scenarios=arguments.scenarios,
         log_path=arguments.log,
         latency_ms=arguments.latency_ms,
+        counts_tokens=not arguments.no_count_tokens,
         host=arguments.host,
         port=arguments.port,
     )

@@ -65,7 +65,7 @@ class CallLog:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._open: dict[str, float] = {}
+        self._open: dict[str, tuple[float, Call]] = {}
         self.clear()
 
     def clear(self) -> None:
@@ -75,16 +75,21 @@ class CallLog:
         self.billed = dict.fromkeys(BILLED, 0)
 
     def begin(self, call: Call) -> None:
-        self._open[call.request_id] = time.monotonic()
+        self._open[call.request_id] = (time.monotonic(), call)
+
+    def running(self) -> list[dict[str, Any]]:
+        """The calls that have begun and not ended, as they stand."""
+        return [asdict(call) for _, call in self._open.values()]
 
     def finish(self, call: Call) -> None:
         """Write the call down, once: a second time does nothing.
 
         To be called before the client can know the end of its answer, so that whoever saw it finds its line.
         """
-        begun_at = self._open.pop(call.request_id, None)
-        if begun_at is None:
+        begun = self._open.pop(call.request_id, None)
+        if begun is None:
             return
+        begun_at, _ = begun
         call.duration_ms = round((time.monotonic() - begun_at) * 1000, 3)
         line = asdict(call)
         self.calls.append(line)

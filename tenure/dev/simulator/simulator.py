@@ -33,6 +33,7 @@ class ModelSimulator:
     """A running simulator: `async with ModelSimulator() as simulator: AsyncAnthropic(base_url=simulator.url)`.
 
     `scenarios`: directories of more scenario files. `latency_ms`: how long a turn takes that does not say.
+    `counts_tokens`: whether it offers /v1/messages/count_tokens, as not every endpoint does.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class ModelSimulator:
         scenarios: Sequence[Path] = (),
         log_path: Path | None = None,
         latency_ms: int = 0,
+        counts_tokens: bool = True,
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
@@ -52,11 +54,13 @@ class ModelSimulator:
         self._messages = MessagesEndpoint(library, self.log, self.faults, self.cache, latency_ms)
         self._server = HttpServer(self._handle, max_body_bytes=MAX_BODY_BYTES, refusal=error_body)
         self._address = (host, port)
+        counting = {("POST", "/v1/messages/count_tokens"): self._messages.count_tokens}
         self._routes = {
+            **(counting if counts_tokens else {}),
             ("POST", "/v1/messages"): self._messages.create,
-            ("POST", "/v1/messages/count_tokens"): self._messages.count_tokens,
             ("GET", "/search"): answer_search,
             ("GET", "/_sim/calls"): self._list_calls,
+            ("GET", "/_sim/running"): self._list_running,
             ("POST", "/_sim/faults"): self._order_fault,
             ("POST", "/_sim/reset"): self._reset,
         }
@@ -100,6 +104,10 @@ class ModelSimulator:
         calls = list(self.log.calls)
         value = {"calls": calls[max(0, len(calls) - int(limit)) :], "count": self.log.count, "billed": self.log.billed}
         reply.send_json(200, value)
+
+    async def _list_running(self, _request: Request, reply: Reply) -> None:
+        """The calls that are being answered, with what they are billed so far."""
+        reply.send_json(200, {"calls": self.log.running()})
 
     async def _order_fault(self, request: Request, reply: Reply) -> None:
         try:

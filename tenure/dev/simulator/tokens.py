@@ -2,24 +2,31 @@
 
 A request is a list of parts: each tool, each system block, each content block. A text costs one token for every four
 bytes of UTF-8, rounded up; any other part costs as much as its JSON. Parts up to a block marked `cache_control` form a
-prefix. The longest prefix seen before is *read*; the parts from there to the last mark are *created*; the rest is plain
-input. The three never overlap.
-Unlike the provider's, the cache has no smallest prefix and no expiry; it keeps the last 10,000 prefixes.
+prefix. The longest prefix that is kept is *read*; the parts from there to the last mark are *created*; the rest is
+plain input. The three never overlap.
+
+As the provider's, the cache keeps a prefix for five minutes after its last use, takes no mark on a prefix of less than
+1,024 tokens, keeps only what was marked, and looks for it at most 20 parts before each mark. It holds 10,000 prefixes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 BYTES_PER_TOKEN = 4
 MAX_PREFIXES = 10_000
+KEPT_SECONDS = 300.0
+LEAST_TOKENS = 1024
+LOOKED_BACK = 20
 # One encoder for all parts: json.dumps with options of its own would build one per call.
 _ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -62,41 +69,55 @@ def prompt_hash(body: Mapping[str, Any]) -> str:
 
 
 class PromptCache:
-    """The prefixes seen so far."""
+    """The prefixes that were marked. `least_tokens`: a shorter one is not kept. `now`: monotonic seconds."""
 
-    def __init__(self) -> None:
-        self._prefixes: OrderedDict[bytes, None] = OrderedDict()
+    def __init__(self, least_tokens: int = LEAST_TOKENS, now: Callable[[], float] = time.monotonic) -> None:
+        self._least_tokens = least_tokens
+        self._now = now
+        self._ends: OrderedDict[bytes, float] = OrderedDict()
 
     def clear(self) -> None:
-        self._prefixes.clear()
+        self._ends.clear()
 
     def price(self, body: Mapping[str, Any]) -> InputTokens:
         """The input tokens of a valid request, and remember its marked prefixes."""
         parts = _parts(body)
-        if not any(part.marked for part in parts):
-            return InputTokens(sum(tokens_of_bytes(len(part.text)) for part in parts))
-        running = hashlib.blake2b(str(body.get("model")).encode(), digest_size=16)
-        total = read = marked_total = 0
-        marks: list[bytes] = []
-        for part in parts:
-            total += tokens_of_bytes(len(part.text))
-            running.update(len(part.text).to_bytes(8) + part.text)
-            prefix = running.digest()
-            if prefix in self._prefixes:
-                self._prefixes.move_to_end(prefix)
-                read = total
-            if part.marked:
-                marked_total = total
-                marks.append(prefix)
-        self._remember(marks)
-        read = min(read, marked_total)
-        return InputTokens(total - marked_total, marked_total - read, read)
+        totals = list(accumulate(tokens_of_bytes(len(part.text)) for part in parts))
+        total = totals[-1] if totals else 0
+        marks = [index for index, part in enumerate(parts) if part.marked and totals[index] >= self._least_tokens]
+        if not marks:
+            return InputTokens(total)
+        prefixes = _prefixes(str(body.get("model")), parts)
+        found = self._find(prefixes, marks)
+        read = 0 if found is None else totals[found]
+        self._remember([prefixes[index] for index in marks])
+        return InputTokens(total - totals[marks[-1]], totals[marks[-1]] - read, read)
 
-    def _remember(self, prefixes: list[bytes]) -> None:
+    def _find(self, prefixes: Sequence[bytes], marks: Sequence[int]) -> int | None:
+        """The last part of the longest prefix that is kept; its five minutes begin anew."""
+        for mark in reversed(marks):
+            for index in range(mark, max(-1, mark - LOOKED_BACK - 1), -1):
+                if self._ends.get(prefixes[index], 0.0) > self._now():
+                    self._remember([prefixes[index]])
+                    return index
+        return None
+
+    def _remember(self, prefixes: Sequence[bytes]) -> None:
         for prefix in prefixes:
-            self._prefixes[prefix] = None
-        while len(self._prefixes) > MAX_PREFIXES:
-            self._prefixes.popitem(last=False)
+            self._ends[prefix] = self._now() + KEPT_SECONDS
+            self._ends.move_to_end(prefix)
+        while len(self._ends) > MAX_PREFIXES:
+            self._ends.popitem(last=False)
+
+
+def _prefixes(model: str, parts: Sequence[_Part]) -> list[bytes]:
+    """For each part a name of all up to it."""
+    running = hashlib.blake2b(model.encode(), digest_size=16)
+    names = []
+    for part in parts:
+        running.update(len(part.text).to_bytes(8, "big") + part.text)
+        names.append(running.digest())
+    return names
 
 
 def _parts(body: Mapping[str, Any]) -> list[_Part]:

@@ -1,0 +1,42 @@
+"""What a lost model call is billed."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenure.domain.budget import TokenUsage
+from tenure.domain.lost_calls import HeardCall, settle_lost
+
+tokens = st.integers(-(2**40), 2**40)
+
+
+def heard(*usage):
+    return HeardCall(1, 1, TokenUsage(*usage))
+
+
+def test_it_is_billed_what_was_heard_of_it():
+    assert settle_lost(100, 50, heard(10, 20, 30, 40)) == TokenUsage(10, 20, 30, 40)
+
+
+def test_unheard_it_is_billed_its_whole_input():
+    assert settle_lost(100, 50, None) == TokenUsage(100)
+    assert settle_lost(100, 50, heard()) == TokenUsage(100)
+
+
+def test_output_heard_without_its_input_leaves_the_input_estimated():
+    assert settle_lost(100, 50, heard(0, 20)) == TokenUsage(100, 20)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6), st.tuples(tokens, tokens, tokens, tokens))
+def test_whatever_was_heard_stays_within_what_was_set_aside(input_tokens, output_tokens, said):
+    usage = settle_lost(input_tokens, output_tokens, heard(*said))
+    counts = (
+        usage.input_tokens,
+        usage.output_tokens,
+        usage.cache_creation_input_tokens,
+        usage.cache_read_input_tokens,
+    )
+    assert min(counts) >= 0
+    assert usage.output_tokens <= output_tokens
+    assert usage.total - usage.output_tokens <= input_tokens

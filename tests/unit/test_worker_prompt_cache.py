@@ -1,0 +1,67 @@
+"""What of a prompt is marked to be kept: a growing history is read again up to where the last request ended."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+
+from services.worker.prompt_cache import Prompt, marked
+from tenure.dev.simulator.tokens import PromptCache, count_request, prompt_hash
+from tenure.dev.simulator.validation import check_create
+
+TOOLS = [{"name": name, "description": "x" * 4000, "input_schema": {"type": "object"}} for name in ("a", "b")]
+
+
+def history(turns, calls=1):
+    messages = [{"role": "user", "content": [{"type": "text", "text": "goal " * 100}]}]
+    for turn in range(turns):
+        uses = [f"t{turn}-{index}" for index in range(calls)]
+        answer = [{"type": "tool_use", "id": use, "name": "a", "input": {}} for use in uses]
+        results = [{"type": "tool_result", "tool_use_id": use, "content": "r" * 400} for use in uses]
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": results}]
+    return messages
+
+
+def body(prompt):
+    return {
+        "model": "m",
+        "max_tokens": 9,
+        "messages": list(prompt.messages),
+        "tools": list(prompt.tools),
+        **({"system": prompt.system} if prompt.system else {}),
+    }
+
+
+@pytest.mark.parametrize("calls", [1, 30])
+@pytest.mark.parametrize("system", ["Be brief. " * 300, ""])
+def test_each_turn_reads_all_that_the_one_before_was_sent(system, calls):
+    cache, before = PromptCache(), 0
+    for turns in range(5):
+        request = body(marked(Prompt(system, TOOLS, history(turns, calls))))
+        price = cache.price(check_create(request))
+        assert price.cache_read == before
+        assert price.plain == 0
+        before = count_request(request)
+
+
+def test_another_task_of_the_same_agent_reads_its_system_prompt_and_tools():
+    cache = PromptCache()
+    system = "Be brief. " * 500
+    cache.price(body(marked(Prompt(system, TOOLS, history(3)))))
+    other = [{"role": "user", "content": "Something else."}]
+    price = cache.price(body(marked(Prompt(system, TOOLS, other))))
+    assert price.cache_read == count_request(body(Prompt(system, TOOLS, []))) > 1024
+
+
+@pytest.mark.parametrize("system", ["Be brief.", ""])
+@pytest.mark.parametrize("tools", [TOOLS, []])
+def test_marks_are_no_part_of_what_the_model_reads(system, tools):
+    plain = Prompt(system, tools, history(4))
+    kept = copy.deepcopy(plain)
+    prompt = marked(plain)
+    assert plain == kept
+    assert count_request(body(prompt)) == count_request(body(plain))
+    assert json.dumps(body(prompt)).count("cache_control") <= 4
+    assert prompt_hash(body(prompt)) == prompt_hash(body(marked(copy.deepcopy(plain))))
