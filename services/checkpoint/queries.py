@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SCHEMA: Final = "ledger"
 QUERIES: Final = Queries.load("services.checkpoint")
 FORKS: Final = Queries.load("services.checkpoint", "sql/forks.sql")
+USAGE_REPORTS: Final = Queries.load("services.checkpoint", "sql/usage_reports.sql")
 RETENTION: Final = Queries.load("services.checkpoint", "sql/retention.sql")
 MIGRATIONS: Final = Migrations.of("services.checkpoint", schema=SCHEMA)
 

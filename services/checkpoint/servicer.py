@@ -26,6 +26,7 @@ from services.checkpoint import (
     refusals,
     requeue,
     signals,
+    usage_reports,
 )
 from services.checkpoint.frames import CommitFrames
 from services.checkpoint.prepared import prepare
@@ -201,6 +202,11 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
 
     async def ListBills(self, request: pb.ListBillsRequest, context: Context) -> pb.ListBillsResponse:
         return await bills.list_bills(self._ledger.pool, current_tenant(), request)
+
+    async def ReportUsage(self, request: pb.ReportUsageRequest, context: Context) -> pb.ReportUsageResponse:
+        claims = check_token(self._ledger.verifier, request.token)
+        await usage_reports.report_usage(self._ledger.pool, claims, request)
+        return pb.ReportUsageResponse()
 
     async def ListRefusedWrites(
         self, request: pb.ListRefusedWritesRequest, context: Context

@@ -11,6 +11,7 @@ import grpc
 
 from services.worker.frames import FrameClient, FrameShape, Tagged
 from tenure.domain.errors import Unavailable
+from tenure.domain.lost_calls import HeardCall
 from tenure.runtime.rpc_channel import TenureChannel
 from tenure.runtime.status import OUTCOME_UNKNOWN
 from tenure.v1 import checkpoint_service_pb2 as pb
@@ -18,9 +19,11 @@ from tenure.v1 import checkpoint_service_pb2_grpc as grpc_pb
 from tenure.v1 import token_pb2
 from tenure.wire.opened import Opened, read_opened
 from tenure.wire.refusal import refusal_to_domain
+from tenure.wire.task import usage_to_wire
 
 COMMIT_TIMEOUT_SECONDS: Final = 10.0
 OPEN_TIMEOUT_SECONDS: Final = 30.0
+REPORT_TIMEOUT_SECONDS: Final = 60.0
 
 
 class LedgerClient:
@@ -67,6 +70,19 @@ class LedgerClient:
         finally:
             self._frames.forget(tag)
         return result.response
+
+    async def report_usage(
+        self, token: token_pb2.FencingToken, call: HeardCall, provider_request_id: str
+    ) -> None:
+        """Says what a call used that was settled as lost; a stale token will do. Repeatable."""
+        request = pb.ReportUsageRequest(
+            token=token,
+            step=call.step,
+            attempt_number=call.attempt_number,
+            usage=usage_to_wire(call.usage),
+            provider_request_id=provider_request_id,
+        )
+        await self._stub.ReportUsage(request, timeout=REPORT_TIMEOUT_SECONDS)
 
 
 def _settle(answer: asyncio.Future[pb.TaggedCommitResult], result: pb.TaggedCommitResult) -> None:

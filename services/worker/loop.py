@@ -54,6 +54,9 @@ class Loop:
         """Works until the task is left."""
         try:
             return await self._run()
+        except BaseException:
+            self._tell_of_unsettled_call()
+            raise
         finally:
             self._clock.stop()
 
@@ -74,8 +77,12 @@ class Loop:
                 if refusal.reason != UNREAD_MESSAGES:
                     raise
                 _log.info("a message came with the last answer", extra={"why": str(refusal)})
+            self._tell_of_unsettled_call()
             await self._ledger.open()
         raise SequenceConflict(f"{MOST_CONFLICTS} conflicts under one claim")
+
+    def _tell_of_unsettled_call(self) -> None:
+        """The ledger is about to settle by what it heard a call that we know all of."""
 
     async def _work(self) -> ReleaseReason:
         """Works from the resume point until the task is left."""

@@ -23,6 +23,7 @@ from services.worker.session import Session, WorkerIdentity
 from services.worker.supervisor import Supervisor
 from services.worker.tools_client import ToolsClient
 from services.worker.trust_gate import TrustGate
+from services.worker.usage_reports import UsageReports
 from tenure.domain.task import CONTROL_LOOP, DEFAULT_LOOP, offered_loop
 from tenure.runtime.duties import Duties
 from tenure.runtime.process import Process
@@ -136,7 +137,9 @@ async def _open_parts(process: Process, settings: Settings, trust: TrustGate, du
     duties.start("commit stream", ledger.run)
     duties.start("tool stream", tools.run)
     defaults = ModelDefaults(settings.model, settings.max_output_tokens, settings.context_window_tokens)
-    return Parts(ledger, tools, model, trust, defaults, functions)
+    reports = UsageReports(ledger)
+    duties.start("usage reports", reports.run)
+    return Parts(ledger, tools, model, trust, defaults, reports, functions)
 
 
 async def _serve_live_text(process: Process, settings: Settings, holdings: Holdings) -> int:

@@ -20,6 +20,7 @@ from tenure.domain.compaction import Window
 from tenure.domain.conversation import Message
 from tenure.domain.failures import FailureClass
 from tenure.domain.fold import text_of
+from tenure.domain.lost_calls import HeardCall
 from tenure.domain.results import system_prompt
 from tenure.domain.summary import SUMMARY_SYSTEM
 from tenure.domain.task import TaskSpec
@@ -45,6 +46,7 @@ class ModelStep:
         self._tools: list[dict[str, Any]] = []
         self.room = Room(ledger, window, self._system)
         self.interrupted_call: facts.ModelFailure | None = None
+        self._newest: tuple[facts.ModelAttempt, int, ModelCall] | None = None
 
     def use_tools(self, tools: Sequence[ToolDefinition]) -> None:
         """The definitions as the task keeps them."""
@@ -77,6 +79,7 @@ class ModelStep:
         show = _show_nothing if attempt.summary_through_step else self._holding.live.append
         progress = self._holding.progress
         heard = ModelCall(on_text=show, on_usage=progress.hear_call)
+        self._newest = attempt, step, heard
         progress.begin_call(step, attempt.attempt_number, lambda: heard.usage)
         self._holding.live.begin(step, attempt.attempt_number)
         # A model may think for minutes before its first word, and the call has a bound of its own.
@@ -106,6 +109,16 @@ class ModelStep:
             return _failure(attempt, _no_summary(answer))
         await self._ledger.append(_summary_facts(step, attempt, answer))
         return None
+
+    @property
+    def unsettled(self) -> tuple[HeardCall, str] | None:
+        """What the newest call is billed, with the provider's id of it, if the ledger took no end of it from us."""
+        if self._newest is None:
+            return None
+        attempt, step, call = self._newest
+        if self._ledger.point.open_attempt is not attempt or not call.usage.total:
+            return None
+        return HeardCall(step, attempt.attempt_number, call.usage), call.request_id
 
     def _request(self, attempt: facts.ModelAttempt, step: int) -> ModelRequest:
         """Words that slipped in between estimate and commit are paid for out of the output."""

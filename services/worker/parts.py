@@ -9,6 +9,7 @@ from services.worker.ledger_client import LedgerClient
 from services.worker.model import ModelClient
 from services.worker.tools_client import ToolsClient
 from services.worker.trust_gate import TrustGate
+from services.worker.usage_reports import UsageReports
 from tenure.control import Function
 
 
@@ -30,6 +31,7 @@ class Parts:
     model: ModelClient
     trust: TrustGate
     defaults: ModelDefaults
+    reports: UsageReports
     functions: Mapping[str, Function] = field(default_factory=dict)
 
     @property

@@ -16,6 +16,7 @@ from services.worker.judging import judge_apart
 from services.worker.leaving import late_call
 from services.worker.loop import Loop
 from services.worker.model_step import ModelStep, interrupted_call
+from services.worker.usage_reports import UsageReport
 from tenure.domain import entries as facts
 from tenure.domain.budget import Denied
 from tenure.domain.compaction import AskSummary, OutOfRoom
@@ -163,6 +164,13 @@ class TaskLoop(Loop):
         if attempt is not None:
             settled = self._model.interrupted_call or interrupted_call(attempt, None)
             self._pending.append((self._point.step, settled))
+
+    def _tell_of_unsettled_call(self) -> None:
+        model: ModelStep | None = getattr(self, "_model", None)  # none before the task was opened
+        if model is None or (call := model.unsettled) is None:
+            return
+        heard, request_id = call
+        self._parts.reports.note(UsageReport(self._holding.token, self._holding.task_id, heard, request_id))
 
     async def _back_off(self, wait_seconds: float) -> None:
         self._holding.progress.announce_backoff(wait_seconds)

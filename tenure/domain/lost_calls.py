@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from tenure.domain.budget import TokenUsage
+from tenure.domain.epochs import Fence
+from tenure.domain.errors import InvalidRequest, NotFound, WrongState
+
+ATTEMPT_OPEN: Final = "ATTEMPT_OPEN"
+ATTEMPT_SETTLED: Final = "ATTEMPT_SETTLED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +46,31 @@ def settle_lost(input_tokens: int, max_output_tokens: int, heard: HeardCall | No
 
 def _within(tokens: int, most: int) -> int:
     return max(0, min(tokens, most))
+
+
+@dataclass(frozen=True, slots=True)
+class MadeCall:
+    """What the ledger knows of an attempt: the claim it was reserved under, and how it was settled, if it was."""
+
+    made_under: Fence
+    reserved_tokens: int
+    is_settled: bool = False
+    is_lost: bool = False
+    is_reported: bool = False
+
+
+def decide_report(call: MadeCall | None, claim: Fence, usage: TokenUsage) -> bool:
+    """Whether a worker's report of a lost call is to be billed; False: it was before. Raises what it is refused with.
+
+    Whether the claim still holds the task is not asked: the report changes what the call is billed, and nothing else.
+    """
+    if call is None or call.made_under != claim:
+        raise NotFound("no such call was made under this claim")
+    if not call.is_settled:
+        raise WrongState("the call is not settled yet", reason=ATTEMPT_OPEN)
+    if not call.is_lost:
+        raise WrongState("the call was settled by its own answer", reason=ATTEMPT_SETTLED)
+    if usage.total > call.reserved_tokens:
+        told = f"{usage.total} tokens are more than the {call.reserved_tokens} that were set aside for the call"
+        raise InvalidRequest(violations=[("usage", told)])
+    return not call.is_reported

@@ -127,6 +127,22 @@ def _foreign(request: checkpoint.AppendForeignRequest, v: Violations) -> None:
         check_operator_request(request.operator_request, v)
 
 
+def _report(request: checkpoint.ReportUsageRequest, v: Violations) -> None:
+    check_token(request.token, v)
+    v.require(request.step >= 1, "step", "must be 1 or more")
+    v.require(request.attempt_number >= 1, "attempt_number", "must be 1 or more")
+    v.length("provider_request_id", request.provider_request_id, 0, 200)
+    usage = request.usage
+    counts = (
+        usage.input_tokens,
+        usage.output_tokens,
+        usage.cache_creation_input_tokens,
+        usage.cache_read_input_tokens,
+    )
+    v.require(min(counts) >= 0, "usage", "must not be negative")
+    v.require(sum(counts) >= 1, "usage", "must be something")
+
+
 def _prune(request: checkpoint.CheckpointServicePruneTasksRequest, v: Violations) -> None:
     check_prune(request, v)
     v.length("actor", request.actor, 1, 200)
@@ -162,6 +178,7 @@ CHECKS: Final[dict[type, Check]] = {
     checkpoint.AppendForeignRequest: _foreign,
     checkpoint.ListRefusedWritesRequest: check_task_id,
     checkpoint.ListBillsRequest: check_bills,
+    checkpoint.ReportUsageRequest: _report,
     checkpoint.CheckpointServicePruneTasksRequest: _prune,
     checkpoint.ListPruningsRequest: _prunings,
     checkpoint.NoteForgottenRequest: _forgotten,
