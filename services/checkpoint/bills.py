@@ -36,8 +36,8 @@ async def list_bills(pool: Pool, tenant: str, request: pb.ListBillsRequest) -> p
 
 
 def _bill(row: tuple[Any, ...]) -> ledger_pb2.Bill:
-    step, attempt_number, *counts, lost, model, provider_request_id, epoch, root_task_id, settled_at = row[:-2]
-    nano_usd, unpriced = row[-2:]
+    step, attempt_number, *counts, lost, model, provider_request_id, epoch, root_task_id, settled_at = row[:-6]
+    nano_usd, unpriced, *estimated = row[-6:]
     return ledger_pb2.Bill(
         step=step,
         attempt_number=attempt_number,
@@ -50,4 +50,5 @@ def _bill(row: tuple[Any, ...]) -> ledger_pb2.Bill:
         settle_time=timestamp(settled_at),
         nano_usd=nano_usd,
         unpriced=unpriced,
+        estimated_usage=None if estimated[0] is None else usage_to_wire(TokenUsage(*estimated)),
     )

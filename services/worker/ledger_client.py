@@ -71,9 +71,7 @@ class LedgerClient:
             self._frames.forget(tag)
         return result.response
 
-    async def report_usage(
-        self, token: token_pb2.FencingToken, call: HeardCall, provider_request_id: str
-    ) -> None:
+    async def report_usage(self, token: token_pb2.FencingToken, call: HeardCall, provider_request_id: str) -> None:
         """Says what a call used that was settled as lost; a stale token will do. Repeatable."""
         request = pb.ReportUsageRequest(
             token=token,

@@ -533,13 +533,17 @@ delete from refusals r
                          order by o.refusal_id desc offset %(kept)b limit 1);
 
 -- name: page_of_bills
--- What a task's model attempts were billed, by the primary key.
-select step, attempt_number, input_tokens, output_tokens, cache_creation_input_tokens, cache_read_input_tokens, lost, model,
-       provider_request_id, epoch, root_task_id::text, settled_at, nano_usd, unpriced
-  from token_usage
- where task_id = %(task_id)b::text::uuid
-   and (step, attempt_number) > (%(after_step)b::bigint, %(after_attempt_number)b::bigint)
- order by step, attempt_number limit %(limit)b;
+-- What a task's model attempts were billed, by the primary key; what a report took the place of comes last.
+select u.step, u.attempt_number,
+       u.input_tokens, u.output_tokens, u.cache_creation_input_tokens, u.cache_read_input_tokens, u.lost, u.model,
+       u.provider_request_id, u.epoch, u.root_task_id::text, u.settled_at, u.nano_usd, u.unpriced,
+       r.estimated_input_tokens, r.estimated_output_tokens, r.estimated_cache_creation_input_tokens,
+       r.estimated_cache_read_input_tokens
+  from token_usage u
+  left join usage_reports r using (task_id, step, attempt_number)
+ where u.task_id = %(task_id)b::text::uuid
+   and (u.step, u.attempt_number) > (%(after_step)b::bigint, %(after_attempt_number)b::bigint)
+ order by u.step, u.attempt_number limit %(limit)b;
 
 -- name: list_refusals
 -- Newest first.
