@@ -103,20 +103,24 @@ async def test_a_worker_that_lives_without_progress_loses_the_task(fleet: Fleet)
 
 
 async def test_progress_keeps_the_task(fleet: Fleet):
-    replica = await fleet.coordinator(progress_timeout_seconds="1.5")
+    """For longer than a claim may go without it."""
+    replica = await fleet.coordinator(progress_timeout_seconds="8")
     worker = await fleet.worker(replica)
     await fleet.submit()
     grant = await worker.next_grant()
     await worker.open(grant)
-    for tokens in range(1, 9):
+    clock = asyncio.get_running_loop().time
+    began, tokens = clock(), 0
+    while clock() - began < 10:
+        tokens += 1
         worker.progress[grant.claim_id] = pb.Progress(output_tokens=tokens)
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.2)
     [claim] = await fleet.claims(replica)
     assert claim.claim_id == grant.claim_id
 
 
 async def test_a_grant_that_renewals_do_not_name_is_taken_back(fleet: Fleet):
-    replica = await fleet.coordinator()
+    replica = await fleet.coordinator(start_timeout_seconds="2")
     idle = await fleet.worker(replica)
     idle.named = False
     task_id = await fleet.submit()

@@ -140,7 +140,7 @@ async def test_a_worker_whose_mark_the_watch_missed_is_told_by_the_reconciliatio
     other = await fleet.coordinator()
     owner = await fleet.worker(deaf, worker_id="tired")
     await drain(other, "tired")
-    await owner.hears("drain", 10.0)
+    await owner.hears("drain")
 
 
 async def test_a_worker_that_is_not_there_cannot_be_drained(fleet: Fleet):

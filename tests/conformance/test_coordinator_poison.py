@@ -50,7 +50,7 @@ async def _works_until_it_dies(worker: ScriptedWorker, poison: str) -> None:
     async with asyncio.TaskGroup() as group:
         steps = []
         while True:
-            grant = await worker.next_grant(60.0)
+            grant = await worker.next_grant()
             header = await worker.open(grant)
             if grant.task_id == poison:
                 await asyncio.sleep(STEP_SECONDS / 4)  # those granted with it are begun too

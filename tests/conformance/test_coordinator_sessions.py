@@ -12,7 +12,7 @@ from tenure.domain.states import ReleaseReason
 from tenure.runtime.signing import write_key_pair
 from tenure.v1 import task_pb2
 from tenure.wire.token import read_claims
-from tests.fix_coordinator import Fleet, epoch_of
+from tests.fix_coordinator import SHORT, Fleet, epoch_of
 from tests.patience import PATIENCE_SECONDS
 
 RUNNING, QUEUED, SUCCEEDED = (
@@ -31,7 +31,7 @@ async def test_a_task_is_granted_opened_and_released(fleet: Fleet):
     [claim] = await fleet.claims(replica)
     assert (claim.task_id, claim.claim_id, claim.epoch) == (task_id, grant.claim_id, epoch_of(grant.token))
     assert claim.worker_id == worker.hello.worker_id
-    assert 0 < claim.remaining.seconds <= 3
+    assert 0 < claim.remaining.seconds <= 30
     [listed] = await fleet.workers(replica)
     assert (listed.worker_id, listed.session_id, listed.claim_count) == ("worker-1", worker.session_id, 1)
     await worker.succeed(grant)
@@ -42,7 +42,7 @@ async def test_a_task_is_granted_opened_and_released(fleet: Fleet):
 
 
 async def test_a_broken_stream_gives_its_tasks_to_others_after_the_grace(fleet: Fleet):
-    replica = await fleet.coordinator()
+    replica = await fleet.coordinator(ttl_seconds="300")
     first = await fleet.worker(replica)
     task_id = await fleet.submit()
     lost = await first.next_grant()
@@ -52,7 +52,7 @@ async def test_a_broken_stream_gives_its_tasks_to_others_after_the_grace(fleet: 
     await first.break_off()
     grant = await second.next_grant()
     took_seconds = asyncio.get_running_loop().time() - broke_at
-    assert 0.5 <= took_seconds < 2.0
+    assert took_seconds >= 0.5
     assert grant.task_id == task_id
     assert epoch_of(grant.token) > epoch_of(lost.token)
     await second.open(grant)
@@ -62,7 +62,7 @@ async def test_a_broken_stream_gives_its_tasks_to_others_after_the_grace(fleet: 
 
 
 async def test_coming_back_within_the_grace_keeps_the_claim(fleet: Fleet):
-    replica = await fleet.coordinator()
+    replica = await fleet.coordinator(reconnect_grace_seconds="20")
     worker = await fleet.worker(replica)
     task_id = await fleet.submit()
     grant = await worker.next_grant()
@@ -108,8 +108,8 @@ async def test_coming_back_too_late_is_told_what_was_lost(fleet: Fleet):
     assert again.lost == [grant.claim_id]
 
 
-async def test_a_frozen_worker_loses_its_claim_within_the_ttl_and_a_second(fleet: Fleet):
-    replica = await fleet.coordinator()
+async def test_a_frozen_worker_loses_its_claim_when_its_ttl_has_passed(fleet: Fleet):
+    replica = await fleet.coordinator(**SHORT)
     frozen = await fleet.worker(replica)
     task_id = await fleet.submit()
     lost = await frozen.next_grant()
@@ -118,7 +118,8 @@ async def test_a_frozen_worker_loses_its_claim_within_the_ttl_and_a_second(fleet
     frozen.freeze()
     frozen_at = asyncio.get_running_loop().time()
     grant = await other.next_grant()
-    assert asyncio.get_running_loop().time() - frozen_at < 3 + 1.5  # etcd looks for dead leases every half second
+    # Some 3.5 s, as etcd looks for dead leases every half second; nothing else that is waited for here is so short.
+    assert asyncio.get_running_loop().time() - frozen_at < 30
     assert grant.task_id == task_id
     assert epoch_of(grant.token) > epoch_of(lost.token)
     await other.open(grant)
@@ -129,19 +130,17 @@ async def test_a_frozen_worker_loses_its_claim_within_the_ttl_and_a_second(fleet
 
 
 async def test_a_drained_worker_gives_back_and_says_goodbye_without_a_grace(fleet: Fleet):
-    replica = await fleet.coordinator(reconnect_grace_seconds="2.5")
+    replica = await fleet.coordinator(ttl_seconds="300", reconnect_grace_seconds="200")
     worker, other = await fleet.worker(replica), None
     task_id = await fleet.submit()
     grant = await worker.next_grant()
     await worker.open(grant)
     other = await fleet.worker(replica)
-    began = asyncio.get_running_loop().time()
     await worker.drain()
     await worker.commit(grant, 1, transition={"to_state": QUEUED, "reason": "WORKER_DRAINED"})
     await worker.release(grant, "WORKER_DRAINED")
     await worker.close()
     assert (await other.next_grant()).task_id == task_id
-    assert asyncio.get_running_loop().time() - began < 2.0
     await replica.logged("ended a session")
 
 
@@ -209,7 +208,7 @@ async def test_a_new_signing_key_gives_new_tokens_of_the_same_epoch(fleet: Fleet
 
 
 async def test_renewals_are_answered_only_after_etcd(own_fleet: Fleet, own_etcd):
-    replica = await own_fleet.coordinator(ttl_seconds="10")
+    replica = await own_fleet.coordinator()
     worker = await own_fleet.worker(replica)
     await worker.hears("renewed")
     own_etcd.pause()

@@ -11,7 +11,7 @@ import pytest
 
 from tenure.domain.errors import StaleEpoch, TenureError
 from tenure.v1 import task_pb2
-from tests.fix_coordinator import Fleet, epoch_of
+from tests.fix_coordinator import SHORT, Fleet, epoch_of
 from tests.patience import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ SUCCEEDED = {"to_state": task_pb2.TASK_STATE_SUCCEEDED, "reason": "FINAL_ANSWER"
 
 
 async def test_a_replica_that_sleeps_longer_than_a_lease_takes_nothing_from_workers_that_went_elsewhere(fleet: Fleet):
-    first, second = await fleet.coordinator(progress_timeout_seconds="2"), await fleet.coordinator()
+    first, second = await fleet.coordinator(progress_timeout_seconds="2", **SHORT), await fleet.coordinator(**SHORT)
     worker = await fleet.worker(first)
     await fleet.submit()
     grant = await worker.next_grant()
@@ -44,7 +44,7 @@ async def test_a_replica_that_sleeps_longer_than_a_lease_takes_nothing_from_work
 
 
 async def test_a_replica_that_slept_keeps_no_lease_alive_that_is_attached_elsewhere(fleet: Fleet):
-    first, second = await fleet.coordinator(), await fleet.coordinator()
+    first, second = await fleet.coordinator(**SHORT), await fleet.coordinator(**SHORT)
     worker = await fleet.worker(first)
     task_id = await fleet.submit()
     lost = await worker.next_grant()
@@ -56,7 +56,7 @@ async def test_a_replica_that_slept_keeps_no_lease_alive_that_is_attached_elsewh
     again.freeze()  # and the old stream goes on renewing, at a replica that does not have the session any more
     await asyncio.sleep(1.5)
     first.signal(signal.SIGCONT)
-    grant = await other.next_grant(8.0)
+    grant = await other.next_grant()
     assert grant.task_id == task_id
     await other.open(grant)
     assert "LEASE_EXPIRED" in [each.reason for each in await fleet.transitions(task_id)]
@@ -83,7 +83,7 @@ async def test_a_replica_that_slept_before_it_sent_a_grant_does_not_send_it(flee
 
 
 async def test_a_short_sleep_of_the_only_replica_evicts_nobody_however_late_its_workers_come_back(fleet: Fleet):
-    replica = await fleet.coordinator(ttl_seconds="20")
+    replica = await fleet.coordinator()
     worker = await fleet.worker(replica)
     await fleet.submit()
     grant = await worker.next_grant()
@@ -100,7 +100,7 @@ async def test_a_short_sleep_of_the_only_replica_evicts_nobody_however_late_its_
 
 
 async def test_workers_that_left_because_etcd_did_not_answer_keep_their_claims(own_fleet: Fleet, own_etcd: EtcdProcess):
-    replica = await own_fleet.coordinator(ttl_seconds="20")
+    replica = await own_fleet.coordinator()
     worker = await own_fleet.worker(replica)
     await own_fleet.submit()
     grant = await worker.next_grant()
@@ -120,7 +120,7 @@ async def test_workers_that_left_because_etcd_did_not_answer_keep_their_claims(o
 
 
 async def test_a_lease_that_ends_because_etcd_did_not_answer_is_nobodys_death(own_fleet: Fleet, own_etcd: EtcdProcess):
-    replica = await own_fleet.coordinator()
+    replica = await own_fleet.coordinator(**SHORT)
     worker = await own_fleet.worker(replica)
     task_id = await own_fleet.submit()
     grant = await worker.next_grant()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -158,10 +157,9 @@ async def test_ten_thousand_claims_of_before_are_cleared_in_bounded_requests(
     for _ in range(10):
         await claim(client, 1, 1_000)
     await client.put(KEY, b"0")
-    before, began = await client.revision(), time.monotonic()
+    before = await client.revision()
     async with watched_over(client, await checkpoint()) as generation:
         assert await generation.settled(2 * PATIENCE_SECONDS) == 2
-    assert time.monotonic() - began < 60.0
     assert (await client.list(b"/tenure/claims/")).key_values == ()
     assert (await client.list(b"/tenure/sessions/")).key_values == ()
     assert await client.revision() - before <= 10_000 / MAX_BATCH + 2 * 10 + 2  # deletions by the hundred

@@ -143,12 +143,12 @@ async def test_an_acquire_out_of_bounds_is_refused(leases: Leases, change):
 
 
 async def test_a_renewal_extends_the_lease_under_the_same_epoch_at_any_replica(leases: Leases):
-    lease = await leases.acquire("a", ttl_seconds=3)
+    lease = await leases.acquire("a", ttl_seconds=6)
     for turn in range(2):
-        await asyncio.sleep(1.6)  # time itself is the matter: longer than the lease in all
+        await asyncio.sleep(3.2)  # time itself is the matter: longer than the lease in all
         renewed = await leases.at(turn % 2).renew(lease)
         assert renewed.epoch == lease.epoch
-        assert seconds(renewed.remaining) == 3
+        assert seconds(renewed.remaining) == 6
 
 
 async def test_a_lease_that_is_not_renewed_ends_and_its_renewal_says_so(leases: Leases):

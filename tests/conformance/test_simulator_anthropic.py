@@ -230,11 +230,11 @@ async def test_an_error_in_the_stream_is_the_providers(client):
 
 @pytest.mark.parametrize("answer", [ask, stream])
 async def test_a_dripping_answer_outlasts_the_clients_own_timeout(simulator, answer):
-    simulator.order_fault(drip_ms=200)
-    async with client_of(simulator, timeout=httpx2.Timeout(0.6)) as client:
+    simulator.order_fault(drip_ms=350)
+    async with client_of(simulator, timeout=httpx2.Timeout(1.2)) as client:
         begun_at = asyncio.get_running_loop().time()
         await answer(client, "claude-opus-4-8")
-    assert asyncio.get_running_loop().time() - begun_at > 0.6
+    assert asyncio.get_running_loop().time() - begun_at > 1.2
 
 
 async def test_an_ordered_latency_is_kept(simulator, client):
@@ -256,17 +256,17 @@ async def test_a_client_that_leaves_in_mid_stream_is_billed_for_what_it_got(simu
     assert (call["ending"], call["answered"], call["status"]) == ("abandoned", False, 200)
     assert call["input_tokens"] == -(-len(GOAL[0]["content"]) // 4)
     assert got // 4 <= call["output_tokens"] < 100
-    assert call["duration_ms"] < 5000
+    assert call["duration_ms"] < 30_000
 
 
 async def test_a_client_that_gives_up_waiting_is_noticed_at_once(simulator, client):
     simulator.order_fault(latency_ms=60_000)
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.3):
+        async with asyncio.timeout(2.0):
             await ask(client, "sim-hello")
     call = await last_call(simulator)
     assert (call["ending"], call["output_tokens"]) == ("abandoned", 1)
-    assert call["duration_ms"] < 10_000
+    assert call["duration_ms"] < 30_000
 
 
 async def test_an_answer_is_cut_at_max_tokens(client):

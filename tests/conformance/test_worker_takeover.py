@@ -52,15 +52,14 @@ async def test_an_outcome_committed_early_is_not_computed_again(bench):
     assert len(bench.model_calls(task_id)) == 2
 
 
-async def test_a_killed_workers_task_runs_elsewhere_long_before_its_lease_would_end(bench):
+async def test_a_killed_workers_task_runs_elsewhere_without_waiting_for_its_lease_to_end(bench):
     victim = await bench.start_worker()
     task_id = await bench.submit("sim-worker-long-answer")
     await bench.reached(task_id, facts.ModelAttempt)
     await bench.start_worker()
-    killed_at = time.monotonic()
     victim.kill()
     await bench.reached(task_id, facts.ModelAttempt, 2)
-    assert time.monotonic() - killed_at < 5.0  # the lease would last 5 s
+    assert (TaskState.QUEUED, "WORKER_LOST") in await bench.transitions(task_id)  # and not LEASE_EXPIRED
     await bench.cancel(task_id)
     await bench.ended(task_id)
 
@@ -91,9 +90,9 @@ async def test_a_worker_that_is_told_to_stop_gives_its_task_back_at_once(bench):
     told_at = time.monotonic()
     draining = asyncio.create_task(leaver.drain())
     await bench.reached(task_id, facts.ModelAttempt, 2)
-    assert time.monotonic() - told_at < 2.0
+    assert time.monotonic() - told_at < 30  # the answer would take a minute
     assert await draining == 0
-    assert drained_seconds(leaver) < 0.5
+    assert drained_seconds(leaver) < 10
     assert (TaskState.QUEUED, "WORKER_DRAINED") in await bench.transitions(task_id)
     (failure,) = await bench.bodies(task_id, facts.ModelFailure)
     assert failure.error_class == "INTERRUPTED"

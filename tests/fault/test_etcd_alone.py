@@ -14,9 +14,10 @@ from tenure.domain.epochs import split_epoch
 from tenure.domain.errors import Unavailable
 from tenure.runtime.etcd.client import EtcdClient
 from tests.etcd_space import QUOTA, compact, fill, make_space
-from tests.fix_coordinator import make_fleet
+from tests.fix_coordinator import SHORT, make_fleet
 from tests.fix_etcd import restarted
 from tests.owners import Owners, health_becomes
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 from tests.scripted_worker import ScriptedWorker
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ CLAIMS = b"/tenure/claims/"
 async def renewed(worker: ScriptedWorker, times: int) -> None:
     """So many more renewals have been answered."""
     wanted = times + sum(each.HasField("renewed") for each in worker.heard)
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while sum(each.HasField("renewed") for each in worker.heard) < wanted:
             assert worker.ended_with is None
             await asyncio.sleep(0.05)
@@ -39,14 +40,14 @@ async def renewed(worker: ScriptedWorker, times: int) -> None:
 async def test_a_crash_of_etcd_costs_no_lease_no_revision_and_no_generation(
     own_fleet: Fleet, own_etcd: EtcdProcess
 ) -> None:
-    replica = await own_fleet.coordinator(ttl_seconds="10")
+    replica = await own_fleet.coordinator()
     async with Owners(own_fleet) as owners, EtcdClient([own_etcd.endpoint]) as client:
         worker = await owners.add(replica, slots=2)
         first = await own_fleet.submit()
         await owners.of([first])
         before = await client.revision()
         await restarted(own_etcd)
-        assert await client.revision(timeout_seconds=20.0) >= before
+        assert await client.revision(timeout_seconds=CALL_SECONDS) >= before
         await renewed(worker, 2)
         second = await own_fleet.submit()
         await owners.of([second])
@@ -63,8 +64,8 @@ async def test_an_expiry_that_was_compacted_while_nobody_watched_is_not_missed(
     """Etcd answers such a watch with `created`, then with `canceled`, and then leaves the stream open and silent."""
     host, port = own_etcd.endpoint.split(":")
     line = await tcp_proxy(host, int(port))
-    blind = await own_fleet.coordinator(etcd_endpoints=line.address)
-    seeing = await own_fleet.coordinator()
+    blind = await own_fleet.coordinator(etcd_endpoints=line.address, **SHORT)
+    seeing = await own_fleet.coordinator(**SHORT)
     await health_becomes(blind, serving=True)
     async with Owners(own_fleet) as owners, EtcdClient([own_etcd.endpoint]) as client:
         worker = await owners.add(seeing, slots=1)
@@ -74,7 +75,7 @@ async def test_an_expiry_that_was_compacted_while_nobody_watched_is_not_missed(
         await health_becomes(blind, serving=False)
         await seeing.kill()
         await worker.break_off()
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while (await client.list(CLAIMS)).key_values:
                 await asyncio.sleep(0.05)
         await compact(client)
@@ -86,7 +87,7 @@ async def test_an_expiry_that_was_compacted_while_nobody_watched_is_not_missed(
 
 
 async def test_what_a_silent_watch_does_not_tell_is_found_by_comparing(own_fleet: Fleet) -> None:
-    replica = await own_fleet.coordinator(failpoints="coordinator.deaf_watch")
+    replica = await own_fleet.coordinator(failpoints="coordinator.deaf_watch", **SHORT)
     async with Owners(own_fleet) as owners:
         worker = await owners.add(replica, slots=1)
         task_id = await own_fleet.submit()

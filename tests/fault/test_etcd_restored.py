@@ -13,7 +13,9 @@ from tenure.domain.errors import StaleEpoch
 from tenure.runtime.etcd.client import EtcdClient
 from tests import ledger_lives
 from tests.etcd_lives import back_up, put_back, write_on
+from tests.fix_coordinator import SHORT
 from tests.owners import Owned, Owners, health_becomes
+from tests.patience import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +37,7 @@ async def owned_after_1000_revisions(fleet: Fleet, owners: Owners, etcd: EtcdPro
 
 async def check_recovered(fleet: Fleet, owners: Owners, lost: Owned, *, generation: int) -> None:
     """A worker that begins now gets everything, above every epoch of before; what was lost is refused."""
-    replica = await fleet.coordinator()
+    replica = await fleet.coordinator(**SHORT)
     highest = max(each.epoch for owned in owners.by_task.values() for each in owned)
     before = {task_id: len(owned) for task_id, owned in owners.by_task.items()}
     fresh = await owners.add(replica, slots=10)
@@ -56,7 +58,7 @@ async def test_epochs_grow_though_etcd_went_back_under_a_running_coordinator(
     own_fleet: Fleet, own_etcd: EtcdProcess, tmp_path: Path, kept: str
 ) -> None:
     """With the backup come its claims and sessions. The old token's revision is above all that etcd gives by now."""
-    first = await own_fleet.coordinator()
+    first = await own_fleet.coordinator(**SHORT)
     async with Owners(own_fleet) as owners:
         await owners.add(first, slots=4)
         revived = await own_fleet.submit_many(2)
@@ -73,7 +75,7 @@ async def test_epochs_grow_though_etcd_went_back_under_a_running_coordinator(
 async def test_epochs_grow_though_nobody_ran_while_etcd_was_put_back(
     own_fleet: Fleet, own_etcd: EtcdProcess, tmp_path: Path
 ) -> None:
-    first = await own_fleet.coordinator()
+    first = await own_fleet.coordinator(**SHORT)
     async with Owners(own_fleet) as owners:
         await owners.add(first, slots=4)
         await owners.of([await own_fleet.submit()])
@@ -88,7 +90,7 @@ async def test_a_restore_that_nobody_can_notice_harms_nobody(
     own_fleet: Fleet, own_etcd: EtcdProcess, tmp_path: Path
 ) -> None:
     """The revision has passed the old maximum before anybody looks, and the generation is the same: no raise."""
-    first = await own_fleet.coordinator()
+    first = await own_fleet.coordinator(**SHORT)
     async with Owners(own_fleet) as owners:
         await owners.add(first, slots=4)
         moved_on = await own_fleet.submit()
@@ -110,7 +112,7 @@ async def test_a_restore_that_nobody_can_notice_harms_nobody(
 async def test_replicas_that_all_notice_agree_on_one_generation(
     own_fleet: Fleet, own_etcd: EtcdProcess, tmp_path: Path
 ) -> None:
-    replicas = await asyncio.gather(*(own_fleet.coordinator() for _ in range(3)))
+    replicas = await asyncio.gather(*(own_fleet.coordinator(**SHORT) for _ in range(3)))
     async with Owners(own_fleet) as owners:
         for replica in replicas:
             await owners.add(replica, slots=2)
@@ -133,7 +135,7 @@ async def test_a_coordinator_that_slept_through_a_restore_grants_nothing_of_befo
     own_fleet: Fleet, own_etcd: EtcdProcess, granted_meanwhile: bool
 ) -> None:
     """It fell asleep with a claim of the old life, made and not yet registered."""
-    awake = await own_fleet.coordinator()
+    awake = await own_fleet.coordinator(**SHORT)
     sleeper = await own_fleet.coordinator(failpoints="coordinator.after_claim=1#freeze", ttl_seconds="60")
     async with Owners(own_fleet) as owners:
         late = await owners.add(sleeper, slots=1)
@@ -160,14 +162,14 @@ async def test_a_ledger_put_back_behind_etcd_is_given_a_generation_above_both(
     own_fleet: Fleet, own_etcd: EtcdProcess
 ) -> None:
     """The ledger's backup knows neither the raise nor the newest grants; the workers of the lost days are refused."""
-    first = await own_fleet.coordinator()
+    first = await own_fleet.coordinator(**SHORT)
     async with Owners(own_fleet) as owners:
         await owners.add(first, slots=4)
         task_id = await own_fleet.submit()
         await owners.of([task_id])
         backup = await ledger_lives.back_up(own_fleet)
         await put_back(own_etcd, None)
-        await owners.add(await own_fleet.coordinator(), slots=4)
+        await owners.add(await own_fleet.coordinator(**SHORT), slots=4)
         await owners.of([task_id], times=2)
         lost = owners.newest(task_id)
         await ledger_lives.put_back(own_fleet, backup)
@@ -187,7 +189,7 @@ async def _generation(etcd: EtcdProcess) -> int:
 
 async def _raised_above(replica: ServiceProcess, generation: int) -> None:
     """Waits until the replica has noticed, by itself."""
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not any(line.get("generation", 0) > generation for line in replica.lines):
             await asyncio.sleep(0.05)
 
@@ -198,6 +200,6 @@ async def _revision(etcd: EtcdProcess) -> int:
 
 
 async def _claimed(fleet: Fleet, replica: ServiceProcess, task_id: str) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not await fleet.claims(replica, task_id):
             await asyncio.sleep(0.05)
