@@ -21,10 +21,10 @@ from tenure.domain.errors import TryLater
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2
 from tests.fix_worker import WorkerBench
+from tests.patience import PATIENCE_SECONDS
 
 CLIENTS = 4
 CALL_SECONDS = 8.0
-PATIENCE_SECONDS = 60.0
 TEXT = "x" * 4000
 """Large enough to want new pages of Postgres soon."""
 

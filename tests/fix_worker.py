@@ -81,7 +81,7 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
         {"text": "It is written."},
     ],
     "worker-program": [
-        {"text": "Wait.", "calls": [{"name": "execute_python", "arguments": {"code": "import time; time.sleep(9)"}}]},
+        {"text": "Wait.", "calls": [{"name": "execute_python", "arguments": {"code": "import time; time.sleep(25)"}}]},
         {"text": "It has waited."},
     ],
     "worker-signing-tool": [

@@ -97,7 +97,7 @@ async def a_day_of_tasks(bench, while_running):
     running = [
         await plain.submit("sim-worker-effects"),
         await plain.submit("sim-worker-paced", limits=Limits(timeout_seconds=HOUR / 2)),
-        await plain.submit("sim-worker-long-answer", limits=Limits(timeout_seconds=3.0)),
+        await plain.submit("sim-worker-long-answer", limits=Limits(timeout_seconds=6.0)),
         await mortal.submit("sim-worker-effects"),
     ]
     await mortal.died(doomed)

@@ -11,11 +11,12 @@ import pytest
 
 from tests.fix_network import CHOICE, Network, reason_for_proxies
 from tests.fix_proxy import Lost
+from tests.patience import PATIENCE_SECONDS
 
 CLIENT = """
 import socket, sys
 host, port = sys.argv[1].split(":")
-with socket.create_connection((host, int(port)), timeout=10) as talk:
+with socket.create_connection((host, int(port)), timeout=60) as talk:
     for line in sys.stdin:
         talk.sendall(line.encode())
         print(talk.recv(100).decode(), end="", flush=True)
@@ -71,7 +72,7 @@ def client_on(host, address: str):
     return running(host, CLIENT, address)
 
 
-async def hears(process, within_seconds: float = 10.0) -> bytes:
+async def hears(process, within_seconds: float = PATIENCE_SECONDS) -> bytes:
     async with asyncio.timeout(within_seconds):
         return await process.stdout.readline()
 
@@ -103,7 +104,7 @@ async def test_a_line_can_lose_one_direction_only(hosts):
         assert await hears(client) == b"one\n"
         host.cut("echo", Lost.ANSWERS)
         client.stdin.write(b"two\n")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while len(arrived) < 2:
                 await asyncio.sleep(0.01)
         with pytest.raises(TimeoutError):

@@ -21,7 +21,8 @@ from tests.parted import check_whole, logged
 from tests.patience import PATIENCE_SECONDS
 from tests.small_disk import SmallDisk
 
-RECOVERY_SECONDS = 10.0
+RECOVERY_SECONDS = 45.0
+"""Some 5 on a machine with nothing else to do."""
 PACED_STEPS = 6
 SMALL = {"max_wal_size": "64MB", "min_wal_size": "32MB", "shared_buffers": "32MB"}
 
@@ -56,9 +57,9 @@ async def execute(postgres, statement):
 
 
 async def until(condition, what):
-    ends_at = time.monotonic() + 30
+    ends_at = time.monotonic() + PATIENCE_SECONDS
     while not condition():
-        assert time.monotonic() < ends_at, f"not within 30 s: {what}"
+        assert time.monotonic() < ends_at, f"never: {what}"
         await asyncio.sleep(0.05)
 
 
@@ -151,7 +152,7 @@ async def test_a_full_disk_fails_no_task_and_all_goes_on_when_there_is_room(benc
         await writes.refused("STORAGE_FULL", "POSTGRES_UNAVAILABLE")
         assert len(bench.model_calls(task_id)) <= calls + 1, "it pays for no answer that it cannot write down"
         await give_room(postgres, disk)
-        assert await writes.go_on() < 2 * RECOVERY_SECONDS
+        assert await writes.go_on() < RECOVERY_SECONDS
     task = await bench.ended(task_id)
     assert state_name(task.state) == "SUCCEEDED"
     assert await writes.in_the_ledger() == writes.acknowledged
@@ -174,7 +175,7 @@ async def test_no_room_for_the_log_ahead_is_a_crash_like_any_other(bench, postgr
         else:
             backend = await execute(postgres, "select pid from pg_stat_activity where application_name like 'tenure-%'")
             os.kill(backend[0], signal.SIGKILL)
-        assert await writes.go_on() < 2 * RECOVERY_SECONDS
+        assert await writes.go_on() < RECOVERY_SECONDS
     await ended_well(bench, task_id, writes)
 
 

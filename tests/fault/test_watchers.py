@@ -24,7 +24,6 @@ MOST_GROWTH_MIB = 7 * SLOW_READERS
 """For readers who each leave 24 MiB unread. What is on its way to each, in the windows of its streams and two pages of
 entries, was measured as 4 MiB in the gateway and 4 in the ledger, however much there is to be read.
 """
-COMMIT_SECONDS = 5.0
 
 
 @pytest.fixture
@@ -71,7 +70,7 @@ async def test_slow_readers_cost_no_memory_and_hold_up_neither_commits_nor_other
         before = [memory_mib(pid) for pid in processes]
         quick = asyncio.create_task(read_on(watch(stub, owner.task.task_id)))
         for _ in range(COMMITS):
-            async with asyncio.timeout(COMMIT_SECONDS):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 await owner.commit(words("x" * COMMIT_BYTES))
         await owner.end()
         async with asyncio.timeout(PATIENCE_SECONDS):
