@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from services.checkpoint.announcement import Announcement
     from services.checkpoint.prepared import PreparedCommit
     from services.checkpoint.prices import PriceList
+    from services.checkpoint.tenants.calls import LimitedTenants
     from tenure.runtime.batching import Write
     from tenure.runtime.postgres import Connection
     from tenure.runtime.settings import Secret
@@ -63,11 +64,13 @@ class LedgerCommitter:
         announce: Callable[[Announcement], None],
         on_stale: Callable[[PreparedCommit, StaleEpoch], None],
         prices: PriceList,
+        limited: LimitedTenants | None = None,
     ) -> None:
         self._dsn = dsn
         self._announce = announce
         self._on_stale = on_stale
         self._prices = prices
+        self._limited = limited
         self._connection: Connection | None = None
 
     async def __aenter__(self) -> Self:
@@ -99,7 +102,7 @@ class LedgerCommitter:
                 connection = await self._connected()
                 await failpoint("checkpoint.before_commit")
                 async with connection.transaction():
-                    results, announcement = await commit_batch(connection, commits, self._prices)
+                    results, announcement = await commit_batch(connection, commits, self._prices, self._limited)
         except BaseException:
             await self._drop_if_unusable()
             raise

@@ -14,6 +14,7 @@ from services.checkpoint.finishing import carry_out_ending
 from services.checkpoint.foreign_facts import ForeignRange, read_foreign
 from services.checkpoint.rows import TaskRow, lock_tasks
 from services.checkpoint.signals import take_kept
+from services.checkpoint.tenants.calls import NO_QUOTAS, CallQuotas, LimitedTenants
 from services.checkpoint.writing import write
 from tenure.domain.admission import CommitVerdict, decide_commit
 from tenure.domain.budget import Denied, decide_reserve
@@ -25,6 +26,7 @@ from tenure.domain.states import MOVES, TERMINAL
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.enums import STATES
 from tenure.wire.task import budget_to_wire, prices_to_wire
+from tenure.wire.times import duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +42,10 @@ MOST_OPEN_CALLS: Final = 1024
 
 
 async def commit_batch(
-    connection: Connection, commits: Sequence[PreparedCommit], prices: PriceList
+    connection: Connection,
+    commits: Sequence[PreparedCommit],
+    prices: PriceList,
+    limited: LimitedTenants | None = None,
 ) -> tuple[list[Result], Announcement]:
     """The results in order, and what to announce once the transaction around this is durable.
 
@@ -49,6 +54,7 @@ async def commit_batch(
     tasks, budgets = await lock_tasks(connection, [commit.task_id for commit in commits])
     verdicts = [_judge(tasks.get(commit.task_id), commit) for commit in commits]
     foreign = await read_foreign(connection, _foreign_ranges(commits, verdicts, tasks))
+    quotas = NO_QUOTAS if limited is None else await _quotas(connection, limited, commits, tasks)
     results: list[Result] = []
     drafts: list[Draft] = []
     for index, (commit, verdict) in enumerate(zip(commits, verdicts, strict=True)):
@@ -63,7 +69,7 @@ async def commit_batch(
         else:
             row = tasks[commit.task_id]
             drafts.append(Draft(row, budgets[row.root_task_id]))
-            results.append(await _apply(connection, drafts[-1], commit, prices, foreign.of(index)))
+            results.append(await _apply(connection, drafts[-1], commit, prices, quotas, foreign.of(index)))
     await write(connection, drafts)
     return results, announcement_of(drafts)
 
@@ -130,15 +136,29 @@ def _unheard(row: TaskRow, commit: PreparedCommit, foreign: list[ledger_pb2.Entr
     return refuse_unheard_success(commit.move.to_state, row.ending, max(words, default=0))
 
 
+async def _quotas(
+    connection: Connection, limited: LimitedTenants, commits: Sequence[PreparedCommit], tasks: dict[str, TaskRow]
+) -> CallQuotas:
+    """Of the tenants that make model calls."""
+    rows = [tasks[commit.task_id] for commit in commits if commit.reserve is not None and commit.task_id in tasks]
+    return await limited.read(connection, {row.tenant for row in rows}, rows[0].locked_at) if rows else NO_QUOTAS
+
+
 async def _apply(
     connection: Connection,
     draft: Draft,
     commit: PreparedCommit,
     prices: PriceList,
+    quotas: CallQuotas,
     foreign: list[ledger_pb2.Entry],
 ) -> pb.CommitResponse:
-    """Nothing can be refused any more. Facts, then the model attempt or the move, then an ending that is due."""
+    """Nothing can be refused any more. Facts, then the model attempt or the move, then an ending that is due.
+
+    A warning comes before all that: the owner must hear of it as of others' facts.
+    """
     row = draft.row
+    if commit.reserve is not None:
+        foreign = foreign + await quotas.warn(connection, draft)
     base = row.sequence
     for fact in commit.facts:
         draft.append(fact.kind, fact.body, step=fact.step, actor=commit.holder, by_claim=True)
@@ -147,7 +167,7 @@ async def _apply(
     if commit.settlement is not None:
         settled = commit.settlement
         draft.settle(settled.usage, model=settled.model, provider_request_id=settled.provider_request_id)
-    reserved = None if commit.reserve is None else _reserve(draft, commit.reserve, prices, commit.holder)
+    reserved = None if commit.reserve is None else _reserve(draft, commit.reserve, prices, quotas, commit.holder)
     if commit.move is not None:
         _move(draft, commit)
         await take_kept(connection, draft)
@@ -173,7 +193,9 @@ def _calls_of(row: TaskRow, commit: PreparedCommit) -> tuple[str, ...]:
     return calls
 
 
-def _reserve(draft: Draft, request: ReserveRequest, prices: PriceList, holder: str) -> pb.ReserveResult:
+def _reserve(
+    draft: Draft, request: ReserveRequest, prices: PriceList, quotas: CallQuotas, holder: str
+) -> pb.ReserveResult:
     """Grant or deny; the commit it travels with is made either way. A task that is to end makes no further call."""
     ending = draft.row.ending
     if ending is not None:
@@ -182,8 +204,16 @@ def _reserve(draft: Draft, request: ReserveRequest, prices: PriceList, holder: s
     row = draft.row
     budgets = (draft.budget.budget, row.own_budget)
     decided = decide_reserve(budgets, request, prices.of(request.model, row.locked_at), row.max_steps)
+    if not isinstance(decided, Denied):
+        decided = quotas.denied(row.tenant) or decided
     if isinstance(decided, Denied):
-        return pb.ReserveResult(denied=pb.ReserveResult.Denied(reason=decided.reason, message=decided.message))
+        return pb.ReserveResult(
+            denied=pb.ReserveResult.Denied(
+                reason=decided.reason,
+                message=decided.message,
+                retry_after=None if decided.retry_after_seconds is None else duration(decided.retry_after_seconds),
+            )
+        )
     draft.reserve(request, decided, holder)
     return pb.ReserveResult(
         granted=pb.ReserveResult.Granted(

@@ -13,6 +13,8 @@ from services.checkpoint.exclusive import exclusive_source, refusal_of_source
 from services.checkpoint.kinds import KINDS
 from services.checkpoint.queries import QUERIES, fetch_one, in_ledger_transaction
 from services.checkpoint.snapshots import read_task
+from services.checkpoint.tenants.admitting import FREE, Admission, admit, count_submit
+from services.checkpoint.tenants.warning import warn_of_submit
 from tenure.domain.errors import AlreadyExists
 from tenure.domain.states import Reason, TaskState
 from tenure.runtime.failpoint import failpoint
@@ -37,7 +39,8 @@ class Created(NamedTuple):
 
 
 async def create_task(pool: Pool, tenant: str, request: pb.CreateTaskRequest, defaults: SourceDefaults) -> Created:
-    """Raises AlreadyExists (REQUEST_ID_REUSED {task_id}) when the id was used for another spec.
+    """Raises AlreadyExists (REQUEST_ID_REUSED {task_id}) when the id was used for another spec, LimitReached
+    (TENANT_QUOTA) for what is no repeat.
 
     Compared is what was sent, before defaults: a release that changes a default must not refuse a repeated submit.
     """
@@ -57,28 +60,42 @@ async def in_creation(pool: Pool, work: Callable[[Connection], Awaitable[Created
 
 
 async def create_in(
-    connection: Connection, tenant: str, request: pb.CreateTaskRequest, defaults: SourceDefaults
+    connection: Connection,
+    tenant: str,
+    request: pb.CreateTaskRequest,
+    defaults: SourceDefaults,
+    *,
+    may_refuse: bool = True,
 ) -> Created:
-    """The same within a transaction of the caller's."""
+    """The same within a transaction of the caller's. Without `may_refuse` a quota puts the task off at the most."""
     spec = spec_to_domain(defaults.fill(request.spec))
     digest = hashlib.sha256(request.spec.SerializeToString(deterministic=True)).digest()
-    task_id = await insert_task(connection, tenant, request.request_id, digest, spec)
+    admission = await admit(connection, tenant, request.request_id, may_refuse=may_refuse)
+    task_id = await insert_task(connection, tenant, request.request_id, digest, spec, admission)
     if task_id is None:
         found = await find_again(connection, tenant, request.request_id, digest, spec.source)
         return Created(await read_task(connection, tenant, found), Announcement())
-    queued = ledger_pb2.StateTransition(to_state=STATES.to_wire(TaskState.QUEUED), reason=Reason.SUBMITTED)
+    start = admission.start
+    reason = Reason.TENANT_QUOTA if start.after_seconds else Reason.SUBMITTED
+    queued = ledger_pb2.StateTransition(to_state=STATES.to_wire(TaskState.QUEUED), reason=reason, message=start.message)
     second = ledger_pb2.EntryBody(transition=queued)
     await insert_first_entries(connection, tenant, task_id, request.request_id, spec, second)
+    await warn_of_submit(connection, tenant, task_id, admission.uses.values())
     task = await read_task(connection, tenant, task_id)
     return Created(task, Announcement({task_id}, claimable=True, changed_tenants={tenant}))
 
 
 async def insert_task(
-    connection: Connection, tenant: str, request_id: str, digest: bytes, spec: TaskSpec
+    connection: Connection,
+    tenant: str,
+    request_id: str,
+    digest: bytes,
+    spec: TaskSpec,
+    admission: Admission = FREE,
 ) -> str | None:
     """The new task's row and budget. None: the request_id was used before, or a task of an exclusive source lives."""
     task_id = str(uuid_utils.uuid7())
-    parameters = _row(task_id, tenant, request_id, digest, spec)
+    parameters = {**_row(task_id, tenant, request_id, digest, spec), **_start(admission)}
     if await fetch_one(connection, QUERIES.create_task, parameters) is None:
         return None
     await connection.execute(
@@ -90,6 +107,7 @@ async def insert_task(
             "max_nano_usd": spec.limits.max_nano_usd,
         },
     )
+    await count_submit(connection, tenant, admission)
     return task_id
 
 
@@ -124,6 +142,15 @@ async def insert_first_entries(
         "bodies": [body.SerializeToString() for body in bodies],
     }
     await connection.execute(QUERIES.create_entries, parameters)
+
+
+def _start(admission: Admission) -> dict[str, Any]:
+    start = admission.start
+    return {
+        "held_seconds": start.after_seconds,
+        "reason": (Reason.TENANT_QUOTA if start.after_seconds else Reason.SUBMITTED),
+        "message": start.message,
+    }
 
 
 def _row(task_id: str, tenant: str, request_id: str, digest: bytes, spec: TaskSpec) -> dict[str, Any]:

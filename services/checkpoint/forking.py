@@ -19,6 +19,8 @@ from services.checkpoint.kinds import KINDS
 from services.checkpoint.missing import missing
 from services.checkpoint.queries import FORKS, QUERIES, fetch_all, fetch_one
 from services.checkpoint.snapshots import read_task
+from services.checkpoint.tenants.admitting import admit
+from services.checkpoint.tenants.warning import warn_of_submit
 from tenure.domain.errors import InvalidRequest, TenureError, WrongState
 from tenure.domain.forks import (
     MOST_BYTES,
@@ -37,6 +39,7 @@ from tenure.wire.enums import STATES
 from tenure.wire.task import spec_to_domain
 
 if TYPE_CHECKING:
+    from tenure.domain.quotas import Start
     from tenure.runtime.postgres import Connection, Pool
     from tenure.v1 import checkpoint_service_pb2 as pb
 
@@ -66,7 +69,7 @@ class _Cut(NamedTuple):
 
 
 async def fork_task(pool: Pool, tenant: str, request: pb.CheckpointServiceForkTaskRequest) -> Created:
-    """Raises NotFound, AlreadyExists, WrongState (NO_FORK_POINT, NOTHING_TO_DO, FORK_TOO_LARGE)."""
+    """Raises NotFound, AlreadyExists, WrongState (NO_FORK_POINT, NOTHING_TO_DO, FORK_TOO_LARGE), LimitReached."""
     digest = _digest(request)
 
     async def work(connection: Connection) -> Created:
@@ -77,10 +80,12 @@ async def fork_task(pool: Pool, tenant: str, request: pb.CheckpointServiceForkTa
         spec = overridden(cut.spec, request.overrides)
         _check_result(spec)
         _check_has_something_to_do(cut, spec, request)
-        task_id = await insert_task(connection, tenant, request.request_id, digest, spec_to_domain(spec))
+        admission = await admit(connection, tenant, request.request_id)
+        task_id = await insert_task(connection, tenant, request.request_id, digest, spec_to_domain(spec), admission)
         if task_id is None:  # the same request at the same time, or a source that allows one task only
             return await _again(connection, tenant, request.request_id, digest, spec_to_domain(spec).source)
-        await _write_ledger(connection, tenant, task_id, request, cut, spec)
+        await _write_ledger(connection, tenant, task_id, request, cut, spec, admission.start)
+        await warn_of_submit(connection, tenant, task_id, admission.uses.values())
         task = await read_task(connection, tenant, task_id)
         return Created(task, Announcement({task_id}, claimable=True, changed_tenants={tenant}))
 
@@ -191,9 +196,10 @@ async def _write_ledger(
     request: pb.CheckpointServiceForkTaskRequest,
     cut: _Cut,
     spec: task_pb2.TaskSpec,
+    start: Start,
 ) -> None:
     """The row first: the feed of changes reads it when the first entries come."""
-    begin = _begin(request)
+    begin = _begin(request, start)
     copied = len(cut.pieces)
     parameters: dict[str, Any] = {"task_id": task_id, "from_task_id": request.task_id, "step": cut.step}
     row = {
@@ -221,9 +227,10 @@ async def _write_ledger(
     await connection.execute(FORKS.begin_fork, {**parameters, **tail})
 
 
-def _begin(request: pb.CheckpointServiceForkTaskRequest) -> list[tuple[str, ledger_pb2.EntryBody]]:
+def _begin(request: pb.CheckpointServiceForkTaskRequest, start: Start) -> list[tuple[str, ledger_pb2.EntryBody]]:
     """What follows the copy, with who says so."""
-    queued = ledger_pb2.StateTransition(to_state=STATES.to_wire(TaskState.QUEUED), reason=Reason.FORKED)
+    reason = Reason.TENANT_QUOTA if start.after_seconds else Reason.FORKED
+    queued = ledger_pb2.StateTransition(to_state=STATES.to_wire(TaskState.QUEUED), reason=reason, message=start.message)
     begin = [(LEDGER, ledger_pb2.EntryBody(transition=queued))]
     if request.message:
         words = ledger_pb2.UserMessage(text=request.message, request_id=request.request_id)

@@ -25,6 +25,7 @@ from services.checkpoint.schedules.sweeping import ScheduleSweeper
 from services.checkpoint.servicer import CheckpointServicer, Ledger
 from services.checkpoint.source_defaults import load_source_defaults
 from services.checkpoint.sweeps import Sweeper
+from services.checkpoint.tenants.calls import LimitedTenants
 from services.checkpoint.watching import Watching
 from services.checkpoint.webhooks.addresses import Networks
 from services.checkpoint.webhooks.dispatching import WebhookDispatcher
@@ -91,14 +92,17 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     hub = Hub()
     replicas = Replicas(settings.postgres_dsn, pool, hub)
     refusals = Refusals(pool)
+    limited = LimitedTenants(pool)
+    await limited.refresh()
     committer = await process.open(
-        LedgerCommitter(settings.postgres_dsn, replicas.announce, refusals.note_commit, prices)
+        LedgerCommitter(settings.postgres_dsn, replicas.announce, refusals.note_commit, prices, limited)
     )
     batcher = commit_batcher(committer.write)
     sweeper = Sweeper(pool, replicas.announce, settings.sweep_interval_seconds)
     duties = await process.open(Duties())
     duties.start("commit", batcher.run)
     duties.start("refusals", refusals.run)
+    duties.start("tenants' quotas", limited.run)
     duties.start("notify", replicas.run_notify)
     duties.start("listen", replicas.run_listen)
     duties.start("poll", replicas.run_poll)

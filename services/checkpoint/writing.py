@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from services.checkpoint.arrays import Bools, Byteas, Column, Int8s, Texts
 from services.checkpoint.draft import time_of
 from services.checkpoint.queries import QUERIES
+from services.checkpoint.tenants.windows import count_calls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,6 +122,7 @@ async def write(connection: Connection, drafts: Sequence[Draft]) -> None:
     moved = [draft for draft in touched if draft.moved]
     if moved:
         await connection.execute(QUERIES.move, {"locked_at": locked_at, **_move_arrays(moved)})
+    await count_calls(connection, [bill for draft in touched for bill in draft.bills], locked_at)
 
 
 def _step_arrays(drafts: Sequence[Draft]) -> dict[str, Any]:

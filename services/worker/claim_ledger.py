@@ -26,7 +26,7 @@ from tenure.wire.enums import STATES
 from tenure.wire.opened import read_entries
 from tenure.wire.portions import portions
 from tenure.wire.task import prices_to_domain
-from tenure.wire.times import duration
+from tenure.wire.times import duration, seconds
 from tenure.wire.waits import wait_to_wire
 
 _log: Final = logging.getLogger(__name__)
@@ -181,7 +181,9 @@ def _reserve_result(response: pb.CommitResponse) -> Granted | Denied:
             prices = prices_to_domain(granted.prices)
             return Granted(granted.max_output_tokens, granted.reserved_tokens, granted.reserved_nano_usd, prices)
         case "denied":
-            return Denied(result.denied.reason, result.denied.message)
+            denied = result.denied
+            after = seconds(denied.retry_after) if denied.HasField("retry_after") else None
+            return Denied(denied.reason, denied.message, after)
         case _:
             raise Unavailable("the answer says nothing of the reserve", reason="NO_RESERVE_RESULT")
 

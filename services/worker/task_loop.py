@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from services.worker.after_failure import after_failure
+from services.worker.at_quota import leave_at_quota, wait_at_quota
 from services.worker.claim_ledger import Fact
 from services.worker.close_out import leave
 from services.worker.judging import judge_apart
@@ -84,6 +85,8 @@ class TaskLoop(Loop):
         self._time(move.step)
         denied = await self._reserve(move)
         self._holding.interrupts.check()  # what looks like a limit may be the end that was asked for
+        if denied is not None and denied.reason == Reason.TENANT_QUOTA:
+            return leave_at_quota(denied)
         if denied is not None:
             return facts.Transition(denied.ends_as, denied.reason, denied.message, self._point.last_text)
         await failpoint("worker.after_reserve")
@@ -123,16 +126,24 @@ class TaskLoop(Loop):
                 return move
 
     async def _reserve(self, move: CallModel) -> Denied | None:
-        """Waits while others' reservations are in the way; their settling is a matter of one model call."""
+        """Waits while others' reservations are in the way; their settling is a matter of one model call. At a cap
+        of the tenant it waits for a moment only.
+        """
         await self._wait_trusted()
         failures = 0
         while True:
             denied = await self._model.reserve(move, self._pending, self._to_come())
             self._pending = []
-            if denied is None or denied.reason != Reason.BUDGET_BUSY:
+            if denied is not None and denied.reason == Reason.TENANT_QUOTA:
+                wait_seconds = wait_at_quota(denied, failures)
+                if wait_seconds is None:
+                    return denied
+            elif denied is not None and denied.reason == Reason.BUDGET_BUSY:
+                wait_seconds = BUDGET_RETRY.wait_seconds(failures + 1, random.random())
+            else:
                 return denied
             failures += 1
-            await self._back_off(BUDGET_RETRY.wait_seconds(failures, random.random()))
+            await self._back_off(wait_seconds)
 
     async def _after_failure(self, failure: facts.ModelFailure) -> facts.Transition | None:
         self._pending.append((self._point.step, failure))

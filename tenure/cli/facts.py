@@ -9,6 +9,7 @@ from typing import Any, Final
 from tenure.cli.words import arguments_text, count_text, seconds_text, state_style, usage_text
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.wire.enums import OUTCOME_STATUSES, state_name
+from tenure.wire.quotas import told
 from tenure.wire.times import seconds
 
 
@@ -31,7 +32,7 @@ def style_of(entry: ledger_pb2.Entry) -> str:
     match body.WhichOneof("body"):
         case "transition":
             return state_style(state_name(body.transition.to_state))
-        case "model_failure" | "attempt_lost" | "control_failure" | "result_rejected":
+        case "model_failure" | "attempt_lost" | "control_failure" | "result_rejected" | "quota_warning":
             return "yellow"
         case "cancel_request" | "operator_request":
             return "yellow"
@@ -172,4 +173,5 @@ _OF_KIND: Final[dict[str, Callable[[Any], str]]] = {
     "control_failure": _control_failure,
     "result_rejected": lambda fact: "; ".join(fact.violations),
     "compaction": _compaction,
+    "quota_warning": lambda fact: f"the tenant has used {told(fact.kind, fact.used, fact.most)}",
 }

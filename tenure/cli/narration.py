@@ -103,6 +103,8 @@ class Narrator:
                 yield self._line("", describe(entry), "dim")
             case "compaction":
                 yield self._line("  ≡ ", describe(entry), "dim")
+            case "quota_warning":
+                yield self._line("  ! ", describe(entry), "yellow")
 
     def tell_text(self, delta: live_pb2.Delta) -> Lines:
         """Takes a piece of live text in; a line only when it replaces text that was shown."""

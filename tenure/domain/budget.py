@@ -90,8 +90,11 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
+    """`retry_after_seconds`: when to ask again, where that is known."""
+
     reason: str
     message: str
+    retry_after_seconds: float | None = None
 
     @property
     def ends_as(self) -> TaskState:

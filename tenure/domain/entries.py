@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from tenure.domain.budget import TokenUsage
 from tenure.domain.money import Prices
+from tenure.domain.quotas import QuotaKind
 from tenure.domain.states import TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import Outcome, ToolDefinition
@@ -240,6 +241,15 @@ class Compaction:
     how: ClearedResults | Summary
 
 
+@dataclass(frozen=True, slots=True)
+class QuotaWarning:
+    """The tenant is near one of its caps; this task met it first."""
+
+    kind: QuotaKind
+    used: int
+    most: int
+
+
 Body = (
     Submitted
     | Transition
@@ -259,6 +269,7 @@ Body = (
     | ControlFailure
     | ResultRejected
     | Compaction
+    | QuotaWarning
 )
 
 

@@ -26,6 +26,7 @@ from tenure.domain.entries import (
     ModelAttempt,
     ModelFailure,
     OperatorRequest,
+    QuotaWarning,
     Requeue,
     ResultRejected,
     Submitted,
@@ -37,7 +38,7 @@ from tenure.domain.entries import (
     UserMessage,
     WaitResolution,
 )
-from tenure.domain.states import TERMINAL, TaskState
+from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.timeouts import TIMEOUT_REASONS
 from tenure.domain.tools import Outcome, ToolDefinition
@@ -161,8 +162,8 @@ class ResumePoint:
                 self._control_step(step, body)
             case OperatorRequest(act=Requeue(extra_steps=extra)):
                 self.extra_steps += extra
-            case OperatorRequest() | Forked() | ControlFailure():
-                pass  # what came of it is a transition, or entries like any other
+            case OperatorRequest() | Forked() | ControlFailure() | QuotaWarning():
+                pass  # what came of it is a transition, or entries like any other; or it is for people
             case WaitResolution():
                 self._resolve(body)
             case ResultRejected():
@@ -179,7 +180,8 @@ class ResumePoint:
         self.state = body.to_state
         if body.to_state is TaskState.RETRY_SCHEDULED:
             is_late = body.reason in TIMEOUT_REASONS  # an answer between two of these makes the phase no shorter
-            self.retries, self.timeout_retries = self.retries + (not is_late), self.timeout_retries + is_late
+            is_failure = not is_late and body.reason != Reason.TENANT_QUOTA  # waiting at a cap uses up no patience
+            self.retries, self.timeout_retries = self.retries + is_failure, self.timeout_retries + is_late
             self.failures.clear()
 
     def _control_step(self, step: int, body: ControlStep) -> None:

@@ -16,11 +16,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tenure.domain.errors import LimitReached
+from tenure.domain.states import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-TENANT_QUOTA: Final = "TENANT_QUOTA"
 SOFT_PERCENT: Final = 80
 RUNNING_RETRY_SECONDS: Final = 5.0
 """Nobody knows when a task will end: come again soon."""
@@ -190,7 +190,7 @@ def refusal(tenant: str, use: QuotaUse) -> LimitReached:
     return LimitReached(
         f"tenant {tenant} has used {use.told()}",
         retry_after_seconds=use.room_after_seconds,
-        reason=TENANT_QUOTA,
+        reason=Reason.TENANT_QUOTA,
         metadata={
             "subject": f"tenants/{tenant}",
             "quota": use.quota.kind.value,

@@ -11,6 +11,7 @@ from google.protobuf import timestamp_pb2 as timestamp_pb2
 from google.protobuf.internal import containers as containers
 from google.protobuf.internal import enum_type_wrapper as enum_type_wrapper
 from tenure.v1 import task_pb2 as task_pb2
+from tenure.v1 import tenant_service_pb2 as tenant_service_pb2
 from tenure.v1 import tool_pb2 as tool_pb2
 import builtins as builtins
 import sys
@@ -926,6 +927,7 @@ class EntryBody(message.Message):
     CONTROL_FAILURE_FIELD_NUMBER: builtins.int
     RESULT_REJECTED_FIELD_NUMBER: builtins.int
     COMPACTION_FIELD_NUMBER: builtins.int
+    QUOTA_WARNING_FIELD_NUMBER: builtins.int
     @builtins.property
     def submitted(self) -> TaskSubmitted:
         """The goal was accepted."""
@@ -998,6 +1000,10 @@ class EntryBody(message.Message):
     def compaction(self) -> Compaction:
         """The conversation was made shorter."""
 
+    @builtins.property
+    def quota_warning(self) -> QuotaWarning:
+        """The tenant is near one of its caps."""
+
     def __init__(
         self,
         *,
@@ -1019,14 +1025,43 @@ class EntryBody(message.Message):
         control_failure: ControlFailure | None = ...,
         result_rejected: ResultRejected | None = ...,
         compaction: Compaction | None = ...,
+        quota_warning: QuotaWarning | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "cancel_request", b"cancel_request", "compaction", b"compaction", "control_failure", b"control_failure", "control_step", b"control_step", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "result_rejected", b"result_rejected", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "cancel_request", b"cancel_request", "compaction", b"compaction", "control_failure", b"control_failure", "control_step", b"control_step", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "quota_warning", b"quota_warning", "result_rejected", b"result_rejected", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "cancel_request", b"cancel_request", "compaction", b"compaction", "control_failure", b"control_failure", "control_step", b"control_step", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "result_rejected", b"result_rejected", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "cancel_request", b"cancel_request", "compaction", b"compaction", "control_failure", b"control_failure", "control_step", b"control_step", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "quota_warning", b"quota_warning", "result_rejected", b"result_rejected", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = typing.Literal["submitted", "transition", "tools_defined", "model_attempt", "model_failure", "attempt_lost", "assistant_message", "tool_intent", "tool_outcome", "user_message", "cancel_request", "wait_resolution", "operator_request", "forked", "control_step", "control_failure", "result_rejected", "compaction"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = typing.Literal["submitted", "transition", "tools_defined", "model_attempt", "model_failure", "attempt_lost", "assistant_message", "tool_intent", "tool_outcome", "user_message", "cancel_request", "wait_resolution", "operator_request", "forked", "control_step", "control_failure", "result_rejected", "compaction", "quota_warning"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
+
+@typing.final
+class QuotaWarning(message.Message):
+    """The soft cap of one of the tenant's quotas is reached: told once a window, by the task that met it first."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    USED_FIELD_NUMBER: builtins.int
+    MOST_FIELD_NUMBER: builtins.int
+    kind: tenant_service_pb2.QuotaKind.ValueType
+    """Of what."""
+    used: builtins.int
+    """What counts now."""
+    most: builtins.int
+    """The hard cap."""
+    def __init__(
+        self,
+        *,
+        kind: tenant_service_pb2.QuotaKind.ValueType = ...,
+        used: builtins.int = ...,
+        most: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["kind", b"kind", "most", b"most", "used", b"used"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class NewEntry(message.Message):

@@ -13,6 +13,7 @@ from tenure.wire import control
 from tenure.wire.compaction import compaction_to_domain, compaction_to_wire
 from tenure.wire.enums import STATES
 from tenure.wire.operators import operator_request_to_domain, operator_request_to_wire
+from tenure.wire.quotas import quota_warning_to_domain, quota_warning_to_wire
 from tenure.wire.task import (
     prices_to_domain,
     prices_to_wire,
@@ -191,6 +192,7 @@ _TO_DOMAIN: dict[str, Callable[[Any], facts.Body]] = {
     "control_failure": control.failure_to_domain,
     "result_rejected": lambda m: facts.ResultRejected(m.text, tuple(m.violations)),
     "compaction": compaction_to_domain,
+    "quota_warning": quota_warning_to_domain,
 }
 
 _TO_WIRE: dict[type, Callable[[Any], ledger_pb2.EntryBody]] = {
@@ -234,6 +236,7 @@ _TO_WIRE: dict[type, Callable[[Any], ledger_pb2.EntryBody]] = {
         result_rejected=ledger_pb2.ResultRejected(text=f.text, violations=f.violations)
     ),
     facts.Compaction: lambda f: ledger_pb2.EntryBody(compaction=compaction_to_wire(f)),
+    facts.QuotaWarning: lambda f: ledger_pb2.EntryBody(quota_warning=quota_warning_to_wire(f)),
 }
 
 

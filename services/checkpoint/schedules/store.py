@@ -108,7 +108,7 @@ async def trigger_schedule(
     async def work(connection: Connection) -> Created:
         row = await read_schedule(connection, tenant, request.schedule, lock=True)
         source_run_id = _TRIGGER + request.request_id
-        created = await start_run(connection, row, source_run_id, defaults)
+        created = await start_run(connection, row, source_run_id, defaults, may_refuse=True)
         if created.announcement:  # a repeat finds its task, and has been recorded
             record = RunRecord(row.schedule_id)
             record.add(row.now, RunOutcome.STARTED, task_id=created.task.task_id, source_run_id=source_run_id)

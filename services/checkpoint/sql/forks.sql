@@ -17,7 +17,7 @@ select sequence, body from entries
 -- name: mark_fork
 -- What a task that was just created has otherwise when it goes on from another's history.
 update tasks
-   set reason = 'FORKED', sequence = %(sequence)b, step = %(step)b, max_steps = %(max_steps)b,
+   set reason = case reason when 'SUBMITTED' then 'FORKED' else reason end, sequence = %(sequence)b, step = %(step)b, max_steps = %(max_steps)b,
        model_step = %(model_step)b, model_attempt = %(model_attempt)b,
        forked_from_task_id = %(from_task_id)b::text::uuid, forked_from_sequence = %(from_sequence)b
  where task_id = %(task_id)b::text::uuid;

@@ -149,17 +149,19 @@ select * from moved;
 
 -- name: create_task
 -- The unique (tenant, request_id) decides between two submits at once; the loser waits and finds the winner's row. So does
--- the index of living tasks of exclusive sources. All clocks of a task that is to start later run from then.
+-- the index of living tasks of exclusive sources. All clocks of a task that is to start later run from then, whether it was
+-- asked for or its tenant is at a cap.
 insert into tasks (task_id, tenant, request_id, request_hash, root_task_id, queue, priority, loop, tools, labels, max_steps,
-                   on_lease_lost, reason, sequence, change_xid, deadline_at, exclusive_source, has_result_schema,
+                   on_lease_lost, reason, message, sequence, change_xid, deadline_at, exclusive_source, has_result_schema,
                    policy, queued_until, starts_at)
 select %(task_id)b::text::uuid, %(tenant)b, %(request_id)b, %(request_hash)b, %(task_id)b::text::uuid, %(queue)b,
        %(priority)b, %(loop)b, %(tools)b::text[], %(labels)b::text::jsonb, %(max_steps)b, %(on_lease_lost)b,
-       'SUBMITTED', 2, pg_current_xact_id(), begin_at + make_interval(secs => %(timeout_seconds)b),
+       %(reason)b, %(message)b, 2, pg_current_xact_id(), begin_at + make_interval(secs => %(timeout_seconds)b),
        %(exclusive_source)b::text, %(has_result_schema)b::boolean,
        %(policy)b::bytea, begin_at + make_interval(secs => %(queued_seconds)b::float8),
        case when begin_at > now() then begin_at end
-  from (select greatest(now(), nullif(%(start_time)b::text, '')::timestamptz) as begin_at) b
+  from (select greatest(now() + make_interval(secs => %(held_seconds)b::float8),
+                        nullif(%(start_time)b::text, '')::timestamptz) as begin_at) b
 on conflict do nothing
 returning now();
 

@@ -1,0 +1,1 @@
+"""Tenants: their quotas, the windows these look at, and what they were billed."""

@@ -1,0 +1,38 @@
+"""Quotas: protobuf and domain."""
+
+from __future__ import annotations
+
+from tenure.domain import entries as facts
+from tenure.domain.quotas import DEFAULT_POLICY, Quota, QuotaKind, QuotaPolicy, QuotaUse
+from tenure.v1 import ledger_pb2
+from tenure.v1 import tenant_service_pb2 as pb
+from tenure.wire.enums import EnumMap
+
+KINDS = EnumMap(QuotaKind, dict(pb.QuotaKind.items()), "QUOTA_KIND", None)
+POLICIES = EnumMap(QuotaPolicy, dict(pb.QuotaPolicy.items()), "QUOTA_POLICY", None)
+
+
+def quota_to_domain(quota: pb.Quota) -> Quota:
+    """`most` 0: there is no cap."""
+    kind = KINDS.to_domain(quota.kind)
+    return Quota(kind, quota.most, POLICIES.find(quota.policy) or DEFAULT_POLICY[kind])
+
+
+def quota_to_wire(quota: Quota) -> pb.Quota:
+    return pb.Quota(kind=KINDS.to_wire(quota.kind), most=quota.most, policy=POLICIES.to_wire(quota.policy))
+
+
+def told(kind: pb.QuotaKind.ValueType, used: int, most: int) -> str:
+    """How much of a quota is used, for people; also of a kind that only a newer peer knows."""
+    known = KINDS.find(kind)
+    if known is None:
+        return f"{used:,} of {most:,}"
+    return QuotaUse(Quota(known, most, DEFAULT_POLICY[known]), used).told()
+
+
+def quota_warning_to_domain(message: ledger_pb2.QuotaWarning) -> facts.QuotaWarning:
+    return facts.QuotaWarning(KINDS.to_domain(message.kind), message.used, message.most)
+
+
+def quota_warning_to_wire(fact: facts.QuotaWarning) -> ledger_pb2.QuotaWarning:
+    return ledger_pb2.QuotaWarning(kind=KINDS.to_wire(fact.kind), used=fact.used, most=fact.most)
