@@ -26,6 +26,8 @@ from services.checkpoint.servicer import CheckpointServicer, Ledger
 from services.checkpoint.source_defaults import load_source_defaults
 from services.checkpoint.sweeps import Sweeper
 from services.checkpoint.tenants.calls import LimitedTenants
+from services.checkpoint.tenants.servicer import TenantServicer
+from services.checkpoint.tenants.store import adopt_defaults
 from services.checkpoint.watching import Watching
 from services.checkpoint.webhooks.addresses import Networks
 from services.checkpoint.webhooks.dispatching import WebhookDispatcher
@@ -42,6 +44,7 @@ from tenure.runtime.settings import Address, Secret, group, setting
 from tenure.runtime.signing import Verifier
 from tenure.v1.checkpoint_service_pb2_grpc import add_CheckpointServiceServicer_to_server
 from tenure.v1.schedule_service_pb2_grpc import add_ScheduleServiceServicer_to_server
+from tenure.v1.tenant_service_pb2_grpc import add_TenantServiceServicer_to_server
 from tenure.v1.webhook_service_pb2_grpc import add_WebhookServiceServicer_to_server
 from tenure.validators import validate
 
@@ -93,6 +96,7 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     replicas = Replicas(settings.postgres_dsn, pool, hub)
     refusals = Refusals(pool)
     limited = LimitedTenants(pool)
+    await adopt_defaults(pool, defaults.tenant_quotas)
     await limited.refresh()
     committer = await process.open(
         LedgerCommitter(settings.postgres_dsn, replicas.announce, refusals.note_commit, prices, limited)
@@ -106,14 +110,8 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     duties.start("notify", replicas.run_notify)
     duties.start("listen", replicas.run_listen)
     duties.start("poll", replicas.run_poll)
-    duties.start("retries", sweeper.run_retries)
-    duties.start("deadlines", sweeper.run_deadlines)
-    duties.start("queued", sweeper.run_queued)
-    duties.start("starts", sweeper.run_starts)
+    _sweep(duties, sweeper)
     duties.start("schedules", ScheduleSweeper(pool, replicas.announce, settings.sweep_interval_seconds, defaults).run)
-    duties.start("waits", sweeper.run_waits)
-    duties.start("signals", sweeper.run_signals)
-    duties.start("old signals", sweeper.run_forgetting)
     duties.start("prune changes", ChangePruner(pool, settings.change_retention_seconds).run)
     networks, kept_seconds = Networks(settings.webhook.allowed_networks), settings.change_retention_seconds
     webhooks = WebhookDispatcher(pool, networks, settings.webhook, settings.sweep_interval_seconds, kept_seconds)
@@ -129,10 +127,22 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     server.add("tenure.v1.CheckpointService", add_CheckpointServiceServicer_to_server, CheckpointServicer(ledger))
     schedules = ScheduleServicer(pool, replicas.announce, settings.max_schedules_per_tenant, defaults)
     server.add("tenure.v1.ScheduleService", add_ScheduleServiceServicer_to_server, schedules)
+    server.add("tenure.v1.TenantService", add_TenantServiceServicer_to_server, TenantServicer(pool))
     hooks = WebhookServicer(pool, networks, settings.webhook.max_per_tenant)
     server.add("tenure.v1.WebhookService", add_WebhookServiceServicer_to_server, hooks)
     duties.start("close watches", lambda: _close_when(server.stopping, hub))
     return server
+
+
+def _sweep(duties: Duties, sweeper: Sweeper) -> None:
+    """What time brings about."""
+    duties.start("retries", sweeper.run_retries)
+    duties.start("deadlines", sweeper.run_deadlines)
+    duties.start("queued", sweeper.run_queued)
+    duties.start("starts", sweeper.run_starts)
+    duties.start("waits", sweeper.run_waits)
+    duties.start("signals", sweeper.run_signals)
+    duties.start("old signals", sweeper.run_forgetting)
 
 
 async def _close_when(stopping: asyncio.Event, hub: Hub) -> None:

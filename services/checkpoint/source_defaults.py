@@ -7,18 +7,21 @@
     policy.retry = { max_attempts = 1 }
 
 A table is a TaskSpec as the contract has it; of it `limits`, `policy` and `priority` can be set. They are filled in
-when a task is created, so that it shows what holds for it; a later change of the file changes no task.
+when a task is created, so that it shows what holds for it; a later change of the file changes no task. The quotas of
+tenants that have none of their own stand in the same file: see `tenants/defaults.py`.
 """
 
 from __future__ import annotations
 
 import tomllib
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 
+from services.checkpoint.tenants.defaults import QUOTA_TABLE, read_quotas
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.task import SourceKind
 from tenure.runtime.settings import ConfigurationError
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
+    from tenure.domain.quotas import Quota, QuotaKind
+
 TABLE: Final = "defaults"
 SETTABLE: Final = frozenset({"limits", "policy", "priority"})
 
@@ -39,8 +44,13 @@ SETTABLE: Final = frozenset({"limits", "policy", "priority"})
 class SourceDefaults:
     """By source. Without any, a task that says nothing has the contract's defaults."""
 
-    def __init__(self, by_source: Mapping[SourceKind, task_pb2.TaskSpec] | None = None) -> None:
+    def __init__(
+        self,
+        by_source: Mapping[SourceKind, task_pb2.TaskSpec] | None = None,
+        tenant_quotas: Mapping[QuotaKind, Quota] | None = None,
+    ) -> None:
         self._by_source = dict(by_source or {})
+        self.tenant_quotas = dict(tenant_quotas or {})
 
     def fill(self, spec: task_pb2.TaskSpec) -> task_pb2.TaskSpec:
         """The spec with what it leaves unset filled in; itself when there is nothing to fill in."""
@@ -58,7 +68,7 @@ def load_source_defaults(path: Path | None) -> SourceDefaults:
     if path is None:
         return SourceDefaults()
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
     except (OSError, ValueError) as error:
         raise ConfigurationError([f"{path}: {error}"]) from None
     return read_source_defaults(document, str(path))
@@ -66,7 +76,10 @@ def load_source_defaults(path: Path | None) -> SourceDefaults:
 
 def read_source_defaults(document: Mapping[str, Any], name: str) -> SourceDefaults:
     """From a file's content; `name` is told with what is wrong. ConfigurationError."""
-    problems = [f"{name}: there is only [{TABLE}.<source>], no {key!r}" for key in document if key != TABLE]
+    tables_known = f"[{TABLE}.<source>] and [{QUOTA_TABLE}]"
+    problems = [
+        f"{name}: there is only {tables_known}, no {key!r}" for key in document if key not in (TABLE, QUOTA_TABLE)
+    ]
     by_source: dict[SourceKind, task_pb2.TaskSpec] = {}
     tables = document.get(TABLE, {})
     if not isinstance(tables, dict):
@@ -76,9 +89,11 @@ def read_source_defaults(document: Mapping[str, Any], name: str) -> SourceDefaul
         problems += [f"{name}: {TABLE}.{source}: {problem}" for problem in found]
         if not found:
             by_source[SourceKind(source.upper())] = json_format.ParseDict(table, task_pb2.TaskSpec())
+    quotas, wrong = read_quotas(document.get(QUOTA_TABLE, {}))
+    problems += [f"{name}: {QUOTA_TABLE}: {problem}" for problem in wrong]
     if problems:
         raise ConfigurationError(problems)
-    return SourceDefaults(by_source)
+    return SourceDefaults(by_source, quotas)
 
 
 def _problems(source: str, table: Any) -> Iterator[str]:

@@ -7,6 +7,7 @@ from tenure.domain.quotas import DEFAULT_POLICY, Quota, QuotaKind, QuotaPolicy, 
 from tenure.v1 import ledger_pb2
 from tenure.v1 import tenant_service_pb2 as pb
 from tenure.wire.enums import EnumMap
+from tenure.wire.times import duration
 
 KINDS = EnumMap(QuotaKind, dict(pb.QuotaKind.items()), "QUOTA_KIND", None)
 POLICIES = EnumMap(QuotaPolicy, dict(pb.QuotaPolicy.items()), "QUOTA_POLICY", None)
@@ -36,3 +37,18 @@ def quota_warning_to_domain(message: ledger_pb2.QuotaWarning) -> facts.QuotaWarn
 
 def quota_warning_to_wire(fact: facts.QuotaWarning) -> ledger_pb2.QuotaWarning:
     return ledger_pb2.QuotaWarning(kind=KINDS.to_wire(fact.kind), used=fact.used, most=fact.most)
+
+
+def quota_use_to_wire(use: QuotaUse) -> pb.QuotaUse:
+    return pb.QuotaUse(
+        quota=quota_to_wire(use.quota),
+        used=use.used,
+        soft_reached=use.is_soft,
+        hard_reached=use.is_reached,
+        room_after=duration(use.room_after_seconds) if use.is_reached else None,
+    )
+
+
+def no_quota_to_wire(kind: QuotaKind) -> pb.QuotaUse:
+    """Of a kind that has no cap."""
+    return pb.QuotaUse(quota=pb.Quota(kind=KINDS.to_wire(kind)))

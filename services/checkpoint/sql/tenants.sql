@@ -102,3 +102,44 @@ returning warned_at;
 -- name: warnings
 -- When soft caps were met for the last time.
 select tenant, quota, warned_at from tenant_warnings where tenant = any(%(tenants)b::text[]);
+
+-- name: wake
+-- Tasks of a tenant that wait at a cap look again now: it is another one. Tasks of a rate keep their place in it, as long as
+-- there is one. A bounded number of each, by the index of those that have not ended.
+with retrying as (
+  select task_id from tasks
+   where tenant = %(tenant)b and state = 'RETRY_SCHEDULED' and ended_at is null and reason = 'TENANT_QUOTA'
+   order by created_at, task_id limit %(limit)b for no key update skip locked
+), held as (
+  select t.task_id from tasks t join tenants n using (tenant)
+   where t.tenant = %(tenant)b and t.state = 'QUEUED' and t.ended_at is null and t.reason = 'TENANT_QUOTA'
+     and t.starts_at is not null and n.max_submits_per_minute is null
+   order by t.created_at, t.task_id limit %(limit)b for no key update of t skip locked
+), woken as (
+  update tasks set next_retry_at = now() from retrying where tasks.task_id = retrying.task_id
+)
+update tasks set starts_at = now() from held where tasks.task_id = held.task_id;
+
+-- name: usage
+-- Bills of a tenant over time, summed up by what is asked for. Keys are compared byte by byte, as pages are cut by them.
+select key, count(*), count(*) filter (where lost), sum(nano_usd)::bigint, sum(input_tokens)::bigint,
+       sum(output_tokens)::bigint, sum(cache_creation_input_tokens)::bigint, sum(cache_read_input_tokens)::bigint
+  from (select u.*, case %(grouping)b::text when 'ROOT' then root_task_id::text when 'MODEL' then model
+                         when 'DAY' then to_char(settled_at at time zone 'UTC', 'YYYY-MM-DD') else tenant end
+                    collate "C" as key
+          from token_usage u
+         where tenant = %(tenant)b and settled_at >= %(begin_at)b and settled_at < %(end_at)b) keyed
+ where key > %(after)b
+ group by key order by key limit %(limit)b;
+
+-- name: usage_of_root
+-- The same of one root, whenever it was.
+select key, count(*), count(*) filter (where lost), sum(nano_usd)::bigint, sum(input_tokens)::bigint,
+       sum(output_tokens)::bigint, sum(cache_creation_input_tokens)::bigint, sum(cache_read_input_tokens)::bigint
+  from (select u.*, case %(grouping)b::text when 'ROOT' then root_task_id::text when 'MODEL' then model
+                         when 'DAY' then to_char(settled_at at time zone 'UTC', 'YYYY-MM-DD') else tenant end
+                    collate "C" as key
+          from token_usage u
+         where root_task_id = %(root_task_id)b::text::uuid and tenant = %(tenant)b) keyed
+ where key > %(after)b
+ group by key order by key limit %(limit)b;

@@ -1,0 +1,252 @@
+"""Quotas of tenants: what a submit and a reservation meet, in the database, by several replicas at once."""
+
+import asyncio
+from contextlib import contextmanager
+from uuid import uuid4
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+from tenure.domain.errors import LimitReached, WrongState
+from tenure.runtime.tenancy import as_tenant
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_pb2
+from tenure.v1 import tenant_service_pb2 as tenants
+from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
+from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
+from tests.fix_checkpoint import answer, kinds, reserve
+
+PATIENCE_SECONDS = 60.0
+RUNNING, SUBMITS, TOKENS, MONEY = 1, 2, 3, 4
+REFUSE, DELAY = tenants.QUOTA_POLICY_REFUSE, tenants.QUOTA_POLICY_DELAY
+
+
+async def limit(replica, kind, most, policy=REFUSE):
+    quota = tenants.Quota(kind=kind, most=most, policy=policy)
+    asked = tenants.UpdateTenantLimitsRequest(quotas=[quota], reason="a test", actor="tester")
+    return (await TenantServiceStub(replica.channel).UpdateTenantLimits(asked, timeout=PATIENCE_SECONDS)).tenant
+
+
+async def use_of(replica, kind):
+    told = await TenantServiceStub(replica.channel).GetTenant(tenants.GetTenantRequest(), timeout=PATIENCE_SECONDS)
+    return told.tenant.quotas[kind - 1]
+
+
+async def until_heeded(owner, denied):
+    """Reserves until a replica knows the limit; then as it is denied."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        step = owner.next_number
+        while True:
+            got = (await owner.commit(reserve=reserve(step=step, input_tokens=10, output=10))).reserve
+            if got.HasField("denied") is denied:
+                return got
+            if got.HasField("granted"):
+                await owner.commit(answer(step=step, tokens=1))
+            step += 1
+            await asyncio.sleep(0.2)
+
+
+async def spend(owner, tokens, step=1):
+    await owner.commit(reserve=reserve(step=step, input_tokens=10, output=tokens))
+    await owner.commit(answer(step=step, tokens=tokens))
+
+
+@contextmanager
+def refused():
+    with pytest.raises(LimitReached) as told:
+        yield told
+    assert told.value.reason == "TENANT_QUOTA"
+
+
+async def test_beyond_its_rate_a_tenant_is_refused_with_all_that_a_client_needs(checkpoint):
+    replica = await checkpoint()
+    await limit(replica, SUBMITS, 2)
+    for _ in range(2):
+        await replica.create()
+    request = pb.CreateTaskRequest(request_id=str(uuid4()), spec=task_pb2.TaskSpec(goal="one more"))
+    async with grpc.aio.insecure_channel(replica.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await CheckpointServiceStub(channel).CreateTask(request, timeout=PATIENCE_SECONDS)
+    assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    trailers = dict(error.value.trailing_metadata())
+    details = status_pb2.Status.FromString(trailers["grpc-status-details-bin"]).details
+    found = {detail.TypeName().rpartition(".")[2]: detail for detail in details}
+    info, quota, retry = error_details_pb2.ErrorInfo(), error_details_pb2.QuotaFailure(), error_details_pb2.RetryInfo()
+    for name, message in (("ErrorInfo", info), ("QuotaFailure", quota), ("RetryInfo", retry)):
+        assert found[name].Unpack(message)
+    assert (info.reason, info.metadata["quota"], info.metadata["most"]) == ("TENANT_QUOTA", "SUBMITS_PER_MINUTE", "2")
+    assert quota.violations[0].subject == "tenants/default"
+    assert 0 < retry.retry_delay.seconds <= 61
+
+
+async def test_a_repeat_is_answered_at_the_cap_and_counts_once(checkpoint):
+    replica = await checkpoint()
+    await limit(replica, SUBMITS, 2)
+    first = await replica.create("r-1")
+    assert [await replica.create("r-1") for _ in range(3)] == [first] * 3
+    assert (await use_of(replica, SUBMITS)).used == 1
+    await replica.create("r-2")
+    assert (await replica.create("r-1")).task_id == first.task_id
+    with refused():
+        await replica.create("r-3")
+
+
+async def test_many_at_once_on_two_replicas_never_pass_the_rate(checkpoint):
+    replica = await checkpoint()
+    other = await checkpoint(dsn=replica.dsn)
+    await limit(replica, SUBMITS, 5)
+    asked = [side.create(f"r-{n}") for n in range(10) for side in (replica, other)]
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    made = {task.task_id for task in answers if isinstance(task, task_pb2.Task)}
+    assert len(made) == 5
+    assert all(isinstance(one, task_pb2.Task | LimitReached) for one in answers)
+    assert await replica.query("select count(*) from ledger.tasks") == [(5,)]
+
+
+async def test_by_the_other_policy_it_is_accepted_and_starts_later(checkpoint):
+    replica = await checkpoint()
+    await limit(replica, SUBMITS, 1, DELAY)
+    await replica.create()
+    later = await replica.create()
+    assert (later.state, later.reason) == (task_pb2.TASK_STATE_QUEUED, "TENANT_QUOTA")
+    assert "1 of 1 submits a minute" in later.message
+    held = "select extract(epoch from starts_at - created_at)::int, extract(epoch from deadline_at - starts_at)::int"
+    ((starts_after, lasts),) = await replica.query(f"{held} from ledger.tasks where task_id = %s", later.task_id)
+    assert 0 < starts_after <= 62
+    assert lasts >= 3600
+    assert [offer.task_id for offer in await offers(replica)] != [later.task_id]
+
+
+async def offers(replica):
+    asked = pb.ListClaimableRequest(queues=["default"], limit=10)
+    return (await replica.stub.ListClaimable(asked, timeout=PATIENCE_SECONDS)).offers
+
+
+async def test_one_tenants_quota_is_nothing_to_another(checkpoint):
+    replica = await checkpoint()
+    await limit(replica, SUBMITS, 1)
+    await replica.create()
+    with refused():
+        await replica.create()
+    with as_tenant("other"):
+        await replica.create()
+        assert (await use_of(replica, SUBMITS)).quota.most == 0
+
+
+async def test_at_its_tokens_an_hour_a_running_task_waits_and_goes_on_when_the_cap_is_raised(checkpoint):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    await spend(owner, 900, step=1)
+    await limit(replica, TOKENS, 500)
+    denied = (await until_heeded(owner, denied=True)).denied
+    assert denied.reason == "TENANT_QUOTA"
+    assert "tokens an hour" in denied.message
+    assert 0 < denied.retry_after.seconds <= 3660
+    with refused():
+        await replica.create()
+    await limit(replica, TOKENS, 10**9)
+    await until_heeded(owner, denied=False)
+    assert (await replica.get(owner.task.task_id)).state == task_pb2.TASK_STATE_RUNNING
+
+
+async def test_what_was_used_before_a_limit_was_set_counts_and_is_what_was_billed(checkpoint):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    for step, tokens in enumerate((100, 23, 400), start=1):
+        await spend(owner, tokens, step)
+    await limit(replica, TOKENS, 10_000)
+    billed = "select sum(input_tokens + output_tokens + cache_creation_input_tokens + cache_read_input_tokens)::bigint"
+    ((total,),) = await replica.query(f"{billed} from ledger.token_usage")
+    assert (await use_of(replica, TOKENS)).used == total == 523
+    ((windows,),) = await replica.query(
+        "select sum(amount)::bigint from ledger.tenant_windows where quota = 'MONEY_PER_DAY'"
+    )
+    ((money,),) = await replica.query("select sum(nano_usd)::bigint from ledger.token_usage")
+    assert (windows or 0) == money
+
+
+async def test_a_task_that_left_its_worker_at_a_cap_is_queued_when_the_cap_is_raised(checkpoint):
+    replica = await checkpoint()
+    await limit(replica, TOKENS, 1)
+    task = await replica.create()
+    owner = await replica.claim(task.task_id)
+    transition = pb.Transition(to_state=task_pb2.TASK_STATE_RETRY_SCHEDULED, reason="TENANT_QUOTA")
+    transition.retry_delay.FromSeconds(3000)
+    await owner.commit(transition=transition)
+    await limit(replica, TOKENS, 10**9)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while (await replica.get(task.task_id)).state != task_pb2.TASK_STATE_QUEUED:
+            await asyncio.sleep(0.1)
+
+
+async def test_the_soft_cap_is_told_once_by_the_task_that_met_it(checkpoint):
+    replica = await checkpoint()
+    await limit(replica, TOKENS, 1000)
+    owner = await replica.claim((await replica.create()).task_id)
+    await spend(owner, 850)
+    await until_heeded(owner, denied=False)
+    await until_warned(replica, owner)
+    with as_tenant("default"):
+        for _ in range(3):
+            await replica.create()
+    assert len(await replica.query("select from ledger.entries where kind = 19")) == 1
+    assert (await use_of(replica, TOKENS)).HasField("warn_time")
+
+
+async def until_warned(replica, owner):
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        for step in range(1000, 2000):
+            if "quota_warning" in kinds(await replica.entries(owner.task.task_id)):
+                return
+            response = await owner.commit(reserve=reserve(step=step, input_tokens=10, output=10))
+            told = [entry for entry in response.foreign_entries if entry.body.HasField("quota_warning")]
+            await owner.commit(answer(step=step, tokens=1))
+            if told:
+                assert told[0].body.quota_warning.most == 1000
+            await asyncio.sleep(0.2)
+
+
+async def test_running_tasks_with_the_policy_to_refuse_keep_new_ones_out(checkpoint):
+    replica = await checkpoint()
+    await limit(replica, RUNNING, 1)
+    owner = await replica.claim((await replica.create()).task_id)
+    with refused():
+        await replica.create()
+    await owner.end()
+    await replica.create()
+
+
+async def test_two_who_update_the_same_tenant_do_not_overwrite_each_other(checkpoint):
+    replica = await checkpoint()
+    stub = TenantServiceStub(replica.channel)
+    first = await limit(replica, SUBMITS, 5)
+    asked = tenants.UpdateTenantLimitsRequest(
+        quotas=[tenants.Quota(kind=SUBMITS, most=6)], expected_revision=first.revision, reason="more", actor="a"
+    )
+    second = (await stub.UpdateTenantLimits(asked, timeout=PATIENCE_SECONDS)).tenant
+    assert second.revision == first.revision + 1
+    assert (await stub.UpdateTenantLimits(asked, timeout=PATIENCE_SECONDS)).tenant == second  # a repeat
+    asked.quotas[0].most = 7
+    with pytest.raises(WrongState) as changed:
+        await stub.UpdateTenantLimits(asked, timeout=PATIENCE_SECONDS)
+    assert changed.value.reason == "TENANT_CHANGED"
+
+
+async def test_a_tenant_without_quotas_of_its_own_follows_the_defaults(checkpoint):
+    from services.checkpoint.tenants.store import adopt_defaults  # noqa: F401
+
+    replica = await checkpoint()
+    await replica.create()
+    await replica.query(
+        "update ledger.tenants set max_submits_per_minute = 9, submits_policy = 'DELAY' where tenant = ''"
+    )
+    with as_tenant("new"):
+        await replica.create()
+        told = await use_of(replica, SUBMITS)
+        assert (told.quota.most, told.is_default, told.used) == (9, True, 0)
+        await limit(replica, SUBMITS, 3)
+        assert not (await use_of(replica, SUBMITS)).is_default
+        follow = tenants.UpdateTenantLimitsRequest(follow_defaults=[SUBMITS], reason="back", actor="a")
+        told = (await TenantServiceStub(replica.channel).UpdateTenantLimits(follow, timeout=PATIENCE_SECONDS)).tenant
+        assert (told.quotas[1].quota.most, told.quotas[1].is_default) == (9, True)

@@ -1,0 +1,181 @@
+"""Quotas: windows slide, a cap delays or refuses, and says for how long."""
+
+from decimal import Decimal
+
+import pytest
+
+from services.checkpoint.source_defaults import read_source_defaults
+from services.worker.at_quota import MOST_WAITS, leave_at_quota, wait_at_quota
+from tenure.domain.budget import Denied
+from tenure.domain.errors import LimitReached
+from tenure.domain.quotas import (
+    LONGEST_HOLD_SECONDS,
+    SPANS,
+    Quota,
+    QuotaKind,
+    QuotaPolicy,
+    QuotaUse,
+    Start,
+    bucket_of,
+    held_seconds,
+    start_of,
+    use_of,
+    use_of_running,
+    wait_of_call,
+)
+from tenure.domain.states import TaskState
+from tenure.runtime.settings import ConfigurationError
+
+NOW = 1_800_000_000.0
+TOKENS, SUBMITS, MONEY, RUNNING = (
+    QuotaKind.TOKENS_PER_HOUR,
+    QuotaKind.SUBMITS_PER_MINUTE,
+    QuotaKind.MONEY_PER_DAY,
+    QuotaKind.RUNNING_TASKS,
+)
+
+
+def quota(kind, most, policy=QuotaPolicy.DELAY):
+    return Quota(kind, most, policy)
+
+
+def at(kind, **amounts_by_age):
+    """Amounts by their age in seconds, as s10=…"""
+    return {bucket_of(kind, NOW - int(age[1:])): amount for age, amount in amounts_by_age.items()}
+
+
+def test_a_window_counts_what_is_younger_than_it_and_nothing_older():
+    use = use_of(quota(TOKENS, 1000), at(TOKENS, s10=5, s3500=7, s3700=100), NOW)
+    assert (use.used, use.room_after_seconds) == (12, 0.0)
+
+
+def test_a_bucket_counts_until_all_of_it_is_out_of_the_window():
+    bucket = bucket_of(TOKENS, NOW)
+    until = (bucket + 61) * 60
+    assert use_of(quota(TOKENS, 10), {bucket: 10}, until - 1).is_reached
+    assert not use_of(quota(TOKENS, 10), {bucket: 10}, until).is_reached
+
+
+@pytest.mark.parametrize("kind", SPANS)
+def test_there_is_room_at_the_moment_that_is_told_and_not_a_bucket_before(kind):
+    span = SPANS[kind]
+    first = bucket_of(kind, NOW) - span.buckets
+    amounts = {first + 1: 6, first + 3: 3, first + 5: 4}
+    asked = quota(kind, 7)
+    room = NOW + use_of(asked, amounts, NOW).room_after_seconds
+    assert not use_of(asked, amounts, room).is_reached
+    assert use_of(asked, amounts, room - 0.5).is_reached
+
+
+def test_what_is_put_off_by_a_rate_starts_so_that_no_minute_has_more():
+    most, starts = 3, []
+    amounts = {}
+    for _ in range(10):
+        start = start_of("acme", {SUBMITS: use_of(quota(SUBMITS, most), amounts, NOW)})
+        second = bucket_of(SUBMITS, NOW + start.after_seconds)
+        amounts[second] = amounts.get(second, 0) + 1
+        starts.append(second)
+    assert starts == sorted(starts)
+    assert all(sum(second <= other < second + 60 for other in starts) <= most for second in starts)
+
+
+def test_a_refusal_tells_which_quota_and_when_to_come_again():
+    use = use_of(quota(SUBMITS, 2, QuotaPolicy.REFUSE), at(SUBMITS, s20=1, s5=1), NOW)
+    with pytest.raises(LimitReached) as refused:
+        start_of("acme", {SUBMITS: use})
+    assert refused.value.reason == "TENANT_QUOTA"
+    assert refused.value.metadata == {
+        "subject": "tenants/acme",
+        "quota": "SUBMITS_PER_MINUTE",
+        "used": "2",
+        "most": "2",
+    }
+    assert refused.value.retry_after_seconds == pytest.approx(41)
+
+
+def test_of_several_refusals_the_longest_is_told():
+    minute = use_of(quota(SUBMITS, 1, QuotaPolicy.REFUSE), at(SUBMITS, s5=1), NOW)
+    day = use_of(quota(MONEY, 1, QuotaPolicy.REFUSE), at(MONEY, s5=1), NOW)
+    with pytest.raises(LimitReached) as refused:
+        start_of("acme", {SUBMITS: minute, MONEY: day})
+    assert refused.value.metadata["quota"] == "MONEY_PER_DAY"
+    assert refused.value.retry_after_seconds > 86_000
+
+
+def test_a_schedules_run_is_put_off_and_never_refused():
+    use = use_of(quota(SUBMITS, 1, QuotaPolicy.REFUSE), at(SUBMITS, s5=1), NOW)
+    start = start_of("acme", {SUBMITS: use}, may_refuse=False)
+    assert start.after_seconds == pytest.approx(56)
+    assert "1 of 1 submits a minute" in start.message
+
+
+def test_a_task_put_off_for_tokens_or_money_looks_again_when_somebody_may_have_raised_the_cap():
+    use = use_of(quota(MONEY, 1), at(MONEY, s5=1), NOW)
+    assert use.room_after_seconds > 86_000
+    assert held_seconds(use) == start_of("acme", {MONEY: use}).after_seconds == LONGEST_HOLD_SECONDS
+
+
+def test_running_tasks_are_held_back_by_the_offers_unless_the_policy_refuses():
+    assert start_of("acme", {RUNNING: use_of_running(quota(RUNNING, 2), 2)}) == Start()
+    with pytest.raises(LimitReached):
+        start_of("acme", {RUNNING: use_of_running(quota(RUNNING, 2, QuotaPolicy.REFUSE), 2)})
+    assert start_of("acme", {RUNNING: use_of_running(quota(RUNNING, 2, QuotaPolicy.REFUSE), 1)}) == Start()
+
+
+def test_a_submit_that_its_rate_would_put_off_for_more_than_an_hour_is_refused():
+    second = bucket_of(SUBMITS, NOW)
+    backlog = {second + 61 * n: 1 for n in range(60)}
+    with pytest.raises(LimitReached):
+        start_of("acme", {SUBMITS: use_of(quota(SUBMITS, 1), backlog, NOW)})
+
+
+@pytest.mark.parametrize(("used", "soft"), [(79, False), (80, True), (100, True)])
+def test_the_soft_cap_is_four_fifths(used, soft):
+    assert QuotaUse(quota(TOKENS, 100), used).is_soft is soft
+
+
+def test_money_is_told_in_dollars():
+    assert QuotaUse(quota(MONEY, 2_000_000_000), 1_234_560_000).told() == "1.2345 of 2.0000 US dollars a day"
+
+
+def test_a_model_call_waits_for_tokens_and_money_and_for_nothing_else():
+    minute = use_of(quota(SUBMITS, 1), at(SUBMITS, s5=1), NOW)
+    assert wait_of_call({SUBMITS: minute}) is None
+    hour = use_of(quota(TOKENS, 1), at(TOKENS, s5=1), NOW)
+    assert wait_of_call({SUBMITS: minute, TOKENS: hour}) is hour
+
+
+def test_a_short_wait_keeps_the_worker_and_a_long_one_lets_the_task_go():
+    assert wait_at_quota(Denied("TENANT_QUOTA", "", 10.0), 0) == 10.0
+    assert wait_at_quota(Denied("TENANT_QUOTA", "", 10.0), MOST_WAITS) is None
+    assert wait_at_quota(Denied("TENANT_QUOTA", "", 100.0), 0) is None
+    left = leave_at_quota(Denied("TENANT_QUOTA", "full", 100.0))
+    assert (left.to_state, left.reason, left.retry_delay_seconds) == (TaskState.RETRY_SCHEDULED, "TENANT_QUOTA", 100.0)
+
+
+def test_defaults_are_read_from_the_file_with_money_in_dollars():
+    table = {"running_tasks": 5, "usd_per_day": {"most": Decimal("12.5"), "policy": "DELAY"}}
+    quotas = read_source_defaults({"tenant_quotas": table}, "file").tenant_quotas
+    assert quotas == {
+        RUNNING: Quota(RUNNING, 5, QuotaPolicy.DELAY),
+        MONEY: Quota(MONEY, 12_500_000_000, QuotaPolicy.DELAY),
+    }
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"walking_tasks": 5},
+        {"running_tasks": 0},
+        {"running_tasks": -1},
+        {"running_tasks": "5"},
+        {"running_tasks": True},
+        {"running_tasks": {"most": 5, "policy": "MAYBE"}},
+        {"running_tasks": {"most": 5, "soft": 3}},
+        {"submits_per_minute": 10**6},
+        [],
+    ],
+)
+def test_what_is_wrong_in_the_file_is_told_at_the_start(table):
+    with pytest.raises(ConfigurationError, match="tenant_quotas"):
+        read_source_defaults({"tenant_quotas": table}, "file")
