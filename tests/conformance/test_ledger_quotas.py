@@ -240,7 +240,7 @@ async def test_a_tenant_without_quotas_of_its_own_follows_the_defaults(checkpoin
     with as_tenant("new"):
         await replica.create()
         told = await use_of(replica, SUBMITS)
-        assert (told.quota.most, told.is_default, told.used) == (9, True, 0)
+        assert (told.quota.most, told.is_default, told.used) == (9, True, 1)
         await limit(replica, SUBMITS, 3)
         assert not (await use_of(replica, SUBMITS)).is_default
         follow = tenants.UpdateTenantLimitsRequest(follow_defaults=[SUBMITS], reason="back", actor="a")

@@ -9,6 +9,7 @@ import pytest
 from tenure.domain import entries as facts
 from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import Unavailable
+from tenure.domain.quotas import QuotaKind
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import TaskState
 from tenure.domain.task import (
@@ -56,6 +57,7 @@ BODIES = [
     facts.ToolOutcome("1.0", Outcome(OutcomeStatus.TIMED_OUT, "too slow", True, "X", 2.0, 3, "outputs/1.0.txt")),
     facts.Compaction(facts.ClearedResults(3, 2, 9000, 5000)),
     facts.Compaction(facts.Summary(3, "so far")),
+    facts.QuotaWarning(QuotaKind.TOKENS_PER_HOUR, 850, 1000),
     facts.UserMessage("more", "r2"),
     facts.ResultRejected("no\u0000", ("$: one", "$.a: two")),
     facts.Transition(TaskState.SUCCEEDED, "FINAL_ANSWER", "", "3", None, TaskState.RUNNING, result_json="3"),
