@@ -1,4 +1,10 @@
-"""What all tests share: the fixtures, one module per real component."""
+"""What all tests share: the fixtures, one module per real component, and patience with a busy machine."""
+
+from hypothesis import HealthCheck, settings
+
+# Hypothesis fails an example that takes longer than 200 ms, and data that is slow to draw: on a busy machine any is.
+settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 pytest_plugins = [
     "tests.fix_checkpoint",
