@@ -5,6 +5,7 @@ Only a failure takes so long. What a test waits for in vain, or a deadline that 
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 from tenure.domain.retry import RetryPolicy
@@ -17,3 +18,14 @@ CALL_SECONDS: Final = 60.0
 
 AGAIN: Final = RetryPolicy(max_attempts=60, initial_seconds=0.2, factor=1.5, cap_seconds=2.0)
 """As any client does that is told to try later: a service that is asked for much at once says so."""
+
+MOST_SLOWNESS: Final = 4.0
+
+
+def slowness_now() -> float:
+    """How many times longer than on an idle machine things may take: the load for each core, between 1 and 4.
+
+    For the few times that are promises themselves.
+    """
+    cores = os.cpu_count() or 1
+    return min(MOST_SLOWNESS, max(1.0, os.getloadavg()[0] / cores))

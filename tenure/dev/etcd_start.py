@@ -13,7 +13,7 @@ from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from tenure.dev.etcd_binary import find_etcd
-from tenure.dev.etcd_process import HOST, EtcdMember, EtcdProcess, PortTakenError
+from tenure.dev.etcd_process import HOST, READY_SECONDS, EtcdMember, EtcdProcess, PortTakenError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -24,7 +24,11 @@ _PORT_TRIES = 3
 
 
 def start_etcd(
-    data_dir: Path, *, binary: str | Path | None = None, arguments: Sequence[str] = (), timeout_seconds: float = 20.0
+    data_dir: Path,
+    *,
+    binary: str | Path | None = None,
+    arguments: Sequence[str] = (),
+    timeout_seconds: float = READY_SECONDS,
 ) -> EtcdProcess:
     """Start one etcd on free ports over `data_dir`, new or used before, and wait until it answers.
 
@@ -39,7 +43,7 @@ def start_cluster(
     size: int = 3,
     binary: str | Path | None = None,
     arguments: Sequence[str] = (),
-    timeout_seconds: float = 20.0,
+    timeout_seconds: float = READY_SECONDS,
 ) -> list[EtcdProcess]:
     """Start `size` members on free ports under `data_dir` and wait until all answer.
 
@@ -57,7 +61,7 @@ def start_cluster(
 
 @asynccontextmanager
 async def running_etcd(
-    data_dir: Path, *, binary: str | Path | None = None, timeout_seconds: float = 20.0
+    data_dir: Path, *, binary: str | Path | None = None, timeout_seconds: float = READY_SECONDS
 ) -> AsyncIterator[EtcdProcess]:
     """`start_etcd` for asyncio, stopped at the end. The loop goes on while it is waited for."""
     path = find_etcd(binary)

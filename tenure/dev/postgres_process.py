@@ -61,7 +61,7 @@ class PostgresProcess:
         port: int | None = None,
         binaries_directory: Path | None = None,
         settings: Mapping[str, str] | None = None,
-        start_timeout_seconds: float = 60.0,
+        start_timeout_seconds: float = 120.0,
         stop_timeout_seconds: float = 15.0,
     ) -> None:
         """Looks for the binaries at once: raises PostgresMissing. Without `port` the first start takes a free one."""

@@ -34,11 +34,11 @@ FREEZES_AT_STEP: Final = 4
 """In the middle of the scenario; its calls are written down by then, and two of them have effects."""
 
 MODEL_LATENCY_MS: Final = 400
-TASK_SECONDS: Final = 30.0
+TASK_SECONDS: Final = 90.0
 READY_SECONDS: Final = 60.0
-STEPS_SECONDS: Final = 20.0
-RESUME_SECONDS: Final = 2 * LONGEST_RESUME_SECONDS
-REFUSAL_SECONDS: Final = 15.0
+STEPS_SECONDS: Final = 60.0
+RESUME_SECONDS: Final = 6 * LONGEST_RESUME_SECONDS
+REFUSAL_SECONDS: Final = 60.0
 _CALL_STATE: Final = "select state from calls where task_id = %s::uuid and call_id = %s::text"
 
 

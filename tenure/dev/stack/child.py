@@ -17,8 +17,8 @@ from tenure.dev.freezing import freeze
 from tenure.dev.stack.errors import ServiceDied
 from tenure.dev.stack.last_words import last_words
 
-READY_SECONDS: Final = 60.0
-DRAIN_SECONDS: Final = 20.0
+READY_SECONDS: Final = 120.0
+DRAIN_SECONDS: Final = 60.0
 LOG_TAIL_BYTES: Final = 4096
 _POLL_SECONDS: Final = 0.05
 

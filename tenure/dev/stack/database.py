@@ -7,7 +7,7 @@ from psycopg import sql
 
 from tenure.dev.stack.errors import StackError
 
-CONNECT_SECONDS = 10
+CONNECT_SECONDS = 60
 
 
 async def ensure_database(server_dsn: str, name: str) -> None:

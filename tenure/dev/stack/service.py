@@ -11,6 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tenure.dev.stack.child import ChildProcess
 
+ANSWER_SECONDS = 5.0
+
 
 class ServiceProcess(ChildProcess):
     """`name` tells it apart (worker-1), `module` is what runs (services.worker), `address` is where it answers."""
@@ -24,7 +26,9 @@ class ServiceProcess(ChildProcess):
         """Its health says SERVING."""
         async with grpc.aio.insecure_channel(self.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
             try:
-                answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=1.0)
+                answer = await health_pb2_grpc.HealthStub(channel).Check(
+                    health_pb2.HealthCheckRequest(), timeout=ANSWER_SECONDS
+                )
             except grpc.aio.AioRpcError:
                 return False
             return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -21,12 +20,12 @@ from tests.fault.suite.installation import Installation
 from tests.fault.suite.judging import judge
 from tests.fault.suite.schedule import Mode, Schedule
 from tests.fault.suite.traffic import Submitted, Traffic
+from tests.patience import slowness_now
 
 REST_SECONDS: Final = 30.0
 """So long after the last fault every task must have ended, or wait for a person (I30)."""
 PATIENCE_SECONDS: Final = 180.0
 POLL_SECONDS: Final = 0.25
-MOST_SLOWNESS: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,12 +134,6 @@ class Trial:
         for task in traffic.tasks:
             if task.task_id and await self._state(task) in WAITING:
                 await traffic.cancel(task, "operator", self.install.users[0])
-
-
-def slowness_now() -> float:
-    """How many times longer than on an idle machine things may take: the load for each core, between 1 and 4."""
-    cores = os.cpu_count() or 1
-    return min(MOST_SLOWNESS, max(1.0, os.getloadavg()[0] / cores))
 
 
 def figures_of(traffic: Traffic, history: History) -> Counter[str]:
