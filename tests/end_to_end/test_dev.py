@@ -68,7 +68,7 @@ async def test_its_screen_says_what_runs_where_and_what_to_do(tmp_path):
     async with started("dev", *QUICK, cwd=tmp_path) as dev:
         screen = ""
         while "Ctrl-C" not in screen:
-            line = await asyncio.wait_for(dev.stdout.readline(), 60)
+            line = await asyncio.wait_for(dev.stdout.readline(), PATIENCE_SECONDS)
             assert line, (await dev.stderr.read()).decode()
             screen += line.decode()
         addresses = read_addresses(tmp_path / ".tenure")
@@ -93,7 +93,7 @@ async def test_a_second_start_on_its_folder_is_refused_and_a_dead_worker_comes_b
         os.kill(process_of("worker-1", tmp_path), signal.SIGKILL)
         said = ""
         while "worker-1 is back" not in said:
-            said += (await asyncio.wait_for(dev.stderr.readline(), 60)).decode()
+            said += (await asyncio.wait_for(dev.stderr.readline(), PATIENCE_SECONDS)).decode()
         assert f"worker-1 was killed (SIGKILL); it is started again in 0.5 s. Its log: {tmp_path}" in said
         async with Client(address) as client:
             task = await client.submit("go on")
@@ -103,7 +103,7 @@ async def test_a_second_start_on_its_folder_is_refused_and_a_dead_worker_comes_b
 @needs_proc
 async def test_an_interrupt_while_it_starts_leaves_nothing_behind(tmp_path):
     dev = await start("--json", "dev", "--data", str(tmp_path), *QUICK)
-    while b"starting checkpoint" not in await asyncio.wait_for(dev.stderr.readline(), 60):
+    while b"starting checkpoint" not in await asyncio.wait_for(dev.stderr.readline(), PATIENCE_SECONDS):
         pass
     dev.send_signal(signal.SIGTERM)
     async with asyncio.timeout(PATIENCE_SECONDS):

@@ -52,7 +52,7 @@ async def service_with_a_run(first_uid: int) -> AsyncIterator[asyncio.subprocess
     )
     try:
         assert process.stdout is not None
-        assert await asyncio.wait_for(process.stdout.readline(), 20) == b"running\n"
+        assert await asyncio.wait_for(process.stdout.readline(), PATIENCE_SECONDS) == b"running\n"
         yield process
     finally:
         if process.returncode is None:
@@ -78,8 +78,8 @@ def things_of(pid: int, detection: Detection) -> set[Path]:
     return {entry for place in places for entry in place.glob(f"tenure-sandbox-*-{pid}-*")}
 
 
-async def until(condition: Callable[[], bool], seconds: float) -> None:
-    async with asyncio.timeout(seconds):
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -90,11 +90,11 @@ async def test_a_killed_service_takes_its_runs_along_and_the_next_one_tidies_up(
 ) -> None:
     uid = sandbox_settings.first_uid
     async with service_with_a_run(uid) as service:
-        await until(lambda: len(processes_of(uid)) == 9, seconds=5)  # bubblewrap's monitor and eight of the program
+        await until(lambda: len(processes_of(uid)) == 9)  # bubblewrap's monitor and eight of the program
         left_behind = things_of(service.pid, sandbox_detection)
         assert len(left_behind) >= 1 + len(sandbox_detection.cgroups.hierarchies)
         service.send_signal(signal.SIGKILL)
-        await until(lambda: not processes_of(uid), seconds=5)
+        await until(lambda: not processes_of(uid))
     assert things_of(service.pid, sandbox_detection) == left_behind
     assert await sweep(sandbox_detection) >= 1
     assert not things_of(service.pid, sandbox_detection)
@@ -111,7 +111,7 @@ async def test_a_process_in_a_dead_services_cgroup_is_killed(sandbox_detection: 
         place.mkdir()
         (place / "cgroup.procs").write_text(str(leftover.pid))
     await sweep(sandbox_detection)
-    assert await asyncio.wait_for(leftover.wait(), 5) == -signal.SIGKILL
+    assert await asyncio.wait_for(leftover.wait(), PATIENCE_SECONDS) == -signal.SIGKILL
     assert not any(place.exists() for place in places)
 
 
@@ -124,7 +124,7 @@ async def test_a_living_services_things_are_left_alone(
         assert things_of(service.pid, sandbox_detection) == things
         assert service.returncode is None
         service.send_signal(signal.SIGKILL)
-    await until(lambda: not processes_of(sandbox_settings.first_uid), seconds=5)
+    await until(lambda: not processes_of(sandbox_settings.first_uid))
     await sweep(sandbox_detection)
 
 
