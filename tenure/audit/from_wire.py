@@ -76,6 +76,7 @@ def bill(task_id: str, row: ledger_pb2.Bill) -> Bill:
         provider_request_id=row.provider_request_id,
         lost=row.lost,
         settled_at=_unix(row.settle_time),
+        estimate=usage_to_domain(row.estimated_usage) if row.HasField("estimated_usage") else None,
     )
 
 

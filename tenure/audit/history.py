@@ -224,7 +224,10 @@ class BudgetRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bill:
-    """A row of the ledger's bill: one settled model attempt. `lost`: estimated, because its worker was gone."""
+    """A row of the ledger's bill: one settled model attempt. `lost`: estimated, because its worker was gone.
+
+    `estimate`: what a lost call was settled with, when its worker said later that it used `usage`.
+    """
 
     task_id: str
     step: int
@@ -236,6 +239,23 @@ class Bill:
     provider_request_id: str = ""
     lost: bool = False
     settled_at: float = 0.0
+    estimate: TokenUsage | None = None
+
+    @property
+    def settled_with(self) -> TokenUsage:
+        """As the entry says."""
+        return self.usage if self.estimate is None else self.estimate
+
+    @property
+    def correction(self) -> TokenUsage:
+        """What its own worker's report added; counts may be negative."""
+        now, then = self.usage, self.settled_with
+        return TokenUsage(
+            now.input_tokens - then.input_tokens,
+            now.output_tokens - then.output_tokens,
+            now.cache_creation_input_tokens - then.cache_creation_input_tokens,
+            now.cache_read_input_tokens - then.cache_read_input_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,8 +104,11 @@ def input_total(usage: task_pb2.TokenUsage) -> int:
 
 
 def usage_text(usage: task_pb2.TokenUsage) -> str:
-    """`2,310 tokens in (1,900 from the cache), 87 out`."""
-    cached = f" ({usage.cache_read_input_tokens:,} from the cache)" if usage.cache_read_input_tokens else ""
+    """`2,310 tokens in (1,900 from the cache, 82 %), 87 out`."""
+    cached = ""
+    if usage.cache_read_input_tokens:
+        share = usage.cache_read_input_tokens * 100 // input_total(usage)
+        cached = f" ({usage.cache_read_input_tokens:,} from the cache, {share} %)"
     return f"{input_total(usage):,} tokens in{cached}, {usage.output_tokens:,} out"
 
 

@@ -17,6 +17,7 @@ from tenure.wire.enums import state_name
 from tenure.wire.task import usage_to_domain
 from tests.patience import PATIENCE_SECONDS
 
+COUNTS = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 EFFECTS = sorted(f"{kind} {number}" for kind in ("keyed", "once") for number in (1, 2, 3))
 
 
@@ -52,8 +53,30 @@ async def test_the_ledgers_usage_is_the_simulators_bill(bench):
     task_id = await bench.submit("sim-worker-effects")
     used = usage_to_domain((await bench.ended(task_id)).usage)
     calls = bench.model_calls(task_id)
-    billed = sum((TokenUsage(call["input_tokens"], call["output_tokens"]) for call in calls), TokenUsage())
+    billed = sum((TokenUsage(**{name: call[name] for name in COUNTS}) for call in calls), TokenUsage())
     assert used == billed
+
+
+async def test_a_task_reads_from_the_providers_cache_what_it_sent_before(bench):
+    await bench.start_worker()
+    task_id = await bench.submit("sim-worker-effects", tools=None)
+    used = usage_to_domain((await bench.ended(task_id)).usage)
+    first, *later = bench.model_calls(task_id)
+    sent_before = sum(first[name] for name in COUNTS if name != "output_tokens")
+    assert first["cache_creation_input_tokens"] + first["cache_read_input_tokens"] == sent_before > 1024
+    for call in later:
+        assert call["cache_read_input_tokens"] == sent_before
+        assert call["input_tokens"] == 0
+        sent_before += call["cache_creation_input_tokens"]
+    assert used.cache_read_input_tokens > 0.6 * (used.total - used.output_tokens)
+
+
+async def test_a_worker_that_is_told_so_asks_for_no_cache(bench):
+    await bench.start_worker(prompt_caching="false")
+    task_id = await bench.submit("sim-worker-effects", tools=None)
+    used = usage_to_domain((await bench.ended(task_id)).usage)
+    assert (used.cache_creation_input_tokens, used.cache_read_input_tokens) == (0, 0)
+    assert used.input_tokens > 0
 
 
 async def test_a_sandboxed_call_and_its_siblings_are_answered_in_one_message(bench):
@@ -166,7 +189,7 @@ async def test_a_cancel_during_a_model_call_ends_it_at_once_and_bills_it(bench):
     assert (state_name(task.state), task.reason) == ("CANCELLED", "CANCEL_REQUESTED")
     assert task.budget.reserved_tokens == 0
     (call,) = bench.model_calls(task_id)
-    billed = call["input_tokens"] + call["output_tokens"]
+    billed = sum(call[name] for name in COUNTS)
     assert abs(usage_to_domain(task.usage).total - billed) <= 0.05 * billed
 
 

@@ -9,6 +9,8 @@ from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.end_to_end.installation import Installation, answers, check_whole
 
+COUNTS = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+
 
 async def test_the_research_is_done(installation: Installation) -> None:
     task_id = await installation.submit("research", "research our competitors' pricing")
@@ -28,12 +30,9 @@ async def test_the_bill_is_what_the_model_billed(installation: Installation) -> 
     calls = installation.model_calls(task_id)
     entries = await installation.entries(task_id)
     assert len(calls) == len(answers(entries))
-    assert task.usage.input_tokens == sum(call["input_tokens"] for call in calls)
-    assert task.usage.output_tokens == sum(call["output_tokens"] for call in calls)
-    assert (task.budget.reserved_tokens, task.budget.used_tokens) == (
-        0,
-        task.usage.input_tokens + task.usage.output_tokens,
-    )
+    billed = {name: sum(call[name] for call in calls) for name in COUNTS}
+    assert {name: getattr(task.usage, name) for name in COUNTS} == billed
+    assert (task.budget.reserved_tokens, task.budget.used_tokens) == (0, sum(billed.values()))
 
 
 async def test_a_watcher_sees_live_text_before_its_record_and_every_entry_once(installation: Installation) -> None:

@@ -29,7 +29,8 @@ def check_calls(installation: Installation, task_id: str) -> dict[str, list[dict
     by_step: dict[str, list[dict[str, object]]] = {}
     for call in installation.model_calls(task_id):
         assert (call["status"], call["error"]) == (200, None)
-        assert int(call["input_tokens"]) + int(call["output_tokens"]) <= WINDOW_TOKENS
+        cached = int(call["cache_creation_input_tokens"]) + int(call["cache_read_input_tokens"])
+        assert int(call["input_tokens"]) + cached + int(call["output_tokens"]) <= WINDOW_TOKENS
         by_step.setdefault(str(call["attempt"]).split("/")[1], []).append(call)
     return by_step
 

@@ -83,7 +83,7 @@ def test_the_tokens_of_a_task_are_the_sum_of_the_four():
         input_tokens=1000, output_tokens=200, cache_creation_input_tokens=30, cache_read_input_tokens=4
     )
     assert words.tokens_total(usage) == 1234
-    assert words.usage_text(usage) == "1,034 tokens in (4 from the cache), 200 out"
+    assert words.usage_text(usage) == "1,034 tokens in (4 from the cache, 0 %), 200 out"
 
 
 def test_a_line_is_cut_with_an_ellipsis_and_whitespace_flattened():

@@ -32,7 +32,7 @@ def answers_cost_what_was_billed(task: TaskHistory) -> Iterator[str]:
 def bills_are_the_entries(task: TaskHistory) -> Iterator[str]:
     """I18, of the bill that the ledger keeps apart: one row for each settled attempt."""
     told = Counter((entry.step, body.attempt_number, body.usage) for entry, body in _settled(task))
-    kept = Counter((bill.step, bill.attempt_number, bill.usage) for bill in task.bills)
+    kept = Counter((bill.step, bill.attempt_number, bill.settled_with) for bill in task.bills)
     for step, attempt_number, usage in told - kept:
         yield f"step {step} attempt {attempt_number} was settled with {usage.total} tokens, and is not on the bill"
     for step, attempt_number, usage in kept - told:
@@ -51,7 +51,9 @@ def bills_say_whose_and_how(task: TaskHistory) -> Iterator[str]:
         if told is not None and bill.lost != isinstance(told, AttemptLost):
             kept = "an estimate" if bill.lost else "what was told"
             yield f"{which} is on the bill as {kept}, its entry says otherwise"
-        if told is not None and bill.provider_request_id != _kept(getattr(told, "provider_request_id", "")):
+        if told is None or bill.estimate is not None:  # the report names the call
+            continue
+        if bill.provider_request_id != _kept(getattr(told, "provider_request_id", "")):
             yield f"{which} is on the bill as {bill.provider_request_id or 'nameless'}, its entry names another call"
 
 
