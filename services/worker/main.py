@@ -73,6 +73,10 @@ class Settings:
     model_timeout_seconds: float = setting("of one model call, whole", default=600.0, minimum=0.1)
     model_silence_seconds: float = setting("of one model call, between two bytes", default=60.0, minimum=0.1)
     prompt_caching: bool = setting("ask the provider to keep the beginning of each prompt", default=True)
+    count_tokens: bool = setting("let the provider count long prompts, where the endpoint offers it", default=True)
+    count_tokens_above: int = setting(
+        "how many tokens of a prompt may be estimated here without asking", default=8192, minimum=0
+    )
     drain_seconds: float = setting("to give tasks back at the end", default=5.0, minimum=0.0)
     provider: ProviderSettings = group(ProviderSettings)
     common: CommonSettings = group(CommonSettings)
@@ -132,11 +136,14 @@ async def _open_parts(process: Process, settings: Settings, trust: TrustGate, du
             timeout_seconds=settings.model_timeout_seconds,
             silence_seconds=settings.model_silence_seconds,
             prompt_caching=settings.prompt_caching,
+            counts_tokens=settings.count_tokens,
         )
     )
     duties.start("commit stream", ledger.run)
     duties.start("tool stream", tools.run)
-    defaults = ModelDefaults(settings.model, settings.max_output_tokens, settings.context_window_tokens)
+    defaults = ModelDefaults(
+        settings.model, settings.max_output_tokens, settings.context_window_tokens, settings.count_tokens_above
+    )
     reports = UsageReports(ledger)
     duties.start("usage reports", reports.run)
     return Parts(ledger, tools, model, trust, defaults, reports, functions)

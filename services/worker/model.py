@@ -6,6 +6,7 @@ Retries are the worker's, written into the ledger: the library's own two would b
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,9 @@ from tenure.domain.budget import TokenUsage
 from tenure.domain.conversation import Message
 from tenure.domain.entries import ContentBlock
 from tenure.domain.failures import RETRYABLE, FailureClass, class_of_status
+from tenure.runtime import metrics
+
+_log: Final = logging.getLogger(__name__)
 
 MAX_CONNECTIONS: Final = 4096
 _STATUS_OF_TYPE: Final = {
@@ -44,6 +48,8 @@ LONGEST_RETRY_AFTER_SECONDS: Final = 24 * 3600.0
 """The longest wait that the ledger takes: no task lives longer."""
 
 
+COUNT_TIMEOUT_SECONDS: Final = 5.0
+_NOT_OFFERED: Final = frozenset({404, 405, 501})
 _BILLED_EVENTS: Final = frozenset({"message_start", "content_block_delta", "message_delta"})
 
 
@@ -131,9 +137,11 @@ class ModelClient:
         timeout_seconds: float,
         silence_seconds: float,
         prompt_caching: bool = True,
+        counts_tokens: bool = True,
     ) -> None:
         self.timeout_seconds = timeout_seconds
         self._prompt_caching = prompt_caching
+        self._counts_tokens = counts_tokens
         limits = httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS)
         timeout = anthropic.Timeout(silence_seconds, connect=5.0)
         self._client = anthropic.AsyncAnthropic(
@@ -171,6 +179,30 @@ class ModelClient:
             request_id=call.request_id,
             latency_seconds=time.monotonic() - began,
         )
+
+    async def count(self, request: ModelRequest) -> int | None:
+        """The input of a request as the provider counts it beforehand, in tokens; None: it does not say.
+
+        An endpoint that does not offer it is asked once. No failure is an error: there is a bound without it.
+        """
+        if not self._counts_tokens:
+            return None
+        try:
+            async with asyncio.timeout(COUNT_TIMEOUT_SECONDS):
+                counted = await self._client.messages.count_tokens(
+                    model=request.model,
+                    messages=cast("Any", request.messages),
+                    system=request.system or anthropic.omit,
+                    tools=cast("Any", request.tools) or anthropic.omit,
+                )
+        except (TimeoutError, anthropic.AnthropicError, httpx2.HTTPError, ValueError) as error:
+            status = getattr(error, "status_code", 0)
+            self._counts_tokens = status not in _NOT_OFFERED
+            metrics.count("tenure_worker_token_counts_total", result=str(status or type(error).__name__))
+            _log.warning("the provider did not count a prompt", extra={"why": _words(error)})
+            return None
+        metrics.count("tenure_worker_token_counts_total", result="COUNTED")
+        return counted.input_tokens
 
     async def _stream(self, request: ModelRequest, call: ModelCall) -> None:
         prompt = Prompt(request.system, request.tools, request.messages)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from services.worker.claim_ledger import ClaimLedger, Fact
+from services.worker.estimate import with_margin
 from services.worker.holdings import Holding
 from services.worker.interrupts import Interrupted
 from services.worker.model import ModelAnswer, ModelCall, ModelCallFailed, ModelRequest
@@ -46,6 +47,8 @@ class ModelStep:
         self._tools: list[dict[str, Any]] = []
         self.room = Room(ledger, window, self._system)
         self.interrupted_call: facts.ModelFailure | None = None
+        self._foreseen = 0
+        self._counted: tuple[ModelRequest, int | None] | None = None
         self._newest: tuple[facts.ModelAttempt, int, ModelCall] | None = None
 
     def use_tools(self, tools: Sequence[ToolDefinition]) -> None:
@@ -56,17 +59,38 @@ class ModelStep:
     async def reserve(self, move: CallModel, pending: Sequence[Fact], to_come: Message | None) -> Denied | None:
         """Commits `pending` and sets the call's tokens aside. None: granted, call it."""
         output_tokens = self.room.output_tokens(move)
+        input_tokens = await self._input_tokens(move, to_come)
         request = ReserveRequest(
             step=move.step,
             attempt_number=move.attempt_number,
             model=self._model,
-            input_tokens=self.room.upper_bound(move, to_come),
+            input_tokens=input_tokens,
             max_output_tokens=output_tokens,
             min_output_tokens=min(MIN_OUTPUT_TOKENS, output_tokens),
             summary_through_step=move.summary_through_step,
         )
         result = await self._ledger.reserve(pending, request)
         return result if isinstance(result, Denied) else None
+
+    async def _input_tokens(self, move: CallModel, to_come: Message | None) -> int:
+        """What the input takes at most: our own bound, or what the provider counts if too much of ours is a guess."""
+        self._foreseen = self.room.upper_bound(move, to_come)
+        if self.room.guessed(move, to_come) <= self._parts.defaults.count_tokens_above:
+            return self._foreseen
+        asked = self._prompt(move, to_come)
+        if self._counted is None or self._counted[0] != asked:  # asked again when others' reservations were in the way
+            counted = await self._holding.interrupts.guard(self._parts.model.count(asked))
+            self._counted = asked, counted
+        counted = self._counted[1]
+        return self._foreseen if counted is None else with_margin(counted)
+
+    def _prompt(self, move: CallModel, to_come: Message | None) -> ModelRequest:
+        """What will be sent, for counting."""
+        if move.summary_through_step:
+            asked = self.room.summary_messages(move.summary_through_step)
+            return ModelRequest(self._model, asked, 0, SUMMARY_SYSTEM)
+        messages = [*self._ledger.point.messages, *(() if to_come is None else (to_come,))]
+        return ModelRequest(self._model, messages, 0, self._system, self._tools)
 
     async def call(self) -> facts.ModelFailure | None:
         """Sends the reserved call and commits its answer and intents, or gives back its failure, not yet committed.
@@ -126,7 +150,7 @@ class ModelStep:
         if attempt.summary_through_step:
             asked = self.room.summary_messages(attempt.summary_through_step)
             return ModelRequest(attempt.model, asked, attempt.max_output_tokens, SUMMARY_SYSTEM, attempt=name)
-        unforeseen = max(0, self.room.upper_bound(CallModel(step, attempt.attempt_number)) - attempt.input_tokens)
+        unforeseen = max(0, self.room.upper_bound(CallModel(step, attempt.attempt_number)) - self._foreseen)
         return ModelRequest(
             model=attempt.model,
             messages=self._ledger.point.messages,

@@ -15,11 +15,15 @@ from tenure.control import Function
 
 @dataclass(frozen=True, slots=True)
 class ModelDefaults:
-    """For tasks that leave it to the worker. `context_window_tokens` 0: as large as the model's is."""
+    """For tasks that leave it to the worker. `context_window_tokens` 0: as large as the model's is.
+
+    `count_tokens_above`: the provider is asked to count when more of the input than this is a guess.
+    """
 
     model: str
     max_output_tokens: int
     context_window_tokens: int = 0
+    count_tokens_above: int = 0
 
 
 @dataclass(frozen=True, slots=True)

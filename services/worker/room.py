@@ -60,6 +60,11 @@ class Room:
             return InputEstimate(SUMMARY_SYSTEM, ()).upper_bound(asked)
         return self._bound(to_come, self._ledger.point.counted)
 
+    def guessed(self, move: CallModel, to_come: Message | None = None) -> int:
+        """How much of the bound nobody has counted, in tokens: what the provider did not see in the call before."""
+        counted = None if move.summary_through_step else self._ledger.point.counted
+        return self.upper_bound(move, to_come) - (counted[1] if counted else 0)
+
     def is_worth_keeping(self) -> bool:
         """Whether the provider keeps a prompt this long. By the conversation alone: a successor asks alike."""
         return self._bound(None, None) >= LEAST_TOKENS

@@ -6,7 +6,7 @@ reserve ──▶ call the model ──▶ commit answer + intents ──▶ run
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from services.worker.after_failure import after_failure
@@ -189,7 +189,9 @@ class TaskLoop(Loop):
 
     def _to_come(self) -> Message | None:
         """The user message that the next attempt will send, as far as it is known before the commit."""
-        content = [*self._point.pending_content, *_content_of(self._pending)]
+        uses = {intent.call_id: intent.tool_use_id for intent in self._point.intents.values()}
+        content = [*self._point.pending_content, *_content_of(self._pending, uses)]
+        content.sort(key=lambda block: block["type"] != "tool_result")  # results come before words
         return {"role": "user", "content": content} if content else None
 
 
@@ -197,13 +199,15 @@ def _transition(end: CloseOut) -> facts.Transition:
     return facts.Transition(end.to_state, end.reason, end.message, end.result, result_json=end.result_json)
 
 
-def _content_of(pending: Sequence[Fact]) -> list[dict[str, str]]:
-    """For measuring only: what the pending facts add to the next message."""
+def _content_of(pending: Sequence[Fact], uses: Mapping[str, str]) -> list[dict[str, str]]:
+    """For measuring only: what the pending facts add to the next message. `uses`: the provider's ids of calls."""
     content: list[dict[str, str]] = []
     for _, body in pending:
         match body:
             case facts.ToolOutcome():
-                content.append({"type": "tool_result", "tool_use_id": body.call_id, "content": body.outcome.content})
+                content.append(
+                    {"type": "tool_result", "tool_use_id": uses[body.call_id], "content": body.outcome.content}
+                )
             case facts.UserMessage() | facts.ResultRejected():
                 content.append({"type": "text", "text": body.text})
     return content
