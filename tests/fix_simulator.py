@@ -31,6 +31,10 @@ class SimulatorControl:
     def calls(self, endpoint: str = "messages") -> list[dict[str, Any]]:
         return [call for call in self._ask("/_sim/calls?limit=20000")["calls"] if call["endpoint"] == endpoint]
 
+    def running(self) -> list[dict[str, Any]]:
+        """The calls that are being answered, as they are billed so far."""
+        return list(self._ask("/_sim/running")["calls"])
+
     def billed(self) -> dict[str, int]:
         """The sums of all calls of this test."""
         return self._ask("/_sim/calls?limit=0")["billed"]

@@ -116,6 +116,10 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
         {"text": "One call.", "latency_ms": 1500, "calls": [_append("append_record_unsafe", "once")]},
         {"text": "It is written."},
     ],
+    "worker-wordy": [
+        {**_paced(0), "text": "word " * 1500, "latency_ms": 100, "deltas": 300, "repeat": 4},
+        {"text": "Done at last."},
+    ],
     "worker-long-answer": [{"text": "word " * 2000, "latency_ms": 60000, "deltas": 1000}],
 }
 """The goal names the record they write to."""
@@ -159,11 +163,12 @@ class WorkerBench:
         max_output_tokens: int = 0,
         tools: tuple[str, ...] | None = None,
         result_schema_json: str = "",
+        system: str = "",
     ) -> str:
         """A task whose goal is a word of its own."""
         spec = TaskSpec(
             goal=f"record-{uuid.uuid4().hex}",
-            agent=AgentSpec(model=model, max_output_tokens=max_output_tokens, tools=tools),
+            agent=AgentSpec(model=model, max_output_tokens=max_output_tokens, tools=tools, system=system),
             limits=limits or Limits(),
             policy=policy or TaskPolicy(),
             queue=self.queue,

@@ -1,0 +1,70 @@
+"""The ledger's total against the simulator's own bill, with workers killed in the middle of their calls."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.wire.enums import state_name
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+
+TASKS: Final = 2
+KILLS: Final = 3
+MOST_OFF: Final = 0.01
+INPUT: Final = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+COUNTS: Final = (*INPUT, "output_tokens")
+SYSTEM: Final = "Be brief, and say what you do. " * 250
+"""Two thousand tokens: a call's bill is mostly its input, as agents' bills are."""
+
+
+async def bills(bench, task_ids):
+    listed = {}
+    for task_id in task_ids:
+        answer = await bench.ledger.ListBills(pb.ListBillsRequest(task_id=task_id), timeout=CALL_SECONDS)
+        listed.update({f"{task_id}/{bill.step}/{bill.attempt_number}": bill for bill in answer.bills})
+    return listed
+
+
+async def all_are_speaking(bench, output_tokens):
+    """Waits until every task has a call that drips, and so was answered in part."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            calls = await asyncio.to_thread(bench.simulator.running)
+            dripping = [call for call in calls if call["fault"] == "drip_ms"]
+            if len(dripping) == TASKS and all(call["output_tokens"] >= output_tokens for call in dripping):
+                return
+            await asyncio.sleep(0.02)
+
+
+async def test_a_run_whose_workers_are_killed_is_billed_within_one_percent(bench):
+    """Calls drip for two minutes, sixteen tokens a second, until their worker is killed; others are answered at once."""
+    victim = await bench.start_worker()
+    bench.simulator.order_fault(drip_ms=400, count=TASKS)
+    task_ids = [await bench.submit("sim-worker-wordy", system=SYSTEM) for _ in range(TASKS)]
+    for kill in range(KILLS):
+        successor = await bench.start_worker()
+        await all_are_speaking(bench, 10 + 10 * kill)
+        if kill + 1 < KILLS:
+            bench.simulator.order_fault(latency_ms=100, count=TASKS)
+            bench.simulator.order_fault(drip_ms=400, count=TASKS)
+        victim.kill()
+        victim = successor
+    tasks = [await bench.ended(task_id) for task_id in task_ids]
+    assert [state_name(task.state) for task in tasks] == ["SUCCEEDED"] * TASKS
+    calls = {call["attempt"]: call for task_id in task_ids for call in bench.model_calls(task_id)}
+    ledger = await bills(bench, task_ids)
+
+    assert ledger.keys() == calls.keys()
+    lost = {name: bill for name, bill in ledger.items() if bill.lost}
+    assert len(lost) == TASKS * KILLS
+    for name, bill in ledger.items():
+        exact = INPUT if bill.lost else COUNTS
+        assert [getattr(bill.usage, count) for count in exact] == [calls[name][count] for count in exact], name
+        assert bill.lost == (calls[name]["ending"] == "abandoned")
+
+    billed = sum(call[count] for call in calls.values() for count in COUNTS)
+    counted = sum(task.budget.used_tokens for task in tasks)
+    assert counted == sum(getattr(bill.usage, count) for bill in ledger.values() for count in COUNTS)
+    assert abs(counted - billed) <= MOST_OFF * billed, f"{counted} counted, {billed} billed"
+    assert sum(task.budget.reserved_tokens for task in tasks) == 0
