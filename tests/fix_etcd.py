@@ -14,6 +14,7 @@ import pytest_asyncio
 from tenure.dev.etcd_process import EtcdProcess
 from tenure.dev.etcd_start import start_cluster, start_etcd
 from tenure.runtime.etcd.client import EtcdClient
+from tests.store_folder import store_folder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -32,11 +33,12 @@ class EtcdSpace:
 
 
 @pytest.fixture(scope="session")
-def etcd_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdProcess]:
+def etcd_process() -> Iterator[EtcdProcess]:
     """The session's etcd. Not to be killed or paused: `own_etcd` is for that."""
-    process = start_etcd(tmp_path_factory.mktemp("etcd"))
-    yield process
-    process.stop()
+    with store_folder() as folder:
+        process = start_etcd(folder)
+        yield process
+        process.stop()
 
 
 @pytest_asyncio.fixture

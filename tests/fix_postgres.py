@@ -18,6 +18,7 @@ from psycopg import sql
 
 from tenure.dev.postgres_process import PostgresProcess
 from tenure.runtime.migrations import Migrations, migrate
+from tests.store_folder import store_folder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -34,9 +35,9 @@ class FreshDatabase(Protocol):
 
 
 @pytest.fixture(scope="session")
-def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresProcess]:
+def postgres_server() -> Iterator[PostgresProcess]:
     """The server all tests share: who stops or kills it starts `own_postgres` instead."""
-    with PostgresProcess(tmp_path_factory.mktemp("postgres") / "data") as server:
+    with store_folder() as folder, PostgresProcess(folder / "data") as server:
         yield server
 
 

@@ -8,11 +8,13 @@ import pytest
 import pytest_asyncio
 
 from tests.fault.suite.installation import Installation, Size, attended, installation
+from tests.store_folder import store_folder
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def small_installation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Installation]:
     """One of each service and two workers: whatever dies is missed by everybody."""
-    folder = tmp_path_factory.mktemp("faults")
-    async with installation(folder, Size(replicas=1, workers=2, deaf=False)) as install, attended(install):
-        yield install
+    folder, size = tmp_path_factory.mktemp("faults"), Size(replicas=1, workers=2, deaf=False)
+    with store_folder() as stores:
+        async with installation(folder, size, stores) as install, attended(install):
+            yield install

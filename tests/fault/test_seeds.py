@@ -11,6 +11,7 @@ from tests.fault.suite.installation import Installation, Size, attended, install
 from tests.fault.suite.report import told
 from tests.fault.suite.schedule import plan
 from tests.fault.suite.trial import Trial
+from tests.store_folder import store_folder
 
 pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
 
@@ -19,8 +20,9 @@ SEEDS = (1, 2, 3, 4)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def replicated(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Installation]:
-    async with installation(tmp_path_factory.mktemp("seeds"), Size()) as install, attended(install):
-        yield install
+    with store_folder() as stores:
+        async with installation(tmp_path_factory.mktemp("seeds"), Size(), stores) as install, attended(install):
+            yield install
 
 
 @pytest.mark.parametrize("seed", SEEDS)

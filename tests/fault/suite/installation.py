@@ -72,10 +72,11 @@ class Installation:
 
 
 @asynccontextmanager
-async def installation(folder: Path, size: Size) -> AsyncIterator[Installation]:
-    """Everything serves inside, and nothing is left afterwards."""
+async def installation(folder: Path, size: Size, stores: Path | None = None) -> AsyncIterator[Installation]:
+    """Everything serves inside, and nothing is left afterwards. `stores`: a folder for their files."""
     folder.mkdir(parents=True, exist_ok=True)
-    async with PostgresProcess(folder / "postgres") as postgres, _etcd(folder / "etcd", size) as etcd:
+    stores = stores or folder
+    async with PostgresProcess(stores / "postgres") as postgres, _etcd(stores / "etcd", size) as etcd:
         await ensure_database(postgres.dsn(), DATABASE)
         stack: Stack | None = None
 
