@@ -104,14 +104,14 @@ async def test_a_worker_that_lives_without_progress_loses_the_task(fleet: Fleet)
 
 async def test_progress_keeps_the_task(fleet: Fleet):
     """For longer than a claim may go without it."""
-    replica = await fleet.coordinator(progress_timeout_seconds="8")
+    replica = await fleet.coordinator(progress_timeout_seconds="5")
     worker = await fleet.worker(replica)
     await fleet.submit()
     grant = await worker.next_grant()
     await worker.open(grant)
     clock = asyncio.get_running_loop().time
     began, tokens = clock(), 0
-    while clock() - began < 10:
+    while clock() - began < 6.5:
         tokens += 1
         worker.progress[grant.claim_id] = pb.Progress(output_tokens=tokens)
         await asyncio.sleep(0.2)
