@@ -14,10 +14,10 @@ import pytest
 
 from tests.patience import slowness_now
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
 COMMAND = [sys.executable, "-c", "from tenure.cli.main import main; main()", "demo", "--json"]
-WHOLE_SECONDS = 220
+WHOLE_SECONDS = 500
 STOP_SECONDS = 120
 IN_TIME = {"resumed_after_freeze", "resumed_after_kill"}
 """What is judged by seconds, which are more on a busy machine; all else holds on any."""

@@ -16,7 +16,7 @@ from tenure.dev.dev_file import read_addresses
 from tests.end_to_end.command import next_value, start, started, tenure
 from tests.patience import PATIENCE_SECONDS
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks at processes through /proc")
 QUICK = ("--latency-ms", "0", "--workers", "1")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.end_to_end.documented import PAGE, Terminal, normal, steps_of
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
 
 async def test_every_documented_command_says_what_the_page_shows(installation, tmp_path):

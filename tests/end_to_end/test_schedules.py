@@ -21,7 +21,7 @@ from tests.end_to_end.installation import Installation
 from tests.patience import PATIENCE_SECONDS
 from tests.shifted_clocks import Clocks
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
 EVERY_MINUTE = "* * * * *"
 A_DAY = 86_400.0

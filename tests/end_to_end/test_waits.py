@@ -130,7 +130,7 @@ async def test_a_waiting_task_is_cancelled_at_once(installation: Installation) -
         check_whole(await installation.entries(task_id))
 
 
-@pytest.mark.timeout(300)  # it starts everything twice
+@pytest.mark.timeout(600)  # it starts everything twice
 async def test_waits_survive_a_restart_of_every_service(own_installation: Installation) -> None:
     install = own_installation
     name = f"event-{uuid.uuid4().hex}"

@@ -11,7 +11,7 @@ from tests.end_to_end.command import Done, tenure
 from tests.end_to_end.installation import Installation
 from tests.fix_webhooks import MakeReceiver, Reply
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
 
 async def test_an_endpoint_registered_by_the_command_hears_of_the_wait_and_then_of_the_end(

@@ -13,7 +13,7 @@ from tests.fault.suite.schedule import plan
 from tests.fault.suite.trial import Trial
 from tests.store_folder import store_folder
 
-pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
 SEEDS = (1, 2, 3, 4)
 

@@ -179,7 +179,7 @@ async def test_a_service_that_slept_longer_than_it_is_trusted_costs_only_time(be
     await check_done(bench, task_id, effects=PACED)
 
 
-@pytest.mark.timeout(240)  # it starts six workers, one after another
+@pytest.mark.timeout(600)  # it starts six workers, one after another
 async def test_a_task_that_kills_whoever_works_on_it_fails_and_takes_no_other_along(bench: WorkerBench) -> None:
     """The test is the poison: it kills every worker that is about to call the model for it."""
     poison = await bench.submit("sim-worker-long-answer")
