@@ -55,6 +55,7 @@ def task_row(task: task_pb2.Task) -> TaskRow:
         usage=usage_to_domain(task.usage),
         result=task.result,
         root_task_id=task.root_task_id,
+        used_nano_usd=task.used_nano_usd,
     )
 
 
@@ -77,6 +78,8 @@ def bill(task_id: str, row: ledger_pb2.Bill) -> Bill:
         lost=row.lost,
         settled_at=_unix(row.settle_time),
         estimate=usage_to_domain(row.estimated_usage) if row.HasField("estimated_usage") else None,
+        nano_usd=row.nano_usd,
+        unpriced=row.unpriced,
     )
 
 

@@ -61,6 +61,7 @@ class TaskRow:
     result: str = ""
     root_task_id: str = ""
     granted: Fence | None = None
+    used_nano_usd: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +240,8 @@ class Bill:
     provider_request_id: str = ""
     lost: bool = False
     settled_at: float = 0.0
+    nano_usd: int = 0
+    unpriced: bool = True
     estimate: TokenUsage | None = None
 
     @property

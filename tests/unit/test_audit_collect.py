@@ -82,8 +82,8 @@ class Moving:
             yield entry
 
     async def bills(self, _task_id: str) -> Any:
-        yield ledger_pb2.Bill(step=1, attempt_number=1, root_task_id=TASK)
-        late = ledger_pb2.Bill(step=2, attempt_number=1, root_task_id=TASK)
+        yield ledger_pb2.Bill(step=1, attempt_number=1, root_task_id=TASK, unpriced=True)
+        late = ledger_pb2.Bill(step=2, attempt_number=1, root_task_id=TASK, unpriced=True)
         late.settle_time.seconds = 99
         yield late
 

@@ -9,10 +9,11 @@ import pytest
 
 from tenure.audit import history as seen
 from tenure.audit.task_history import collected_in, split
-from tenure.audit.verify import Examination, verify
+from tenure.audit.verify import Examination, Violation, verify
 from tenure.domain import entries as facts
 from tenure.domain.budget import Budget, TokenUsage
-from tests.unit.audit_story import ANSWER_USAGE, Story
+from tenure.domain.money import Prices, Rates
+from tests.unit.audit_story import ANSWER_USAGE, LOST_USAGE, Story
 
 SET_ASIDE, USED = 150, ANSWER_USAGE.total
 """Of one model call in a story."""
@@ -24,7 +25,7 @@ class Family:
     """A root and two children, told in turn by one clock."""
 
     def __init__(self, cap: int) -> None:
-        self.cap, self.now = cap, 1_700_000_000.0
+        self.cap, self.max_nano_usd, self.now = cap, 0, 1_700_000_000.0
         self.members = [Story(task_id=f"018f0000-0000-7000-8000-{n:012}", request_id=f"r-{n}") for n in range(3)]
         for who in (ROOT, FIRST, SECOND):
             self.tell(who, "submit")
@@ -53,7 +54,7 @@ class Family:
         root_id = self.members[ROOT].task_id
         return [
             seen.History(
-                tasks=(replace(member.row(), root_task_id=root_id),),
+                tasks=(self._row(member),),
                 entries=tuple(map(self._with_its_cap, member.entries)),
                 bills=tuple(replace(bill, root_task_id=root_id) for bill in member.bills),
                 budgets=(seen.BudgetRow(root_task_id=root_id, budget=budget),),
@@ -61,15 +62,31 @@ class Family:
             for member in self.members
         ]
 
+    def _row(self, member: Story) -> seen.TaskRow:
+        cost = sum(bill.nano_usd for bill in member.bills)
+        return replace(member.row(), root_task_id=self.members[ROOT].task_id, used_nano_usd=cost)
+
     def _with_its_cap(self, entry: seen.LedgerEntry) -> seen.LedgerEntry:
         if not isinstance(entry.body, facts.Submitted):
             return entry
         spec = entry.body.spec
-        limits = replace(spec.limits, max_tokens=self.cap)
+        limits = replace(spec.limits, max_tokens=self.cap, max_nano_usd=self.max_nano_usd)
         return replace(entry, body=replace(entry.body, spec=replace(spec, limits=limits)))
 
 
 def told(family: Family, **row: int) -> list[str]:
+    """What the checker says of budgets."""
+    found = violations(family, **row)
+    assert {each.invariant for each in found} <= {"I17"}
+    return [each.message for each in found]
+
+
+def invariants(family: Family, **row: int) -> set[str]:
+    """What is broken."""
+    return {each.invariant for each in violations(family, **row)}
+
+
+def violations(family: Family, **row: int) -> list[Violation]:
     """What the checker says, of all at once and of one after the other."""
     parts = family.parts(**row)
     joined: dict[str, Any] = {name: tuple(one for part in parts for one in getattr(part, name)) for name in SOURCES}
@@ -80,8 +97,7 @@ def told(family: Family, **row: int) -> list[str]:
             examination.add(task)
     found = verify(whole)
     assert list(examination.report().violations) == found
-    assert {each.invariant for each in found} <= {"I17"}
-    return [each.message for each in found]
+    return found
 
 
 def all_at_once(cap: int) -> Family:
@@ -152,3 +168,60 @@ def test_what_is_not_known_of_a_task_that_goes_on_is_no_violation() -> None:
     family.ask(ROOT, SECOND)
     family.answer(ROOT, SECOND)
     assert told(family, used_tokens=2 * USED + 10) == []
+
+
+PRICES = Prices.flat(Rates(2 * 10**9, 10 * 10**9, 3 * 10**9, 10**8))
+"""In nano dollars a token: 2,000 for input, 10,000 for output."""
+ASIDE_NANO_USD, USED_NANO_USD = 100 * 2_000 + 50 * 10_000, 100 * 2_000 + 20 * 10_000
+
+
+def priced(family: Family) -> Family:
+    """The same, by models whose price is known."""
+    for member in family.members:
+        for place, entry in enumerate(member.entries):
+            if isinstance(entry.body, facts.ModelAttempt):
+                body = replace(entry.body, reserved_nano_usd=ASIDE_NANO_USD, prices=PRICES)
+                member.entries[place] = replace(entry, body=body)
+        member.bills = [replace(bill, nano_usd=USED_NANO_USD, unpriced=False) for bill in member.bills]
+    return family
+
+
+def money(family: Family, nano_usd: int, **row: int) -> list[str]:
+    """What the checker says of a tree that has a cap in money."""
+    family.max_nano_usd = nano_usd
+    return told(family, **{"max_nano_usd": nano_usd, "used_nano_usd": 3 * USED_NANO_USD, **row})
+
+
+def test_money_set_aside_at_once_fits_under_its_cap() -> None:
+    assert money(priced(all_at_once(10_000)), 3 * ASIDE_NANO_USD) == []
+
+
+def test_a_moment_beyond_the_cap_in_money_is_noticed() -> None:
+    [message] = money(priced(all_at_once(10_000)), 3 * ASIDE_NANO_USD - 1)
+    assert f"set aside of 10000 ({3 * ASIDE_NANO_USD - 1} n$)" in message
+
+
+@pytest.mark.parametrize("row", [{"used_nano_usd": 1}, {"reserved_nano_usd": 1}, {"max_nano_usd": 10**12}])
+def test_money_in_the_row_that_the_entries_do_not_come_to_is_noticed(row: dict[str, int]) -> None:
+    assert money(priced(all_at_once(10_000)), 3 * ASIDE_NANO_USD, **row)
+
+
+def test_a_bill_by_other_prices_is_noticed() -> None:
+    family = priced(all_at_once(10_000))
+    [bill] = family.members[FIRST].bills
+    family.members[FIRST].bills = [replace(bill, nano_usd=bill.nano_usd - 1)]
+    assert invariants(family, max_nano_usd=0, used_nano_usd=3 * USED_NANO_USD) == {"I17", "I18"}
+
+
+def test_what_a_lost_calls_worker_says_later_is_on_the_bill_and_in_the_budget_and_in_no_entry() -> None:
+    family = Family(3 * SET_ASIDE)
+    for one in (ROOT, FIRST, SECOND):
+        family.ask(one)
+        family.tell(one, "lose_attempt")
+        family.tell(one, "end")
+    estimate = LOST_USAGE
+    [bill] = family.members[FIRST].bills
+    later = TokenUsage(estimate.input_tokens, estimate.output_tokens + 30)
+    family.members[FIRST].bills = [replace(bill, usage=later, estimate=estimate)]
+    assert told(family) == []
+    assert told(family, used_tokens=3 * estimate.total) != []

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 from typing import Final
 
+from tenure.audit.amounts import charge
 from tenure.audit.check import Check
 from tenure.audit.history import History, LedgerEntry
 from tenure.audit.reading import drives_itself, of_kind, own, place
@@ -51,10 +52,28 @@ def bills_say_whose_and_how(task: TaskHistory) -> Iterator[str]:
         if told is not None and bill.lost != isinstance(told, AttemptLost):
             kept = "an estimate" if bill.lost else "what was told"
             yield f"{which} is on the bill as {kept}, its entry says otherwise"
+        if bill.estimate is not None and not bill.lost:
+            yield f"{which} was not lost, and its bill was changed by a report"
         if told is None or bill.estimate is not None:  # the report names the call
             continue
         if bill.provider_request_id != _kept(getattr(told, "provider_request_id", "")):
             yield f"{which} is on the bill as {bill.provider_request_id or 'nameless'}, its entry names another call"
+
+
+def bills_cost_what_was_agreed(task: TaskHistory) -> Iterator[str]:
+    """I18: money is charged by the prices that were set down with the reservation, and by nothing later."""
+    attempts = {
+        (entry.step, attempt.attempt_number): attempt for entry, attempt in of_kind(own(task.entries), ModelAttempt)
+    }
+    for bill in task.bills:
+        attempt = attempts.get((bill.step, bill.attempt_number))
+        if attempt is None:
+            continue
+        which = f"step {bill.step} attempt {bill.attempt_number}"
+        if bill.nano_usd != (expected := charge(attempt.prices, bill.usage)):
+            yield f"{which} is on the bill with {bill.nano_usd} n$, by its prices it costs {expected}"
+        if bill.unpriced != (attempt.prices is None):
+            yield f"{which} is on the bill as {'unpriced' if bill.unpriced else 'priced'}, its entry says otherwise"
 
 
 def model_calls_are_in_the_ledger(task: TaskHistory) -> Iterator[str]:
@@ -105,5 +124,6 @@ CHECKS: Final = (
     Check(
         "I18", "the bill says whose it is and how it is known", ("tasks", "bills", "entries"), bills_say_whose_and_how
     ),
+    Check("I18", "the bill charges what was agreed", ("bills", "entries"), bills_cost_what_was_agreed),
     Check("I19", "model calls have an attempt of their own", ("model_calls", "entries"), model_calls_are_in_the_ledger),
 )

@@ -1,11 +1,12 @@
-"""Tokens set aside and used: never more than the cap, and nothing set aside that nobody will settle."""
+"""Tokens and money set aside and used by one task: never more than its caps, and nothing that nobody will settle."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Final
+from operator import itemgetter
+from typing import Final, NamedTuple
 
+from tenure.audit.amounts import NOTHING, Amount, charge
 from tenure.audit.check import Check
 from tenure.audit.history import LedgerEntry
 from tenure.audit.reading import of_kind, own, place
@@ -24,42 +25,63 @@ from tenure.domain.entries import (
     WaitResolution,
 )
 from tenure.domain.states import TaskState
+from tenure.domain.task import Limits
 
 
-@dataclass(slots=True)
-class Tally:
-    """A task's use of tokens up to some entry."""
+class Settled(NamedTuple):
+    """An attempt and its end: what was set aside, what was told then, and what is on the bill now."""
 
-    used: TokenUsage = field(default_factory=TokenUsage)
-    reserved: int = 0
+    set_aside: Amount
+    told: Amount
+    billed: Amount
 
-    def add(self, entry: LedgerEntry) -> None:
-        """Takes the next entry in."""
+    @property
+    def at_least(self) -> Amount:
+        """What was used of it from then on, whenever a later report was made."""
+        return Amount(min(self.told.tokens, self.billed.tokens), min(self.told.nano_usd, self.billed.nano_usd))
+
+
+def spending(task: TaskHistory) -> Iterator[tuple[LedgerEntry, ModelAttempt | Settled | None]]:
+    """A task's own entries in order, with the attempt that each opens or ends."""
+    reported = {(bill.step, bill.attempt_number): bill.usage for bill in task.bills if bill.estimate is not None}
+    open_now: ModelAttempt | None = None
+    for entry in own(task.entries):
         match entry.body:
             case ModelAttempt() as attempt:
-                self.reserved = attempt.reserved_tokens
+                open_now = attempt
+                yield entry, attempt
             case AssistantMessage() | ModelFailure() | AttemptLost() as settled:
-                self.used += settled.usage
-                self.reserved = 0
+                billed = reported.get((entry.step, settled.attempt_number), settled.usage)
+                yield entry, _settled(open_now, settled.usage, billed)
+                open_now = None
             case _:
-                pass
+                yield entry, None
 
 
-def tally(task: TaskHistory) -> Tally:
-    """What a task's entries come to."""
-    sum_of = Tally()
-    for entry in own(task.entries):
-        sum_of.add(entry)
-    return sum_of
+def set_aside_for(attempt: ModelAttempt) -> Amount:
+    """What the attempt holds while it is open."""
+    return Amount(attempt.reserved_tokens, attempt.reserved_nano_usd)
 
 
-def raise_of(body: Body | None) -> int:
-    """The tokens by which a fact raises the cap of its task's root."""
+def cap_of(limits: Limits) -> Amount:
+    """Money 0: without a cap."""
+    return Amount(limits.max_tokens, limits.max_nano_usd)
+
+
+def raise_of(body: Body | None) -> Amount:
+    """By how much a fact raises the caps of its task's root."""
     match body:
-        case OperatorRequest(act=Requeue(extra_tokens=tokens)) | WaitResolution(extra_budget_tokens=tokens):
-            return tokens
+        case OperatorRequest(act=Requeue() as act):
+            return Amount(act.extra_tokens)
+        case WaitResolution(extra_budget_tokens=tokens):
+            return Amount(tokens)
         case _:
-            return 0
+            return NOTHING
+
+
+def raised(cap: Amount, by: Amount) -> Amount:
+    """What had no cap in money gets none."""
+    return Amount(cap.tokens + by.tokens, cap.nano_usd + by.nano_usd if cap.nano_usd else 0)
 
 
 def attempts_are_settled_once(task: TaskHistory) -> Iterator[str]:
@@ -92,28 +114,69 @@ def caps_hold(task: TaskHistory) -> Iterator[str]:
     goal = next(of_kind(task.entries, Submitted), None)
     if goal is None:
         return
-    cap = goal[1].spec.limits.max_tokens
-    sum_of = Tally()
-    for entry in own(task.entries):
-        sum_of.add(entry)
-        cap += raise_of(entry.body)
-        if not isinstance(entry.body, ModelAttempt):
-            continue
-        total = sum_of.used.total + sum_of.reserved
-        if total > cap:
-            yield f"{place(entry)} sets {sum_of.reserved} tokens aside with {sum_of.used.total} used: {total} of {cap}"
-        if sum_of.reserved < entry.body.input_tokens + entry.body.max_output_tokens:
-            yield f"{place(entry)} sets less aside than its input and output may come to"
+    cap, used = cap_of(goal[1].spec.limits), NOTHING
+    for entry, spent in spending(task):
+        cap = raised(cap, raise_of(entry.body))
+        match spent:
+            case Settled() as settled:
+                used += settled.at_least
+            case ModelAttempt() as attempt:
+                yield from _beyond(entry, attempt, used, cap)
+            case None:
+                pass
+
+
+def _beyond(entry: LedgerEntry, attempt: ModelAttempt, used: Amount, cap: Amount) -> Iterator[str]:
+    aside = set_aside_for(attempt)
+    total = used + aside
+    if total.tokens > cap.tokens or total.nano_usd > cap.nano_usd > 0:
+        yield f"{place(entry)} sets {aside} aside with {used} used: {total} of {cap}"
+    if aside.tokens < attempt.input_tokens + attempt.max_output_tokens:
+        yield f"{place(entry)} sets less aside than its input and output may come to"
+    whole = TokenUsage(input_tokens=attempt.input_tokens, output_tokens=attempt.max_output_tokens)
+    if aside.nano_usd < charge(attempt.prices, whole):
+        yield f"{place(entry)} sets less aside than its input and output may cost"
 
 
 def the_row_has_used_what_its_entries_say(task: TaskHistory) -> Iterator[str]:
     """I17, of the snapshot. It was read before the bills: what was reported meanwhile is not in it."""
-    told = tally(task).used
-    possible = {told}
-    for correction in [bill.correction for bill in task.bills if bill.estimate is not None][:MOST_CORRECTIONS]:
-        possible |= {some + correction for some in possible}
-    if task.row is not None and task.row.usage not in possible:
+    if task.row is None:
+        return
+    ends = [spent for _, spent in spending(task) if isinstance(spent, Settled)]
+    told = sum((entry.usage for entry in _ends(task)), start=TokenUsage())
+    possible = {(told, sum(spent.told.nano_usd for spent in ends))}
+    corrections = _corrections(task)
+    for correction, cost in corrections:
+        possible |= {(usage + correction, nano_usd + cost) for usage, nano_usd in possible}
+    if task.row.usage not in {usage for usage, _ in possible}:
         yield f"the task's row has used {_usage(task.row.usage)}, its entries {_usage(told)}"
+    elif (task.row.usage, task.row.used_nano_usd) not in possible:
+        costs = " or ".join(str(cost) for _, cost in sorted(possible, key=itemgetter(1)))
+        yield f"the task's row has cost {task.row.used_nano_usd} n$, its entries {costs}"
+
+
+def _corrections(task: TaskHistory) -> list[tuple[TokenUsage, int]]:
+    """What reports added to a task's bill, in tokens and money."""
+    opened = of_kind(own(task.entries), ModelAttempt)
+    prices = {(entry.step, attempt.attempt_number): attempt.prices for entry, attempt in opened}
+    reported = [bill for bill in task.bills if bill.estimate is not None][:MOST_CORRECTIONS]
+    was = [charge(prices.get((bill.step, bill.attempt_number)), bill.settled_with) for bill in reported]
+    return [(bill.correction, bill.nano_usd - cost) for bill, cost in zip(reported, was, strict=True)]
+
+
+def _ends(task: TaskHistory) -> Iterator[AssistantMessage | ModelFailure | AttemptLost]:
+    for entry in own(task.entries):
+        if isinstance(entry.body, AssistantMessage | ModelFailure | AttemptLost):
+            yield entry.body
+
+
+def _settled(attempt: ModelAttempt | None, told: TokenUsage, billed: TokenUsage) -> Settled:
+    prices = attempt.prices if attempt is not None else None
+    return Settled(
+        set_aside_for(attempt) if attempt is not None else NOTHING,
+        Amount(told.total, charge(prices, told)),
+        Amount(billed.total, charge(prices, billed)),
+    )
 
 
 def _usage(usage: TokenUsage) -> str:
@@ -128,6 +191,6 @@ MOST_CORRECTIONS: Final = 10
 
 CHECKS: Final = (
     Check("I17", "model attempts are opened and settled once each", ("entries",), attempts_are_settled_once),
-    Check("I17", "nothing is set aside beyond the cap", ("entries",), caps_hold),
+    Check("I17", "nothing is set aside beyond a task's own caps", ("entries",), caps_hold),
     Check("I17", "the row's use is its entries'", ("tasks", "entries"), the_row_has_used_what_its_entries_say),
 )

@@ -13,47 +13,65 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Final, NamedTuple
 
+from tenure.audit.amounts import NOTHING, Amount
 from tenure.audit.check import SumCheck
-from tenure.audit.checks.budgets import raise_of
-from tenure.audit.reading import own
+from tenure.audit.checks.budgets import Settled, cap_of, raise_of, raised, set_aside_for, spending
 from tenure.audit.task_history import TaskHistory
 from tenure.audit.violation import Violation
 from tenure.domain.budget import Budget
-from tenure.domain.entries import AssistantMessage, AttemptLost, ModelAttempt, ModelFailure, Submitted
+from tenure.domain.entries import ModelAttempt, Submitted
 from tenure.domain.states import TERMINAL
 
 
 class _Change(NamedTuple):
-    """What one entry does to the budget. `beyond`: what an attempt came to above what it had set aside."""
+    """What one entry does to the budget.
+
+    `beyond`: what an attempt came to above what it had set aside; `reported`: what was said later above what was used.
+    """
 
     at: float
-    cap: int = 0
-    used: int = 0
-    reserved: int = 0
-    beyond: int = 0
+    cap: Amount = NOTHING
+    used: Amount = NOTHING
+    reserved: Amount = NOTHING
+    beyond: Amount = NOTHING
+    reported: Amount = NOTHING
+    begins: bool = False
 
 
 class _Stand(NamedTuple):
     """A budget at some moment."""
 
-    cap: int
-    used: int
-    reserved: int
-    beyond: int = 0
-
-    def after(self, change: _Change) -> _Stand:
-        return _Stand(
-            self.cap + change.cap,
-            self.used + change.used,
-            self.reserved + change.reserved,
-            self.beyond + change.beyond,
-        )
+    cap: Amount = NOTHING
+    used: Amount = NOTHING
+    reserved: Amount = NOTHING
 
     def __str__(self) -> str:
         return f"{self.used} used and {self.reserved} set aside of {self.cap}"
 
 
-_NOTHING: Final = _Stand(0, 0, 0)
+class _Moment(NamedTuple):
+    """Where the changes so far have led."""
+
+    stand: _Stand = _Stand()
+    beyond: Amount = NOTHING
+    reported: Amount = NOTHING
+
+    def after(self, change: _Change) -> _Moment:
+        now = self.stand
+        cap = now.cap + change.cap if change.begins else raised(now.cap, change.cap)
+        stand = _Stand(cap, now.used + change.used, now.reserved + change.reserved)
+        return _Moment(stand, self.beyond + change.beyond, self.reported + change.reported)
+
+    @property
+    def final(self) -> _Stand:
+        """With what was reported."""
+        return self.stand._replace(used=self.stand.used + self.reported)
+
+    def is_too_much(self, unknown: Amount) -> bool:
+        """Whether more is taken than may be. `unknown`: by how much the caps were raised nobody knows when."""
+        taken = self.stand.used + self.stand.reserved - self.beyond
+        cap = self.stand.cap + unknown
+        return taken.tokens > cap.tokens or taken.nano_usd > cap.nano_usd > 0
 
 
 @dataclass(slots=True)
@@ -70,15 +88,16 @@ class _Root:
     def add(self, task: TaskHistory, changes: list[_Change], *, is_root: bool) -> None:
         """One of its tasks. What is open at the end of what is known of it may have been settled right after that."""
         self.changes += changes
-        if reserved := _stand(changes).reserved:
-            self.after.append(_Change(math.nextafter(changes[-1].at, math.inf), reserved=-reserved))
+        reserved = _come_to(changes).reserved
+        if reserved != NOTHING:
+            self.after.append(_Change(math.nextafter(changes[-1].at, math.inf), reserved=NOTHING - reserved))
         self.tasks += 1
         self.has_itself |= is_root
         self.at_rest &= "settled" in task.collected or (task.row is not None and task.row.state in TERMINAL)
 
     def violations(self) -> Iterator[str]:
         """What does not add up."""
-        come_to = _stand(self.changes)._replace(beyond=0)
+        come_to = _come_to(self.changes)
         is_whole = self.has_itself and (self.tasks == 1 or self.at_rest)
         if is_whole and self.stands is not None and self.stands != come_to:
             yield f"the budget has {self.stands}, its entries come to {come_to}"
@@ -87,14 +106,15 @@ class _Root:
 
     def _first_moment_beyond(self) -> str:
         """A cap that was raised in a task that is not known was raised at the beginning, as far as anybody can tell."""
-        now, cap = _NOTHING, _stand(self.changes).cap
-        unknown = max(0, self.stands.cap - cap) if self.stands is not None else 0
+        unknown = (self.stands.cap - _come_to(self.changes).cap).above_nothing if self.stands is not None else NOTHING
+        now = _Moment()
         in_order = sorted([*self.changes, *self.after], key=attrgetter("at"))
         for at, together in groupby(in_order, key=attrgetter("at")):
             for change in together:
                 now = now.after(change)
-            if now.used + now.reserved > now.cap + unknown + now.beyond:
-                return f"at {at:.6f} the budget had {now}, and {now.beyond} of that were beyond what was set aside"
+            if now.is_too_much(unknown):
+                told = f"{now.beyond} of that were beyond what was set aside" if now.beyond != NOTHING else "too much"
+                return f"at {at:.6f} the budget had {now.stand}: {told}"
         return ""
 
 
@@ -113,7 +133,7 @@ class _Roots:
         is_root = root_id == task.task_id
         changes = list(_changes(task, is_root=is_root))
         stands = None if task.budget is None else _of_row(task.budget.budget)
-        if root_id not in self._roots and stands is not None and stands == _stand(changes)._replace(beyond=0):
+        if root_id not in self._roots and stands is not None and stands == _come_to(changes):
             self._alone[root_id] = stands
             return
         self._root(root_id).add(task, changes, is_root=is_root)
@@ -129,7 +149,8 @@ class _Roots:
         root = self._roots.setdefault(root_id, _Root())
         alone = self._alone.pop(root_id, None)
         if alone is not None:
-            root.changes.append(_Change(0.0, alone.cap, alone.used, alone.reserved, alone.used + alone.reserved))
+            taken = alone.used + alone.reserved
+            root.changes.append(_Change(0.0, alone.cap, alone.used, alone.reserved, taken, begins=True))
             root.tasks, root.has_itself, root.stands = 1, True, alone
         return root
 
@@ -141,22 +162,19 @@ class _Roots:
 
 def _changes(task: TaskHistory, *, is_root: bool) -> Iterator[_Change]:
     """Of one task, in order."""
-    reserved = 0
-    for entry in own(task.entries):
+    for entry, spent in spending(task):
         at = entry.recorded_at
-        match entry.body:
-            case Submitted(spec=spec) if is_root:
-                yield _Change(at, cap=spec.limits.max_tokens)
+        if isinstance(entry.body, Submitted) and is_root:
+            yield _Change(at, cap=cap_of(entry.body.spec.limits), begins=True)
+        if (more := raise_of(entry.body)) != NOTHING:
+            yield _Change(at, cap=more)
+        match spent:
+            case Settled(set_aside=aside, told=told, billed=billed) as settled:
+                used, beyond = settled.at_least, (told - aside).above_nothing
+                yield _Change(at, NOTHING, used, NOTHING - aside, beyond, billed - used)
             case ModelAttempt() as attempt:
-                yield _Change(at, reserved=attempt.reserved_tokens)
-                reserved += attempt.reserved_tokens
-            case AssistantMessage() | ModelFailure() | AttemptLost() as settled:
-                used = settled.usage.total
-                yield _Change(at, used=used, reserved=-reserved, beyond=max(0, used - reserved))
-                reserved = 0
-            case body if tokens := raise_of(body):
-                yield _Change(at, cap=tokens)
-            case _:
+                yield _Change(at, reserved=set_aside_for(attempt))
+            case None:
                 pass
     for bill in task.bills:  # its time is not told; after all else it is in nobody's way
         if bill.estimate is not None and task.entries:
@@ -164,16 +182,20 @@ def _changes(task: TaskHistory, *, is_root: bool) -> Iterator[_Change]:
             yield _Change(task.entries[-1].recorded_at, used=more, beyond=max(0, more))
 
 
-def _stand(changes: list[_Change]) -> _Stand:
-    """What they come to."""
-    now = _NOTHING
-    for change in changes:
+def _come_to(changes: list[_Change]) -> _Stand:
+    """Where they lead."""
+    now = _Moment()
+    for change in sorted(changes, key=attrgetter("at")):
         now = now.after(change)
-    return now
+    return now.final
 
 
 def _of_row(budget: Budget) -> _Stand:
-    return _Stand(budget.max_tokens, budget.used_tokens, budget.reserved_tokens)
+    return _Stand(
+        Amount(budget.max_tokens, budget.max_nano_usd),
+        Amount(budget.used_tokens, budget.used_nano_usd),
+        Amount(budget.reserved_tokens, budget.reserved_nano_usd),
+    )
 
 
 CHECKS: Final = (
