@@ -124,6 +124,7 @@ class Draft:
         nano_usd = cost(prices, usage)
         self.budget.give_back(row.model_reserved, row.model_nano_usd)
         self.budget.use(usage.total, nano_usd, unpriced=prices is None)
+        self.budget.count_beyond(usage.total - row.model_reserved, nano_usd - row.model_nano_usd)
         self.bills.append(
             Bill(
                 row.task_id,

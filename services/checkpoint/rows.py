@@ -161,7 +161,10 @@ class TaskRow:
 
 @dataclass(slots=True)
 class BudgetRow:
-    """The budget of a root under its lock, shared by all its tasks in one transaction."""
+    """The budget of a root under its lock, shared by all its tasks in one transaction.
+
+    `beyond_*`: what the calls that the transaction settles came to beyond what was set aside for them.
+    """
 
     root_task_id: str
     max_tokens: int
@@ -174,6 +177,8 @@ class BudgetRow:
     warned_tokens: int
     warned_nano_usd: int
     changed: bool = False
+    beyond_tokens: int = 0
+    beyond_nano_usd: int = 0
 
     @property
     def budget(self) -> Budget:
@@ -210,6 +215,11 @@ class BudgetRow:
         self.used_nano_usd += nano_usd
         self.unpriced_calls += unpriced
         self.changed = True
+
+    def count_beyond(self, tokens: int, nano_usd: int) -> None:
+        """A call came to so much more than was set aside for it; below 0 it was less. 0019_budget_guards.sql says why."""
+        self.beyond_tokens += max(0, tokens)
+        self.beyond_nano_usd += max(0, nano_usd)
 
 
 _TASK_COLUMNS: Final = len(fields(TaskRow))

@@ -109,6 +109,8 @@ _BUDGET_COLUMNS: Final[Columns] = {
     "unpriced_calls": Int8s,
     "warned_tokens": Int8s,
     "warned_nano_usd": Int8s,
+    "beyond_tokens": Int8s,
+    "beyond_nano_usd": Int8s,
 }
 
 

@@ -88,14 +88,16 @@ with advanced as (
 update budgets b
    set max_tokens = c.max_tokens, used_tokens = c.used_tokens, reserved_tokens = c.reserved_tokens,
        max_nano_usd = c.max_nano_usd, used_nano_usd = c.used_nano_usd, reserved_nano_usd = c.reserved_nano_usd,
-       unpriced_calls = c.unpriced_calls, warned_tokens = c.warned_tokens, warned_nano_usd = c.warned_nano_usd
+       unpriced_calls = c.unpriced_calls, warned_tokens = c.warned_tokens, warned_nano_usd = c.warned_nano_usd,
+       beyond_tokens = b.beyond_tokens + c.beyond_tokens, beyond_nano_usd = b.beyond_nano_usd + c.beyond_nano_usd
   from unnest(%(budget_root_task_id)b::text[]::uuid[], %(budget_max_tokens)b::bigint[],
               %(budget_used_tokens)b::bigint[], %(budget_reserved_tokens)b::bigint[],
               %(budget_max_nano_usd)b::bigint[], %(budget_used_nano_usd)b::bigint[],
               %(budget_reserved_nano_usd)b::bigint[], %(budget_unpriced_calls)b::bigint[],
-              %(budget_warned_tokens)b::bigint[], %(budget_warned_nano_usd)b::bigint[])
+              %(budget_warned_tokens)b::bigint[], %(budget_warned_nano_usd)b::bigint[],
+              %(budget_beyond_tokens)b::bigint[], %(budget_beyond_nano_usd)b::bigint[])
        as c(root_task_id, max_tokens, used_tokens, reserved_tokens, max_nano_usd, used_nano_usd, reserved_nano_usd,
-            unpriced_calls, warned_tokens, warned_nano_usd)
+            unpriced_calls, warned_tokens, warned_nano_usd, beyond_tokens, beyond_nano_usd)
  where b.root_task_id = c.root_task_id;
 
 -- name: move
