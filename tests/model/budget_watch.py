@@ -15,13 +15,13 @@ _WATCH: Final = """
 create schema watch;
 create table watch.versions (
   number bigint generated always as identity, root_task_id uuid,
-  max_tokens bigint, used_tokens bigint, reserved_tokens bigint
+  max_tokens bigint, used_tokens bigint, reserved_tokens bigint, beyond_tokens bigint
 );
 
 create function watch.note() returns trigger language plpgsql as $$
 begin
-  insert into watch.versions (root_task_id, max_tokens, used_tokens, reserved_tokens)
-  values (new.root_task_id, new.max_tokens, new.used_tokens, new.reserved_tokens);
+  insert into watch.versions (root_task_id, max_tokens, used_tokens, reserved_tokens, beyond_tokens)
+  values (new.root_task_id, new.max_tokens, new.used_tokens, new.reserved_tokens, new.beyond_tokens);
   return null;
 end $$;
 create trigger noted after insert or update on ledger.budgets for each row execute function watch.note();
@@ -54,6 +54,7 @@ class Version(NamedTuple):
     max_tokens: int
     used_tokens: int
     reserved_tokens: int
+    beyond_tokens: int
 
     @property
     def taken(self) -> int:
@@ -68,7 +69,8 @@ async def watch_budgets(replica: Checkpoint) -> None:
 async def versions(replica: Checkpoint, root_task_id: str) -> list[Version]:
     """All that a root's budget ever was, in order."""
     found = await replica.query(
-        "select max_tokens, used_tokens, reserved_tokens from watch.versions where root_task_id = %s order by number",
+        "select max_tokens, used_tokens, reserved_tokens, beyond_tokens from watch.versions"
+        " where root_task_id = %s order by number",
         root_task_id,
     )
     return [Version(*columns) for columns in found]

@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from tenure.domain.errors import StaleEpoch, TryLater
@@ -31,7 +32,7 @@ class Spender:
     task_id: str
     luck: random.Random
     met: Counter[str]
-    overruns: bool = False
+    surprises: bool = False
     step: int = 0
     attempt: int = 1
     granted: int = 0
@@ -121,6 +122,8 @@ class Spender:
         late_answer = former.request(self._answer())
         await self.claim()
         assert not await self._was_accepted(former, late_answer), "a former owner was heard"
+        if self.surprises:
+            await self._says_later_what_it_used(former)
         self._try_again()
 
     async def is_given_back(self) -> None:
@@ -155,15 +158,27 @@ class Spender:
         return await _send(owner, request, first)
 
     def _answer(self) -> ledger_pb2.NewEntry:
-        """What the model used; with `overruns` it is now and then more than was set aside."""
+        """What the model used; with `surprises` it is now and then more than was set aside."""
         tokens = self.luck.randint(1, self.granted)
-        if self.overruns and self.luck.random() < 0.1:
+        if self.surprises and self.luck.random() < 0.1:
             self.met["overrun"] += 1
             tokens = self.granted + self.luck.randint(1, 60)
         return answer(step=self.step, attempt=self.attempt, tokens=tokens)
 
     def _try_again(self) -> None:
         self.step, self.attempt = self.step - 1, self.attempt + 1
+
+    async def _says_later_what_it_used(self, former: Owner) -> None:
+        """For the bill alone. What the estimate gave back may be another's by now."""
+        self.met["reported"] += 1
+        report = pb.ReportUsageRequest(
+            token=former.token,
+            step=self.step,
+            attempt_number=self.attempt,
+            usage=task_pb2.TokenUsage(output_tokens=self.luck.randint(1, self.granted)),
+        )
+        replicas = self.luck.choices(self.replicas, k=2)
+        await asyncio.gather(*[_patiently(partial(each.stub.ReportUsage, report, timeout=60.0)) for each in replicas])
 
     async def _requeue(self, owner: Owner, heard: int) -> None:
         replica = self.luck.choice(self.replicas)

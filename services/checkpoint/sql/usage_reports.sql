@@ -27,7 +27,8 @@ select u.task_id, u.step, u.attempt_number, %(holder)b, %(locked_at)b::timestamp
  where u.task_id = %(task_id)b::text::uuid and u.step = %(step)b and u.attempt_number = %(attempt_number)b;
 
 -- name: correct
--- The bill, the sums of the task and of its root's budget. The triggers of the first two look for the report.
+-- The bill, the sums of the task and of its root's budget. The triggers of the first two look for the report. What the
+-- estimate gave back may be set aside for another call by now: what comes on top counts as beyond what was set aside.
 with corrected as (
   update token_usage u
      set input_tokens = r.input_tokens, output_tokens = r.output_tokens,
@@ -55,6 +56,9 @@ with corrected as (
 update budgets b
    set used_tokens = b.used_tokens + c.input_tokens + c.output_tokens + c.cache_creation_input_tokens
                      + c.cache_read_input_tokens,
-       used_nano_usd = b.used_nano_usd + c.nano_usd
+       used_nano_usd = b.used_nano_usd + c.nano_usd,
+       beyond_tokens = b.beyond_tokens + greatest(0, c.input_tokens + c.output_tokens + c.cache_creation_input_tokens
+                                                     + c.cache_read_input_tokens),
+       beyond_nano_usd = b.beyond_nano_usd + greatest(0, c.nano_usd)
   from corrected c
  where b.root_task_id = c.root_task_id;
