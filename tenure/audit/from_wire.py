@@ -80,7 +80,6 @@ def bill(task_id: str, row: ledger_pb2.Bill) -> Bill:
         estimate=usage_to_domain(row.estimated_usage) if row.HasField("estimated_usage") else None,
         nano_usd=row.nano_usd,
         unpriced=row.unpriced,
-        estimated_usage=usage_to_domain(row.estimated_usage) if row.HasField("estimated_usage") else None,
     )
 
 

@@ -138,9 +138,8 @@ async def test_the_lock_reads_the_columns_in_the_order_of_the_row(ledger):
     cursor = await ledger.execute(QUERIES.lock, {"task_ids": []})
     names = [column.name for column in cursor.description]
     assert tuple(names[: len(TaskRow.__dataclass_fields__)]) == tuple(TaskRow.__dataclass_fields__)
-    assert ["root_task_id", *names[len(TaskRow.__dataclass_fields__) :], "changed"] == list(
-        BudgetRow.__dataclass_fields__
-    )
+    read = ["root_task_id", *names[len(TaskRow.__dataclass_fields__) :]]
+    assert [*read, "changed", "beyond_tokens", "beyond_nano_usd"] == list(BudgetRow.__dataclass_fields__)
 
 
 def test_kinds_are_the_field_numbers_of_the_contract():

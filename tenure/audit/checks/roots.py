@@ -176,10 +176,6 @@ def _changes(task: TaskHistory, *, is_root: bool) -> Iterator[_Change]:
                 yield _Change(at, reserved=set_aside_for(attempt))
             case None:
                 pass
-    for bill in task.bills:  # its time is not told; after all else it is in nobody's way
-        if bill.estimate is not None and task.entries:
-            more = bill.correction.total
-            yield _Change(task.entries[-1].recorded_at, used=more, beyond=max(0, more))
 
 
 def _come_to(changes: list[_Change]) -> _Stand:
