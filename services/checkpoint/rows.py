@@ -217,7 +217,7 @@ class BudgetRow:
         self.changed = True
 
     def count_beyond(self, tokens: int, nano_usd: int) -> None:
-        """A call came to so much more than was set aside for it; below 0 it was less. 0020_budget_guards.sql says why."""
+        """A call came to so much more than was set aside for it; below 0: to less. Why: 0020_budget_guards.sql."""
         self.beyond_tokens += max(0, tokens)
         self.beyond_nano_usd += max(0, nano_usd)
 

@@ -65,7 +65,7 @@ async def raise_the_cap(replica, root_task_id):
 
 @pytest.mark.parametrize(("seed", "surprises"), [(1, False), (2, True)])
 async def test_fifty_spenders_of_one_root_never_pass_its_cap(checkpoint, seed, surprises):
-    """`surprises`: calls that came to more than was set aside for them; nobody can take that back, it is counted apart."""
+    """`surprises`: calls that came to more than was set aside for them, which nobody can take back, only count."""
     first = await checkpoint()
     replicas = [first, await checkpoint(dsn=first.dsn), await checkpoint(dsn=first.dsn)]
     root_task_id, spenders, met = await family(replicas, seed, surprises)

@@ -255,7 +255,8 @@ class Story:
         reserved = point.open_attempt.reserved_tokens if point.open_attempt else 0
         used = sum(bill.usage.total for bill in self.bills)
         goals = (entry.body for entry in self.entries if isinstance(entry.body, facts.Submitted))
-        cap = sum(goal.spec.limits.max_tokens for goal in goals) + sum(raise_of(entry.body).tokens for entry in self.entries)
+        cap = sum(goal.spec.limits.max_tokens for goal in goals)
+        cap += sum(raise_of(entry.body).tokens for entry in self.entries)
         return seen.BudgetRow(root_task_id=self.task_id, budget=Budget(cap, used, reserved))
 
     def streams(self) -> tuple[seen.Subscription, ...]:
