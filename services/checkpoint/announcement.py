@@ -55,7 +55,7 @@ def announcement_of(drafts: Sequence[Draft]) -> Announcement:
             told.task_ids.add(draft.row.task_id)
             told.growths[draft.row.task_id] = Growth(draft.entries, time_of(touched), draft.ended)
         told.claimable = told.claimable or draft.claimable
-        if draft.moved:
+        if draft.moved or draft.warnings:
             told.changed_tenants.add(draft.row.tenant)
         if draft.ended:
             told.ended_task_ids.add(draft.row.task_id)

@@ -12,6 +12,7 @@ from services.checkpoint.announcement import Announcement, announcement_of
 from services.checkpoint.draft import Draft
 from services.checkpoint.finishing import carry_out_ending
 from services.checkpoint.foreign_facts import ForeignRange, read_foreign
+from services.checkpoint.growth import entries_of
 from services.checkpoint.rows import TaskRow, lock_tasks
 from services.checkpoint.signals import take_kept
 from services.checkpoint.tenants.calls import NO_QUOTAS, CallQuotas, LimitedTenants
@@ -21,6 +22,7 @@ from tenure.domain.budget import Denied, decide_reserve
 from tenure.domain.endings import open_calls_after, refuse_early_end
 from tenure.domain.errors import InvalidRequest, NotFound, SequenceConflict, TenureError
 from tenure.domain.messages import refuse_unheard_success
+from tenure.domain.requeue import refuse_unheard_limit
 from tenure.domain.results import refuse_success
 from tenure.domain.states import MOVES, TERMINAL
 from tenure.v1 import checkpoint_service_pb2 as pb
@@ -129,11 +131,14 @@ def _misfit_of_reserve(row: TaskRow, commit: PreparedCommit) -> TenureError | No
 
 
 def _unheard(row: TaskRow, commit: PreparedCommit, foreign: list[ledger_pb2.Entry]) -> TenureError | None:
-    """Why the task cannot succeed yet: a user's words that came after all that its owner knows."""
+    """Why the task cannot end like this: words, or more budget, that came after all that its owner knows."""
     if commit.move is None:
         return None
-    words = (entry.sequence for entry in foreign if not entry.epoch and entry.body.HasField("user_message"))
-    return refuse_unheard_success(commit.move.to_state, row.ending, max(words, default=0))
+    move, others = commit.move, [entry for entry in foreign if not entry.epoch]
+    words = (entry.sequence for entry in others if entry.body.HasField("user_message"))
+    grants = (entry.sequence for entry in others if entry.body.operator_request.HasField("grant_budget"))
+    unheard = refuse_unheard_success(move.to_state, row.ending, max(words, default=0))
+    return unheard or refuse_unheard_limit(move.to_state, move.reason, row.ending, max(grants, default=0))
 
 
 async def _quotas(
@@ -167,6 +172,7 @@ async def _apply(
     if commit.settlement is not None:
         settled = commit.settlement
         draft.settle(settled.usage, model=settled.model, provider_request_id=settled.provider_request_id)
+        draft.warn()
     reserved = None if commit.reserve is None else _reserve(draft, commit.reserve, prices, quotas, commit.holder)
     if commit.move is not None:
         _move(draft, commit)
@@ -180,6 +186,7 @@ async def _apply(
         state=STATES.to_wire(row.state),
     )
     draft.committed = True  # also without a fact: a denied reserve is an answer that a repeat must get again
+    response.foreign_entries.extend(entries_of(draft.warnings, row.locked_at))  # in the stored answer, too
     row.commit_number, row.last_commit_id = commit.commit_number, commit.commit_id
     row.last_commit_hash, row.last_base = commit.payload_hash, base
     row.last_reply = response.SerializeToString(deterministic=True)

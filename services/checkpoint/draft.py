@@ -19,7 +19,7 @@ from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState, check_mov
 from tenure.domain.timeouts import TIMEOUT_REASONS
 from tenure.v1 import ledger_pb2
 from tenure.wire.enums import STATES
-from tenure.wire.task import prices_to_wire, usage_to_wire
+from tenure.wire.task import budget_to_wire, prices_to_wire, usage_to_wire
 from tenure.wire.times import timestamp
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ class Bill(NamedTuple):
 class Draft:
     """What happens to one task.
 
-    `moved`: more than a step's columns changed; `committed`: a commit was counted; `deadline_at`: its new deadline.
+    `moved`: more than a step's columns changed; `committed`: a commit was counted; `deadline_at`: its new deadline;
+    `warnings`: those of its entries that the ledger added by itself, and tells in `changes`.
     """
 
     row: TaskRow
@@ -83,6 +84,7 @@ class Draft:
     claimable: bool = False
     deadline_at: datetime | None = None
     begins_attempt: bool = False
+    warnings: list[NewRow] = field(default_factory=list)
 
     def append(self, kind: int, body: bytes, *, step: int, actor: str, by_claim: bool) -> None:
         """The next fact. `by_claim`: written by the holder, under its epoch."""
@@ -112,6 +114,7 @@ class Draft:
             summary_through_step=request.summary_through_step,
             reserved_nano_usd=granted.reserved_nano_usd,
             prices=prices,
+            budget=budget_to_wire(self.budget.budget),
         )
         body = ledger_pb2.EntryBody(model_attempt=attempt).SerializeToString()
         self.append(KINDS["model_attempt"], body, step=request.step, actor=actor, by_claim=True)
@@ -144,6 +147,14 @@ class Draft:
         row.add_usage(usage, nano_usd)
         row.model_open, row.model_nano_usd = False, 0
 
+    def warn(self) -> None:
+        """After a settlement is in the entries: says which caps are nearly used up, once for each."""
+        for limit in self.budget.take_warnings():
+            warning = ledger_pb2.BudgetWarning(limit=limit, budget=budget_to_wire(self.budget.budget))
+            body = ledger_pb2.EntryBody(budget_warning=warning).SerializeToString()
+            self.append(KINDS["budget_warning"], body, step=self.row.model_step, actor=LEDGER, by_claim=False)
+            self.warnings.append(self.entries[-1])
+
     def settle_lost(self, heard: HeardCall | None = None) -> None:
         """The holder is gone: a call it may have sent is billed by what was heard of it, and the ledger says so."""
         row = self.row
@@ -156,6 +167,7 @@ class Draft:
         body = ledger_pb2.EntryBody(attempt_lost=lost).SerializeToString()
         self.settle(usage, lost=True)
         self.append(KINDS["attempt_lost"], body, step=row.model_step, actor=LEDGER, by_claim=False)
+        self.warn()
 
     def reach(self, step: int) -> None:
         """A new step is the proof that owners get somewhere: deaths are counted anew."""
@@ -181,7 +193,8 @@ class Draft:
         row = self.row
         check_move(row.state, to_state, begins_attempt=self.begins_attempt)
         self.begins_attempt = False
-        if row.state is TaskState.RUNNING:
+        leaves_running = row.state is TaskState.RUNNING
+        if leaves_running:
             self.settle_lost()
         if to_state in TERMINAL and row.ending is not None:
             result = row.ending.result or result
@@ -199,6 +212,7 @@ class Draft:
             wait=begun,
             result_json=result_json,
             error_class=error_class,
+            budget=budget_to_wire(self.budget.budget) if leaves_running else None,
         )
         body = ledger_pb2.EntryBody(transition=transition).SerializeToString()
         self.append(KINDS["transition"], body, step=row.step, actor=actor, by_claim=by_claim)

@@ -12,7 +12,7 @@ from services.checkpoint.exclusive import yielding_to_rivals
 from services.checkpoint.finishing import carry_out_ending
 from services.checkpoint.kinds import KINDS
 from services.checkpoint.missing import missing
-from services.checkpoint.operating import conclude, intervene
+from services.checkpoint.operating import conclude, intervene, root_of
 from services.checkpoint.queries import QUERIES, fetch_one, in_ledger_transaction
 from services.checkpoint.rows import TaskRow, lock_tasks
 from services.checkpoint.snapshots import read_task
@@ -22,12 +22,12 @@ from tenure.domain.errors import AlreadyExists, WrongState
 from tenure.domain.messages import refuse_message
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.runtime.failpoint import failpoint
+from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
 
 if TYPE_CHECKING:
     from tenure.domain.entries import OperatorRequest
     from tenure.runtime.postgres import Connection, Pool
-    from tenure.v1 import checkpoint_service_pb2 as pb
 
 
 class Appended(NamedTuple):
@@ -37,11 +37,12 @@ class Appended(NamedTuple):
     announcement: Announcement
 
 
-async def append_foreign(pool: Pool, tenant: str, request: pb.AppendForeignRequest) -> Appended:
+async def append_foreign(pool: Pool, tenant: str, asked: pb.AppendForeignRequest) -> Appended:
     """Raises NotFound, WrongState {state} after the end, AlreadyExists (REQUEST_ID_REUSED)."""
-    digest = _digest(request)
+    digest = _digest(asked)
 
     async def work(connection: Connection) -> Appended:
+        request = await _at_its_place(connection, tenant, asked)
         tasks, budgets = await lock_tasks(connection, [request.task_id])
         row = tasks.get(request.task_id)
         if row is None or row.tenant != tenant:
@@ -59,6 +60,16 @@ async def append_foreign(pool: Pool, tenant: str, request: pb.AppendForeignReque
     appended = await in_ledger_transaction(pool, work)
     await failpoint("checkpoint.after_foreign")
     return appended
+
+
+async def _at_its_place(connection: Connection, tenant: str, asked: pb.AppendForeignRequest) -> pb.AppendForeignRequest:
+    """A grant is the root's, whichever of its tasks it was asked for."""
+    if not asked.operator_request.HasField("grant_budget"):
+        return asked
+    request = pb.AppendForeignRequest()
+    request.CopyFrom(asked)
+    request.task_id = await root_of(connection, tenant, asked.task_id)
+    return request
 
 
 async def _append(connection: Connection, draft: Draft, request: pb.AppendForeignRequest) -> None:

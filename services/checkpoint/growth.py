@@ -39,10 +39,13 @@ class Growth:
 
     @cached_property
     def entries(self) -> list[ledger_pb2.Entry]:
-        """As a reader of the ledger gets them. Made once for all watchers, and only when there are any."""
-        return [
-            entry_of(
-                (row.sequence, row.epoch, row.claim_id, row.attempt, row.step, row.actor, self.recorded_at, row.body)
-            )
-            for row in self.rows
-        ]
+        """Made once for all watchers, and only when there are any."""
+        return entries_of(self.rows, self.recorded_at)
+
+
+def entries_of(rows: Sequence[NewRow], recorded_at: datetime) -> list[ledger_pb2.Entry]:
+    """As a reader of the ledger gets them."""
+    return [
+        entry_of((row.sequence, row.epoch, row.claim_id, row.attempt, row.step, row.actor, recorded_at, row.body))
+        for row in rows
+    ]

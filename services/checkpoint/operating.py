@@ -5,17 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.checkpoint.exclusive import check_no_rival
+from services.checkpoint.missing import missing
+from services.checkpoint.queries import QUERIES, fetch_one
 from services.checkpoint.snapshots import read_task
 from tenure.domain.endings import Ending
-from tenure.domain.entries import CloseOut, Requeue
+from tenure.domain.entries import CloseOut, GrantBudget, Requeue
 from tenure.domain.errors import InvalidRequest, TenureError, WrongState
-from tenure.domain.requeue import decide_requeue
+from tenure.domain.requeue import RequeueVerdict, decide_grant, decide_requeue
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.wire.operators import operator_request_to_domain
 from tenure.wire.times import seconds
 
 if TYPE_CHECKING:
     from services.checkpoint.draft import Draft
+    from tenure.domain.budget import Budget
     from tenure.domain.entries import OperatorRequest
     from tenure.runtime.postgres import Connection
     from tenure.v1 import ledger_pb2
@@ -31,11 +34,17 @@ async def intervene(
 
     Raises WrongState, BudgetExhausted, InvalidRequest; then nothing has changed.
     """
-    request = _read(asked)
-    if isinstance(request.act, Requeue):
-        await _prepare_requeue(connection, draft, request.act)
-    else:
-        _ask_end(draft, request.act, request.reason, actor)
+    request, row = _read(asked), draft.row
+    match request.act:
+        case Requeue() as again:
+            verdict = decide_requeue(row.state, _budgets(draft), row.step, row.max_steps, again)
+            await _prepare(connection, draft, verdict, again)
+            row.max_steps += again.extra_steps
+        case GrantBudget() as granted:
+            verdict = decide_grant(row.state, draft.budget.budget, row.step, row.max_steps, granted)
+            await _prepare(connection, draft, verdict, granted)
+        case CloseOut() as end:
+            _ask_end(draft, end, request.reason, actor)
     return request
 
 
@@ -43,16 +52,32 @@ def conclude(draft: Draft, request: OperatorRequest, actor: str) -> None:
     """The move that a requeue is. A close-out is a pending ending: whoever may carry it out does."""
     if isinstance(request.act, Requeue):
         draft.move(TaskState.QUEUED, Reason.OPERATOR_REQUEUE, request.reason, actor=actor)
+    if isinstance(request.act, GrantBudget) and draft.begins_attempt:
+        draft.move(TaskState.QUEUED, Reason.BUDGET_GRANTED, request.reason, actor=actor)
 
 
-async def _prepare_requeue(connection: Connection, draft: Draft, asked: Requeue) -> None:
+async def root_of(connection: Connection, tenant: str, task_id: str) -> str:
+    """Whose budget a task draws on. Raises NotFound."""
+    found = await fetch_one(connection, QUERIES.root_of, {"tenant": tenant, "task_id": task_id})
+    if found is None:
+        raise await missing(connection, tenant, task_id)
+    root_task_id: str = found[0]
+    return root_task_id
+
+
+def _budgets(draft: Draft) -> tuple[Budget, Budget]:
+    return draft.budget.budget, draft.row.own_budget
+
+
+async def _prepare(
+    connection: Connection, draft: Draft, verdict: RequeueVerdict | TenureError, asked: Requeue | GrantBudget
+) -> None:
     row = draft.row
-    verdict = decide_requeue(row.state, draft.budget.budget, row.step, row.max_steps, asked)
     if isinstance(verdict, TenureError):
         raise verdict
-    if asked.extra_tokens:
-        draft.budget.raise_cap(asked.extra_tokens)
-    row.max_steps += asked.extra_steps
+    if asked.extra_tokens or asked.extra_nano_usd:
+        draft.budget.raise_caps(asked.extra_tokens, asked.extra_nano_usd)
+        row.raise_own_caps(asked.extra_tokens, asked.extra_nano_usd)
     if verdict.begins_attempt:
         await check_no_rival(connection, row.task_id)
         task = await read_task(connection, row.tenant, row.task_id)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from services.checkpoint.queries import QUERIES, fetch_all
 from tenure.domain.admission import FenceRow
-from tenure.domain.budget import Budget, TokenUsage
+from tenure.domain.budget import Budget, TokenUsage, due_warnings
 from tenure.domain.deaths import Deaths
 from tenure.domain.endings import Ending
 from tenure.domain.epochs import Fence
-from tenure.domain.states import TaskState
+from tenure.domain.states import Reason, TaskState
 from tenure.v1 import task_pb2
 from tenure.wire.task import policy_to_domain, prices_to_domain
 
@@ -150,6 +150,11 @@ class TaskRow:
         usage = self.input_tokens + self.output_tokens + self.cache_creation_input_tokens + self.cache_read_input_tokens
         return Budget(self.own_max_tokens, usage, 0, self.own_max_nano_usd, self.used_nano_usd, 0)
 
+    def raise_own_caps(self, tokens: int, nano_usd: int) -> None:
+        """Allow the task itself so much more, where it has caps of its own."""
+        self.own_max_tokens += tokens if self.own_max_tokens else 0
+        self.own_max_nano_usd += nano_usd if self.own_max_nano_usd else 0
+
     def add_usage(self, usage: TokenUsage, nano_usd: int) -> None:
         """Count a settled attempt."""
         self.used_nano_usd += nano_usd
@@ -198,10 +203,20 @@ class BudgetRow:
         self.reserved_nano_usd += nano_usd
         self.changed = True
 
-    def raise_cap(self, tokens: int) -> None:
-        """Allow so many tokens more."""
+    def raise_caps(self, tokens: int, nano_usd: int = 0) -> None:
+        """Allow so much more. Where money has no cap, it gets none."""
         self.max_tokens += tokens
+        self.max_nano_usd += nano_usd if self.max_nano_usd else 0
         self.changed = True
+
+    def take_warnings(self) -> list[str]:
+        """The caps that are due to be warned of, which are warned of from here on."""
+        due = due_warnings(self.budget, self.warned_tokens, self.warned_nano_usd)
+        if Reason.TOKEN_LIMIT in due:
+            self.warned_tokens = self.max_tokens
+        if Reason.MONEY_LIMIT in due:
+            self.warned_nano_usd = self.max_nano_usd
+        return due
 
     def give_back(self, tokens: int, nano_usd: int) -> None:
         """What was set aside is free again."""

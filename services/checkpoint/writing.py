@@ -9,6 +9,7 @@ from services.checkpoint.arrays import Bools, Byteas, Column, Int8s, Texts
 from services.checkpoint.draft import time_of
 from services.checkpoint.queries import QUERIES
 from services.checkpoint.tenants.windows import count_calls
+from tenure.domain.states import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,6 +122,9 @@ async def write(connection: Connection, drafts: Sequence[Draft]) -> None:
         return
     locked_at = time_of(touched)
     await connection.execute(QUERIES.write, {"locked_at": locked_at, **_step_arrays(touched)})
+    if warnings := [row for draft in touched for row in draft.warnings]:
+        warned = {"task_ids": [row.task_id for row in warnings], "sequences": [row.sequence for row in warnings]}
+        await connection.execute(QUERIES.warn, {"locked_at": locked_at, "reason": Reason.BUDGET_WARNING, **warned})
     moved = [draft for draft in touched if draft.moved]
     if moved:
         await connection.execute(QUERIES.move, {"locked_at": locked_at, **_move_arrays(moved)})

@@ -70,9 +70,18 @@ class AdminServicer(AdminServiceServicer):
         return api.AdminServiceListCallsResponse(calls=listed.calls, fence=fence, more=listed.more)
 
     async def RequeueTask(self, request: api.RequeueTaskRequest, _context: Any) -> api.RequeueTaskResponse:
-        requeue = ledger_pb2.OperatorRequest.Requeue(extra_tokens=request.extra_tokens, extra_steps=request.extra_steps)
+        requeue = ledger_pb2.OperatorRequest.Requeue(
+            extra_tokens=request.extra_tokens, extra_steps=request.extra_steps, extra_nano_usd=request.extra_nano_usd
+        )
         asked = ledger_pb2.OperatorRequest(reason=request.reason, requeue=requeue)
         return api.RequeueTaskResponse(task=await self._intervene(request.task_id, request.request_id, asked))
+
+    async def GrantBudget(self, request: api.GrantBudgetRequest, _context: Any) -> api.GrantBudgetResponse:
+        grant = ledger_pb2.OperatorRequest.GrantBudget(
+            extra_tokens=request.extra_tokens, extra_nano_usd=request.extra_nano_usd
+        )
+        asked = ledger_pb2.OperatorRequest(reason=request.reason, grant_budget=grant)
+        return api.GrantBudgetResponse(task=await self._intervene(request.task_id, request.request_id, asked))
 
     async def CloseOutTask(self, request: api.CloseOutTaskRequest, _context: Any) -> api.CloseOutTaskResponse:
         close_out = ledger_pb2.OperatorRequest.CloseOut(to_state=request.to_state, result=request.result)

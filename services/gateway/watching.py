@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Coroutine, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Final, Self
 
 from services.gateway.entries import follow_entries
 from services.gateway.live import LiveText
 from services.gateway.mailbox import Mailbox
 from services.gateway.peers import Peers, patiently
-from tenure.domain.errors import Unavailable
+from tenure.domain.errors import NotFound, TryLater, Unavailable
+from tenure.runtime.status import PeerFailed
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import ledger_pb2, live_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
@@ -31,11 +32,13 @@ class Watch:
         self._peers, self._live, self._request, self._stopping = peers, live, request, stopping
         self._sequence, self._answered = request.after_sequence, (0, 0)
         self._mailbox = Mailbox()
+        self._waits_for_others = False
         self._readers: list[asyncio.Task[None]] = []
         self._owner: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         task = await self._read_task()  # a stream that begins has a task and a ledger behind it
+        self._waits_for_others = task.state == task_pb2.TASK_STATE_WAITING_EXTERNAL
         if self._request.live and task.state == task_pb2.TASK_STATE_RUNNING:
             self._follow(task.owner, task.epoch)
         self._start(self._read_entries())
@@ -59,7 +62,7 @@ class Watch:
             if page and page.closed:
                 return
             if time.monotonic() >= beat_at:
-                yield self._heartbeat()
+                yield await self._heartbeat()
                 beat_at = time.monotonic() + heartbeat_seconds
 
     def _news(self, page: ledger.WatchEntriesResponse | None) -> Iterator[api.WatchTaskResponse]:
@@ -79,8 +82,10 @@ class Watch:
         if body.HasField("assistant_message"):
             self._answered = (entry.epoch, entry.step)
             self._mailbox.discard_text(*self._answered)
-        opened = body.HasField("transition") and body.transition.to_state == task_pb2.TASK_STATE_RUNNING
-        if opened and self._request.live:
+        to_state = body.transition.to_state
+        if to_state:
+            self._waits_for_others = to_state == task_pb2.TASK_STATE_WAITING_EXTERNAL
+        if to_state == task_pb2.TASK_STATE_RUNNING and self._request.live:
             self._mailbox.discard_text(entry.epoch, self._answered[1])
             self._follow(entry.actor, entry.epoch)
 
@@ -88,9 +93,14 @@ class Watch:
         epoch, step = self._answered
         return delta.epoch >= epoch and delta.step > step
 
-    def _heartbeat(self) -> api.WatchTaskResponse:
+    async def _heartbeat(self) -> api.WatchTaskResponse:
+        """While sub-agents spend the budget of a task that waits, its entries say nothing of it: this does."""
         beat = api.WatchTaskResponse(heartbeat=api.Heartbeat(sequence=self._sequence))
         beat.heartbeat.time.FromNanoseconds(time.time_ns())
+        if self._waits_for_others:
+            with suppress(TryLater, PeerFailed, NotFound):  # the next one tells; how the stream ends, its readers say
+                asked = ledger.CheckpointServiceGetTaskRequest(task_id=self._request.task_id)
+                beat.heartbeat.budget.CopyFrom((await self._peers.checkpoint.GetTask(asked)).task.budget)
         return beat
 
     def _follow(self, worker_id: str, epoch: int) -> None:

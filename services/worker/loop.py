@@ -23,6 +23,7 @@ from tenure.domain.compaction import Window
 from tenure.domain.errors import SequenceConflict, WrongState
 from tenure.domain.fold import ResumePoint
 from tenure.domain.messages import UNREAD_MESSAGES
+from tenure.domain.requeue import UNREAD_GRANT
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import ReleaseReason
 from tenure.domain.task import TaskSpec
@@ -74,9 +75,9 @@ class Loop:
                 _log.warning("the task is opened again", extra={"why": str(conflict)})
                 conflicts += 1
             except WrongState as refusal:
-                if refusal.reason != UNREAD_MESSAGES:
+                if refusal.reason not in {UNREAD_MESSAGES, UNREAD_GRANT}:
                     raise
-                _log.info("a message came with the last answer", extra={"why": str(refusal)})
+                _log.info("something came meanwhile that changes how the task ends", extra={"why": str(refusal)})
             self._tell_of_unsettled_call()
             await self._ledger.open()
         raise SequenceConflict(f"{MOST_CONFLICTS} conflicts under one claim")

@@ -9,7 +9,7 @@ import click
 
 from tenure.cli.context import Context, pass_context
 from tenure.cli.exits import Exit
-from tenure.cli.parameters import DURATION, NAMES, find_task, task_argument
+from tenure.cli.parameters import DOLLARS, DURATION, NAMES, find_task, task_argument
 from tenure.cli.results import result_schema_option
 from tenure.cli.watch import watch_task
 from tenure.cli.words import short_id, why
@@ -54,6 +54,7 @@ def send(context: Context, task: str, text: str, request_id: str) -> None:
 @click.option("--no-tools", is_flag=True, help="No tools at all.")
 @click.option("--all-tools", is_flag=True, help="All tools there are.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=None, help="Tokens of the fork's own model calls.")
+@click.option("--max-cost", type=DOLLARS, default=None, help="What the fork's own may cost, in dollars: 0.50.")
 @click.option("--max-steps", type=click.IntRange(min=1), default=None, help="Model turns of the fork's own.")
 @click.option("--timeout", type=DURATION, default=None, help="From the fork to its end, for example 10m.")
 @result_schema_option("Another JSON Schema that the result must fit; an empty file: any text.")
@@ -97,6 +98,7 @@ def fork_request(
     no_tools: bool = False,
     all_tools: bool = False,
     max_tokens: int | None = None,
+    max_cost: int | None = None,
     max_steps: int | None = None,
     timeout: float | None = None,
     request_id: str = "",
@@ -110,6 +112,7 @@ def fork_request(
     allowed = task_pb2.ToolAllowlist(names=tools or ()) if tools or no_tools else None
     limits = task_pb2.Limits(
         max_tokens=max_tokens or 0,
+        max_nano_usd=max_cost or 0,
         max_steps=max_steps or 0,
         timeout=None if timeout is None else duration(timeout),
     )

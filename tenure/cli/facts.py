@@ -6,7 +6,10 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
-from tenure.cli.words import arguments_text, count_text, seconds_text, state_style, usage_text
+from tenure.cli.words import arguments_text, budget_text, count_text, seconds_text, state_style, usage_text
+from tenure.domain.budget import WARNING_PERCENT
+from tenure.domain.money import usd
+from tenure.domain.states import Reason
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.wire.enums import OUTCOME_STATUSES, state_name
 from tenure.wire.quotas import told
@@ -75,7 +78,8 @@ def unknown_tools(fact: ledger_pb2.ToolsDefined) -> str:
 
 def _attempt(fact: ledger_pb2.ModelAttempt) -> str:
     wanted = f"for a summary through step {fact.summary_through_step}, " if fact.summary_through_step else ""
-    return f"attempt {fact.attempt_number} at {fact.model}, {wanted}{fact.reserved_tokens:,} tokens set aside"
+    money = f" and {usd(fact.reserved_nano_usd)}" if fact.reserved_nano_usd else ""
+    return f"attempt {fact.attempt_number} at {fact.model}, {wanted}{fact.reserved_tokens:,} tokens{money} set aside"
 
 
 def _failure(fact: ledger_pb2.ModelFailure) -> str:
@@ -100,7 +104,12 @@ def _operator(fact: ledger_pb2.OperatorRequest) -> str:
         case "requeue":
             extras = {"tokens": fact.requeue.extra_tokens, "steps": fact.requeue.extra_steps}
             told = "".join(f", {count:,} {thing} more" for thing, count in extras.items() if count)
-            return f"requeues it{told}: {fact.reason}"
+            money = f", {usd(fact.requeue.extra_nano_usd)} more" if fact.requeue.extra_nano_usd else ""
+            return f"requeues it{told}{money}: {fact.reason}"
+        case "grant_budget":
+            tokens, nano_usd = fact.grant_budget.extra_tokens, fact.grant_budget.extra_nano_usd
+            more = [*([f"{tokens:,} tokens"] if tokens else []), *([usd(nano_usd)] if nano_usd else [])]
+            return f"grants {' and '.join(more)} more: {fact.reason}"
         case "close_out":
             return f"closes it out as {state_name(fact.close_out.to_state)}: {fact.reason}"
         case _:
@@ -115,6 +124,11 @@ def _resolution(fact: ledger_pb2.WaitResolution) -> str:
     edited = f", with {arguments_text(fact.edited_arguments_json)}" if fact.edited_arguments_json else ""
     extra = f", {fact.extra_budget_tokens:,} tokens more" if fact.extra_budget_tokens else ""
     return f"{told}{edited}{extra}{f' ({fact.comment})' if fact.comment else ''}"
+
+
+def _warning(fact: ledger_pb2.BudgetWarning) -> str:
+    what = "money" if fact.limit == Reason.MONEY_LIMIT else "tokens"
+    return f"more than {WARNING_PERCENT} % of the {what} are used: {budget_text(fact.budget)}"
 
 
 def _control_step(fact: ledger_pb2.ControlStep) -> str:
@@ -174,4 +188,5 @@ _OF_KIND: Final[dict[str, Callable[[Any], str]]] = {
     "result_rejected": lambda fact: "; ".join(fact.violations),
     "compaction": _compaction,
     "quota_warning": lambda fact: f"the tenant has used {told(fact.kind, fact.used, fact.most)}",
+    "budget_warning": _warning,
 }

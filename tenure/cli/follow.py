@@ -11,9 +11,9 @@ from rich.text import Text
 from tenure.cli.context import Context, pass_context
 from tenure.cli.facts import goal_text
 from tenure.cli.parameters import LABEL
-from tenure.cli.words import clock, one_line, short_id, state_style, summary
+from tenure.cli.words import budget_text, clock, one_line, short_id, state_style, summary
 from tenure.client import Client
-from tenure.domain.states import TaskState
+from tenure.domain.states import Reason, TaskState
 from tenure.v1 import task_pb2
 from tenure.wire.enums import STATES, state_name
 
@@ -67,7 +67,9 @@ def _told(change: task_pb2.TaskChange) -> str:
     """What is worth saying of this change; the goal tells the tasks apart."""
     task = change.task
     state = TaskState(state_name(change.state))
-    if change.cancel_requested:
+    if change.reason == Reason.BUDGET_WARNING:
+        said = f"most of its budget is used: {budget_text(task.budget)}"
+    elif change.cancel_requested:
         said = f"is to end ({change.reason})"
     elif state is TaskState.RUNNING:
         said = f"on {task.owner}" if task.owner else "on a worker"

@@ -1,4 +1,4 @@
-"""`tenure admin requeue`, `close-out`, `transfer` and `drain`: what operators do, and say why."""
+"""`tenure admin requeue`, `grant-budget`, `close-out`, `transfer` and `drain`: what operators do, and say why."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Final, TypeVar
 import click
 
 from tenure.cli.context import Context, pass_context
-from tenure.cli.parameters import find_task, task_argument
-from tenure.cli.words import short_id, why
+from tenure.cli.parameters import DOLLARS, find_task, task_argument
+from tenure.cli.words import caps_text, short_id, why
 from tenure.client import Client
 from tenure.domain.epochs import describe_epoch
 from tenure.v1 import task_pb2
@@ -30,8 +30,9 @@ reason_option = click.option("--reason", required=True, help="Why, in your words
 @reason_option
 @click.option("--extra-tokens", type=click.IntRange(min=0), default=0, help="Raise its cap by so many tokens.")
 @click.option("--extra-steps", type=click.IntRange(min=0), default=0, help="Raise its limit by so many steps.")
+@click.option("--extra-dollars", type=DOLLARS, default=0, help="Raise its cap in money by so much.")
 @pass_context
-def requeue(context: Context, task: str, reason: str, extra_tokens: int, extra_steps: int) -> None:
+def requeue(context: Context, task: str, reason: str, extra_tokens: int, extra_steps: int, extra_dollars: int) -> None:
     """Put TASK, which ended without success, back into the queue: its next attempt goes on from what is recorded.
 
     A task that waits for its retry is queued at once.
@@ -39,11 +40,36 @@ def requeue(context: Context, task: str, reason: str, extra_tokens: int, extra_s
 
     async def work(client: Client) -> None:
         task_id = await find_task(client, task)
-        queued = await client.requeue(task_id, reason, extra_tokens=extra_tokens, extra_steps=extra_steps)
+        queued = await client.requeue(
+            task_id, reason, extra_tokens=extra_tokens, extra_steps=extra_steps, extra_nano_usd=extra_dollars
+        )
         if context.as_json:
             context.emit(queued)
         else:
             click.echo(f"{short_id(task_id)} is queued · attempt {queued.attempt}, goes on after step {queued.step}")
+
+    context.run(work)
+
+
+@click.command("grant-budget", short_help="Let a task and its sub-agents spend more.")
+@task_argument
+@reason_option
+@click.option("--tokens", type=click.IntRange(min=0), default=0, help="Raise the cap by so many tokens.")
+@click.option("--dollars", type=DOLLARS, default=0, help="Raise the cap in money by so much, for example 0.50.")
+@pass_context
+def grant_budget(context: Context, task: str, reason: str, tokens: int, dollars: int) -> None:
+    """Raise the caps of TASK's whole tree, which are its root's. A root that ended as COST_EXCEEDED goes on."""
+    if not tokens and not dollars:
+        raise click.UsageError("nothing is granted: give --tokens or --dollars")
+
+    async def work(client: Client) -> None:
+        task_id = await find_task(client, task)
+        root = await client.grant_budget(task_id, reason, extra_tokens=tokens, extra_nano_usd=dollars)
+        if context.as_json:
+            context.emit(root)
+        else:
+            now = why(root.state, root.reason, root.message)
+            click.echo(f"{short_id(root.task_id)} may use {caps_text(root.budget)} · {now}")
 
     context.run(work)
 

@@ -101,6 +101,8 @@ class Narrator:
                 yield self._line("! ", _asked(entry), "yellow")
             case "forked":
                 yield self._line("", describe(entry), "dim")
+            case "budget_warning":
+                yield self._line("  ! ", describe(entry), "yellow")
             case "compaction":
                 yield self._line("  ≡ ", describe(entry), "dim")
             case "quota_warning":

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
 from typing import Any, Final, TypeVar
 
 import click
 
 from tenure.client import Client
 from tenure.domain.errors import InvalidRequest, NotFound
+from tenure.domain.money import MOST_NANO_USD, nano_usd_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -52,6 +54,23 @@ class LabelType(click.ParamType[tuple[str, str]]):
         return key, rest
 
 
+class MoneyType(click.ParamType[int]):
+    """`0.50`, `$12`: dollars, as whole nano dollars."""
+
+    name = "dollars"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            nano_usd = nano_usd_of(Decimal(str(value).strip().removeprefix("$")))
+        except InvalidOperation:
+            nano_usd = None
+        if nano_usd is None or not 0 < nano_usd <= MOST_NANO_USD:
+            self.fail(f"{value!r} is no amount of dollars; write for example 0.50", param, ctx)
+        return nano_usd
+
+
 class NamesType(click.ParamType[tuple[str, ...]]):
     """`a,b,c`."""
 
@@ -90,6 +109,7 @@ class ReplicasType(click.ParamType[dict[str, int]]):
 DURATION: Final = DurationType()
 LABEL: Final = LabelType()
 NAMES: Final = NamesType()
+DOLLARS: Final = MoneyType()
 REPLICAS: Final = ReplicasType()
 
 task_argument = click.argument("task", metavar="TASK")

@@ -33,6 +33,7 @@ PARTS: Final = {
     "max_output_tokens": "agent.max_output_tokens",
     "loop": "agent.loop",
     "max_tokens": "limits.max_tokens",
+    "max_cost": "limits.max_nano_usd",
     "max_steps": "limits.max_steps",
     "timeout": "limits.timeout",
     "priority": "priority",

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from tenure.cli.watched import WatchedTask
-from tenure.cli.words import arguments_text, one_line, seconds_text, short_id
+from tenure.cli.words import arguments_text, budget_text, one_line, seconds_text, short_id
 from tenure.domain.epochs import describe_epoch
 from tenure.domain.states import TaskState
 
@@ -67,7 +67,7 @@ class Screen:
         parts: list[RenderableType] = [Text(""), *(self._busy(what, since, now) for what, since in self._doing())]
         if task.live.text:
             parts.append(Tail(task.live.text, max(3, self._console.height // 2)))
-        return Group(*parts, Text(""), self._footer())
+        return Group(*parts, Text(""), *self._budget(), self._footer())
 
     def _doing(self) -> list[tuple[str, float]]:
         """What is being waited for, and since when."""
@@ -89,6 +89,11 @@ class Screen:
         return Text.assemble(
             (f"  {frame} ", "cyan"), one_line(what, self._console.width - 6 - len(lasted)), (lasted, "dim")
         )
+
+    def _budget(self) -> list[Text]:
+        """What the whole tree has used, as far as it is known."""
+        budget = self._task.budget
+        return [] if budget is None else [Text(f"  {one_line(budget_text(budget), self._console.width - 3)}", "dim")]
 
     def _footer(self) -> Text:
         task = self._task

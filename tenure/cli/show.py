@@ -18,6 +18,7 @@ from tenure.cli.tables import make_table
 from tenure.cli.waits import wait_rows
 from tenure.cli.words import (
     ago,
+    budget_text,
     clock,
     count_text,
     distinct_ids,
@@ -32,6 +33,7 @@ from tenure.cli.words import (
 )
 from tenure.client import Client
 from tenure.domain.epochs import describe_epoch
+from tenure.domain.money import usd
 from tenure.domain.states import TaskState
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.enums import STATES, state_name
@@ -120,7 +122,9 @@ def _show_task(context: Context, task: task_pb2.Task, forks: list[str]) -> None:
         ("held by", f"{task.owner} · epoch {describe_epoch(task.epoch)}" if task.owner else ""),
         ("last epoch", describe_epoch(task.epoch) if task.epoch and not task.owner else ""),
         ("work", f"{count_text(task.step, 'step')}, opened {count_text(task.claim_count, 'time')}"),
-        ("tokens", f"{usage_text(task.usage)} · {task.budget.used_tokens:,} of {task.budget.max_tokens:,} used"),
+        ("tokens", usage_text(task.usage)),
+        ("cost", usd(task.used_nano_usd) if task.used_nano_usd else ""),
+        ("budget", budget_text(task.budget)),
         ("submitted", f"{ago(task.create_time)}, {'took' if task.HasField('end_time') else 'for'} {lasted(task)}"),
         ("starts", start_text(task)),
         ("retry", f"at {clock(task.next_retry_time)}" if task.HasField("next_retry_time") else ""),

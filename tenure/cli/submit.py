@@ -10,7 +10,7 @@ import click
 
 from tenure.cli.context import Context, pass_context
 from tenure.cli.exits import Exit
-from tenure.cli.parameters import DURATION, LABEL, NAMES
+from tenure.cli.parameters import DOLLARS, DURATION, LABEL, NAMES
 from tenure.cli.results import result_schema_option
 from tenure.cli.timing import MOMENT, PHASE_TIMEOUT, start_time_of
 from tenure.cli.watch import watch_task
@@ -46,6 +46,7 @@ LEASE_LOST: Final = {
 @click.option("--no-tools", is_flag=True, help="No tools at all.")
 @click.option("--approve-tools", type=NAMES, help="Tools whose calls wait for your leave, a,b,c. Default: none.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=None, help="Tokens of all its model calls together.")
+@click.option("--max-cost", type=DOLLARS, default=None, help="What they may cost together, in dollars: 0.50.")
 @click.option("--max-steps", type=click.IntRange(min=1), default=None, help="Model turns.")
 @click.option("--max-output-tokens", type=click.IntRange(1, 64_000), default=None, help="Output of one model call.")
 @click.option("--timeout", type=DURATION, default=None, help="From submit to end, for example 10m; at most 24h.")
@@ -120,6 +121,7 @@ def request_of(
     no_tools: bool = False,
     approve_tools: tuple[str, ...] | None = None,
     max_tokens: int | None = None,
+    max_cost: int | None = None,
     max_steps: int | None = None,
     max_output_tokens: int | None = None,
     timeout: float | None = None,
@@ -165,6 +167,7 @@ def request_of(
         ),
         limits=task_pb2.Limits(
             max_tokens=max_tokens or 0,
+            max_nano_usd=max_cost or 0,
             max_steps=max_steps or 0,
             timeout=None if timeout is None else duration(timeout),
         ),

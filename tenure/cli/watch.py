@@ -75,5 +75,7 @@ def _take(event: api.WatchTaskResponse, narrator: Narrator, screen: Screen, afte
             lines = list(narrator.tell(event.entry))
             if event.entry.sequence > after:
                 screen.say(lines)
+        case "heartbeat" if event.heartbeat.HasField("budget"):
+            narrator.task.budget = event.heartbeat.budget
         case "delta":
             screen.say(narrator.tell_text(event.delta))

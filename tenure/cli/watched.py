@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from tenure.cli.words import unix_seconds
 from tenure.domain.states import TaskState, is_terminal
-from tenure.v1 import ledger_pb2, live_pb2
+from tenure.v1 import ledger_pb2, live_pb2, task_pb2
 from tenure.wire.enums import STATES
 
 MAX_TEXT: Final = 64 * 1024
@@ -78,6 +78,7 @@ class WatchedTask:
     calls: dict[str, OpenCall] = field(default_factory=dict)
     intents: dict[str, ledger_pb2.ToolIntent] = field(default_factory=dict)
     live: LiveText = field(default_factory=LiveText)
+    budget: task_pb2.BudgetStatus | None = None
     _was_lost: bool = False
 
     @property
@@ -93,6 +94,10 @@ class WatchedTask:
                 self._move(entry)
             case "model_attempt":
                 self.attempt, self.asked_at = body.model_attempt, unix_seconds(entry.record_time)
+                if entry.epoch and body.model_attempt.HasField("budget"):  # copied with a fork, it is another's
+                    self.budget = body.model_attempt.budget
+            case "budget_warning":
+                self.budget = body.budget_warning.budget
             case "assistant_message" | "model_failure" | "attempt_lost":
                 self.attempt = None
             case "tool_intent":
@@ -104,6 +109,8 @@ class WatchedTask:
     def _move(self, entry: ledger_pb2.Entry) -> None:
         before, self.state = self.state, STATES.to_domain(entry.body.transition.to_state)
         self.changed_at = unix_seconds(entry.record_time)
+        if entry.body.transition.HasField("budget"):
+            self.budget = entry.body.transition.budget
         if self.state is TaskState.RUNNING:
             self.takeovers += self._was_lost
             self.owner, self.epoch = entry.actor, entry.epoch

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from tenure.domain.money import usd
 from tenure.domain.states import TERMINAL, WAITING, TaskState
 from tenure.v1 import task_pb2
 from tenure.wire.enums import state_name
@@ -112,9 +113,27 @@ def usage_text(usage: task_pb2.TokenUsage) -> str:
     return f"{input_total(usage):,} tokens in{cached}, {usage.output_tokens:,} out"
 
 
+def budget_text(budget: task_pb2.BudgetStatus) -> str:
+    """`12,300 of 2,000,000 tokens used, 500 set aside · $0.0123 of $1.0000, $0.0050 set aside`."""
+    aside = f", {budget.reserved_tokens:,} set aside" if budget.reserved_tokens else ""
+    tokens = f"{budget.used_tokens:,} of {budget.max_tokens:,} tokens used{aside}"
+    if not (budget.max_nano_usd or budget.used_nano_usd or budget.reserved_nano_usd):
+        return tokens
+    cap = f" of {usd(budget.max_nano_usd)}" if budget.max_nano_usd else ""
+    aside = f", {usd(budget.reserved_nano_usd)} set aside" if budget.reserved_nano_usd else ""
+    unpriced = f", {count_text(budget.unpriced_calls, 'call')} of unknown price" if budget.unpriced_calls else ""
+    return f"{tokens} · {usd(budget.used_nano_usd)}{cap}{aside}{unpriced}"
+
+
+def caps_text(budget: task_pb2.BudgetStatus) -> str:
+    """`2,000,000 tokens and $1.0000`."""
+    return f"{budget.max_tokens:,} tokens{f' and {usd(budget.max_nano_usd)}' if budget.max_nano_usd else ''}"
+
+
 def summary(task: task_pb2.Task) -> str:
-    """`12 steps · 34,120 tokens · 41 s`."""
-    return " · ".join([count_text(task.step, "step"), count_text(tokens_total(task.usage), "token"), lasted(task)])
+    """`12 steps · 34,120 tokens · $0.1234 · 41 s`."""
+    told = [count_text(task.step, "step"), count_text(tokens_total(task.usage), "token")]
+    return " · ".join([*told, *([usd(task.used_nano_usd)] if task.used_nano_usd else []), lasted(task)])
 
 
 def why(state: int, reason: str, message: str) -> str:

@@ -197,7 +197,9 @@ class Client(LeaseCalls, PruneCalls, ScheduleCalls, WaitCalls, WebhookCalls):
         """Who holds what, or who holds this task."""
         return await self._patiently(self.admin.ListClaims, admin.ListClaimsRequest(task_id=task_id))
 
-    async def requeue(self, task_id: str, reason: str, *, extra_tokens: int = 0, extra_steps: int = 0) -> task_pb2.Task:
+    async def requeue(
+        self, task_id: str, reason: str, *, extra_tokens: int = 0, extra_steps: int = 0, extra_nano_usd: int = 0
+    ) -> task_pb2.Task:
         """Let an ended task go on as its next attempt, or one that waits for its retry at once. Raises WrongState."""
         asked = admin.RequeueTaskRequest(
             task_id=task_id,
@@ -205,8 +207,22 @@ class Client(LeaseCalls, PruneCalls, ScheduleCalls, WaitCalls, WebhookCalls):
             reason=reason,
             extra_tokens=extra_tokens,
             extra_steps=extra_steps,
+            extra_nano_usd=extra_nano_usd,
         )
         return (await self._patiently(self.admin.RequeueTask, asked)).task
+
+    async def grant_budget(
+        self, task_id: str, reason: str, *, extra_tokens: int = 0, extra_nano_usd: int = 0
+    ) -> task_pb2.Task:
+        """Raise the caps of a task's tree. Gives its root, which goes on if it was COST_EXCEEDED. Raises WrongState."""
+        asked = admin.GrantBudgetRequest(
+            task_id=task_id,
+            request_id=str(uuid_utils.uuid7()),
+            reason=reason,
+            extra_tokens=extra_tokens,
+            extra_nano_usd=extra_nano_usd,
+        )
+        return (await self._patiently(self.admin.GrantBudget, asked)).task
 
     async def close_out(
         self, task_id: str, to_state: task_pb2.TaskState.ValueType, reason: str, result: str = ""

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from tenure.domain.money import Prices, affordable_output, most_cost, usd
 from tenure.domain.states import Reason, TaskState
+
+WARNING_PERCENT: Final = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,3 +170,17 @@ def _unpriced(model: str) -> str:
         f"the price of {model} is not known here, and a task with a cap in money makes no call of unknown price: "
         "add the model to the ledger's file of prices, then requeue the task"
     )
+
+
+def due_warnings(budget: Budget, warned_tokens: int, warned_nano_usd: int) -> list[str]:
+    """The caps that are used so far that it should be known, by the reasons tasks end with when they are reached.
+
+    `warned_*`: the caps that were warned of last. One that was raised since is another cap.
+    """
+    caps = (
+        (Reason.TOKEN_LIMIT, budget.max_tokens, budget.used_tokens, warned_tokens),
+        (Reason.MONEY_LIMIT, budget.max_nano_usd, budget.used_nano_usd, warned_nano_usd),
+    )
+    return [
+        reason for reason, cap, used, warned in caps if cap and cap != warned and 100 * used >= WARNING_PERCENT * cap
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tenure.domain.budget import TokenUsage
+from tenure.domain.budget import Budget, TokenUsage
 from tenure.domain.money import Prices
 from tenure.domain.quotas import QuotaKind
 from tenure.domain.states import TaskState
@@ -146,6 +146,15 @@ class Requeue:
 
     extra_tokens: int = 0
     extra_steps: int = 0
+    extra_nano_usd: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GrantBudget:
+    """More to spend, for the whole tree; a root that ended for want of it goes on."""
+
+    extra_tokens: int = 0
+    extra_nano_usd: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +170,7 @@ class OperatorRequest:
     """An operator intervened. What came of it is the transition that follows."""
 
     reason: str
-    act: Requeue | CloseOut
+    act: Requeue | CloseOut | GrantBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +195,14 @@ class Forked:
     task_id: str
     sequence: int
     copied_entries: int
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetWarning:
+    """So much of a cap is used that it should be known. `limit`: the reason tasks end with when it is reached."""
+
+    limit: str
+    budget: Budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +287,7 @@ Body = (
     | ResultRejected
     | Compaction
     | QuotaWarning
+    | BudgetWarning
 )
 
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from tenure.domain.budget import Budget
 from tenure.domain.epochs import describe_epoch
+from tenure.domain.money import usd
 from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState
 from tenure.domain.task import offered_function
 
@@ -34,6 +35,9 @@ REASONS: Final = {
     Reason.TOOL_TIMEOUT: "a tool call took too long",
     Reason.WAIT_EXPIRED: "nobody answered what it waited for",
     Reason.TOKEN_LIMIT: "its tokens were used up",
+    Reason.MONEY_LIMIT: "its money was used up",
+    Reason.MODEL_UNPRICED: "its money is capped, and nobody knows what its model costs",
+    Reason.BUDGET_GRANTED: "it was granted more budget",
     Reason.STEP_LIMIT: "its steps were used up",
     Reason.TOOL_IN_DOUBT: "nobody knows whether a call that must not happen twice has happened",
     Reason.MODEL_RATE_LIMITED: "the model's provider asked to slow down",
@@ -188,7 +192,11 @@ def _calls(facts: Facts) -> Iterator[str]:
 def _budget(facts: Facts) -> str:
     budget = facts.budget
     aside = f", {budget.reserved_tokens:,} set aside" if budget.reserved_tokens else ""
-    return f"Of its root's {budget.max_tokens:,} tokens {budget.used_tokens:,} are used{aside}"
+    tokens = f"Of its root's {budget.max_tokens:,} tokens {budget.used_tokens:,} are used{aside}"
+    if not budget.is_capped_in_money:
+        return f"{tokens}{f'; they cost {usd(budget.used_nano_usd)}' if budget.used_nano_usd else ''}"
+    aside = f", {usd(budget.reserved_nano_usd)} set aside" if budget.reserved_nano_usd else ""
+    return f"{tokens}; of its {usd(budget.max_nano_usd)} {usd(budget.used_nano_usd)}{aside}"
 
 
 def _refusals(facts: Facts) -> Iterator[str]:
@@ -201,6 +209,8 @@ def _refusals(facts: Facts) -> Iterator[str]:
 def _what_moves_it(facts: Facts) -> str:
     if facts.state in TERMINAL:
         again = "tenure admin requeue begins its next attempt"
+        if facts.reason in {Reason.TOKEN_LIMIT, Reason.MONEY_LIMIT}:
+            again = "tenure admin grant-budget lets it go on"
         return (
             "Nothing moves it any more" if facts.state is TaskState.SUCCEEDED else f"Only an operator moves it: {again}"
         )

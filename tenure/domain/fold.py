@@ -17,6 +17,7 @@ from tenure.domain.entries import (
     AssistantMessage,
     AttemptLost,
     Body,
+    BudgetWarning,
     CancelRequest,
     Compaction,
     ControlFailure,
@@ -162,7 +163,7 @@ class ResumePoint:
                 self._control_step(step, body)
             case OperatorRequest(act=Requeue(extra_steps=extra)):
                 self.extra_steps += extra
-            case OperatorRequest() | Forked() | ControlFailure() | QuotaWarning():
+            case OperatorRequest() | Forked() | ControlFailure() | QuotaWarning() | BudgetWarning():
                 pass  # what came of it is a transition, or entries like any other; or it is for people
             case WaitResolution():
                 self._resolve(body)

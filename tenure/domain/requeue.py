@@ -1,4 +1,4 @@
-"""Requeues by operators: which tasks may go on, and what the next attempt starts with.
+"""Requeues and grants by operators: which tasks may go on, and what the next attempt starts with.
 
 A new attempt goes on from the same history: steps, model attempts and the budget's use count on, as bills and calls are
 known by them; what was recorded of calls stays what it is. What begins anew is what judged the attempt before: the
@@ -7,25 +7,39 @@ deadline, the deaths of its owners, its failures and retries, and the ending tha
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from tenure.domain.budget import Budget
-from tenure.domain.entries import Requeue
-from tenure.domain.errors import BudgetExhausted, TenureError, WrongState
+from tenure.domain.entries import GrantBudget, Requeue
+from tenure.domain.errors import BudgetExhausted, InvalidRequest, TenureError, WrongState
+from tenure.domain.money import usd
 from tenure.domain.states import TERMINAL, Reason, TaskState
+
+if TYPE_CHECKING:
+    from tenure.domain.endings import Ending
+
+UNREAD_GRANT: Final = "UNREAD_GRANT"
+_WANTS_BUDGET: Final = frozenset({Reason.TOKEN_LIMIT, Reason.MONEY_LIMIT})
 
 
 @dataclass(frozen=True, slots=True)
 class RequeueVerdict:
-    """`begins_attempt`: the task had ended. Otherwise it only need not wait any longer."""
+    """`begins_attempt`: the task had ended. Otherwise it only need not wait any longer, or may go on for longer."""
 
     begins_attempt: bool
 
 
 def decide_requeue(
-    state: TaskState, budget: Budget, step: int, max_steps: int, asked: Requeue
+    state: TaskState, budgets: Sequence[Budget], step: int, max_steps: int, asked: Requeue
 ) -> RequeueVerdict | TenureError:
-    """Gives the refusal back. A task that could not make one step more is refused: it would end again at once."""
+    """Gives the refusal back. A task that could not make one step more is refused: it would end again at once.
+
+    `budgets`: the root's, and the task's own. What is asked for raises them all.
+    """
+    if asked.extra_nano_usd and not any(budget.is_capped_in_money for budget in budgets):
+        return InvalidRequest(violations=[("extra_nano_usd", "the task has no cap in money that could be raised")])
     if state is TaskState.RETRY_SCHEDULED:
         return RequeueVerdict(begins_attempt=False)
     if state not in TERMINAL or state is TaskState.SUCCEEDED:
@@ -33,9 +47,48 @@ def decide_requeue(
             f"a {state} task cannot be requeued: only one that ended without success, or waits for its retry",
             metadata={"state": state.value},
         )
-    if budget.max_tokens + asked.extra_tokens <= budget.used_tokens + budget.reserved_tokens:
-        used = f"all of its {budget.max_tokens} tokens are used"
-        return BudgetExhausted(f"{used}: give it extra tokens", reason=Reason.TOKEN_LIMIT)
+    for refusal in (refusal for budget in budgets for refusal in _still_exhausted(budget, asked)):
+        return refusal
     if step >= max_steps + asked.extra_steps:
         return BudgetExhausted(f"all of its {max_steps} steps are made: give it extra steps", reason=Reason.STEP_LIMIT)
     return RequeueVerdict(begins_attempt=True)
+
+
+def decide_grant(
+    state: TaskState, budget: Budget, step: int, max_steps: int, asked: GrantBudget
+) -> RequeueVerdict | TenureError:
+    """Of the root: one that ended for want of budget is requeued by it, by the same rule; a live one goes on."""
+    requeue = Requeue(extra_tokens=asked.extra_tokens, extra_nano_usd=asked.extra_nano_usd)
+    if state is TaskState.COST_EXCEEDED:
+        return decide_requeue(state, (budget,), step, max_steps, requeue)
+    if state in TERMINAL:
+        return WrongState(
+            f"the root of its tree has ended as {state}: a grant changes nothing there", metadata={"state": state.value}
+        )
+    if asked.extra_nano_usd and not budget.is_capped_in_money:
+        return InvalidRequest(violations=[("extra_nano_usd", "the tree has no cap in money that could be raised")])
+    return RequeueVerdict(begins_attempt=False)
+
+
+def refuse_unheard_limit(
+    to_state: TaskState, reason: str, ending: Ending | None, granted_sequence: int
+) -> TenureError | None:
+    """No task ends for want of what it was granted meanwhile. `granted_sequence`: where that stands; 0: nowhere."""
+    if to_state is not TaskState.COST_EXCEEDED or reason not in _WANTS_BUDGET or ending or not granted_sequence:
+        return None
+    return WrongState(
+        f"the budget was raised at {granted_sequence}: open again and go on",
+        reason=UNREAD_GRANT,
+        metadata={"sequence": str(granted_sequence)},
+    )
+
+
+def _still_exhausted(budget: Budget, asked: Requeue) -> Iterator[BudgetExhausted]:
+    """Why nothing is left to go on with."""
+    free_tokens, free_nano_usd = budget.free_tokens, budget.free_nano_usd
+    if free_tokens is not None and free_tokens + asked.extra_tokens <= 0:
+        used = f"all of its {budget.max_tokens} tokens are used"
+        yield BudgetExhausted(f"{used}: give it extra tokens", reason=Reason.TOKEN_LIMIT)
+    if free_nano_usd is not None and free_nano_usd + asked.extra_nano_usd <= 0:
+        used = f"all of its {usd(budget.max_nano_usd)} are used"
+        yield BudgetExhausted(f"{used}: give it more money", reason=Reason.MONEY_LIMIT)

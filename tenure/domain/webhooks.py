@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from tenure.domain.retry import RetryPolicy
-from tenure.domain.states import TERMINAL, WAITING, TaskState
+from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,7 +23,6 @@ TEST_EVENT: Final = "webhook.test"
 MISSED_EVENT: Final = "webhook.missed"
 CANCEL_REQUESTED_EVENT: Final = "task.cancel_requested"
 BUDGET_WARNING_EVENT: Final = "task.budget_warning"
-"""Wanted by default, and sent once the ledger tells of it."""
 
 MOST_BODY_BYTES: Final = 64 * 1024
 MOST_REPLAYED: Final = 1000
@@ -83,8 +82,10 @@ KNOWN_EVENTS: Final = frozenset({state_event(state) for state in TaskState} | {C
 """What this release can tell of. Others may be asked for: a newer one may send them."""
 
 
-def event_of(state: TaskState, *, cancel_requested: bool) -> str:
-    """What a change is called. One that asks for the end is no second arrival in the state the task was in."""
+def event_of(state: TaskState, reason: str, *, cancel_requested: bool) -> str:
+    """What a change is called. A warning, or one that asks for the end, is no second arrival in the task's state."""
+    if reason == Reason.BUDGET_WARNING:
+        return BUDGET_WARNING_EVENT
     return CANCEL_REQUESTED_EVENT if cancel_requested else state_event(state)
 
 

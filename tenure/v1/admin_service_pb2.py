@@ -31,7 +31,7 @@ from tenure.v1 import token_pb2 as tenure_dot_v1_dot_token__pb2
 from tenure.v1 import tool_pb2 as tenure_dot_v1_dot_tool__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtenure/v1/admin_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a#tenure/v1/coordinator_service.proto\x1a\x16tenure/v1/ledger.proto\x1a\x14tenure/v1/task.proto\x1a\x15tenure/v1/token.proto\x1a\x14tenure/v1/tool.proto\"\x93\x01\n\x11PruneTasksRequest\x12\x11\n\x07task_id\x18\x01 \x01(\tH\x00\x12\x32\n\x0c\x65nded_before\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.TimestampH\x00\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x04 \x01(\x08\x12\r\n\x05limit\x18\x05 \x01(\x05\x42\x07\n\x05which\"4\n\x12PruneTasksResponse\x12\x10\n\x08task_ids\x18\x01 \x03(\t\x12\x0c\n\x04more\x18\x02 \x01(\x08\"\xe1\x01\n\x15ListAgingTasksRequest\x12\"\n\x04view\x18\x01 \x01(\x0e\x32\x14.tenure.v1.AgingView\x12$\n\x06states\x18\x02 \x03(\x0e\x32\x14.tenure.v1.TaskState\x12\'\n\x04idle\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0blease_below\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tpage_size\x18\x05 \x01(\x05\x12\x12\n\npage_token\x18\x06 \x01(\t\"\xe2\x01\n\x16ListAgingTasksResponse\x12\x36\n\x05tasks\x18\x01 \x03(\x0b\x32\'.tenure.v1.ListAgingTasksResponse.Aging\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x16\n\x0eleases_unknown\x18\x03 \x01(\x08\x1a_\n\x05\x41ging\x12\"\n\x04task\x18\x01 \x01(\x0b\x32\x14.tenure.v1.AgingTask\x12\x32\n\x0flease_remaining\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"[\n\x13TransferTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x14\n\x0cto_worker_id\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\"5\n\x14TransferTaskResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\"7\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"9\n\x13\x44rainWorkerResponse\x12\"\n\x07workers\x18\x01 \x03(\x0b\x32\x11.tenure.v1.Worker\"t\n\x12RequeueTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x14\n\x0c\x65xtra_tokens\x18\x04 \x01(\x03\x12\x13\n\x0b\x65xtra_steps\x18\x05 \x01(\x05\"4\n\x13RequeueTaskResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\"\x82\x01\n\x13\x43loseOutTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12&\n\x08to_state\x18\x04 \x01(\x0e\x32\x14.tenure.v1.TaskState\x12\x0e\n\x06result\x18\x05 \x01(\t\"5\n\x14\x43loseOutTaskResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\"t\n\x1c\x41\x64minServiceListBillsRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x12\n\nafter_step\x18\x02 \x01(\x05\x12\x1c\n\x14\x61\x66ter_attempt_number\x18\x03 \x01(\x05\x12\x11\n\tpage_size\x18\x04 \x01(\x05\"M\n\x1d\x41\x64minServiceListBillsResponse\x12\x1e\n\x05\x62ills\x18\x01 \x03(\x0b\x32\x0f.tenure.v1.Bill\x12\x0c\n\x04more\x18\x02 \x01(\x08\"Y\n\x1c\x41\x64minServiceListCallsRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x15\n\rafter_call_id\x18\x02 \x01(\t\x12\x11\n\tpage_size\x18\x03 \x01(\x05\"w\n\x1d\x41\x64minServiceListCallsResponse\x12#\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x14.tenure.v1.CallTrail\x12#\n\x05\x66\x65nce\x18\x02 \x01(\x0b\x32\x14.tenure.v1.ToolFence\x12\x0c\n\x04more\x18\x03 \x01(\x08\"&\n\x13ListRefusalsRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"g\n\x14ListRefusalsResponse\x12\'\n\x06ledger\x18\x01 \x03(\x0b\x32\x17.tenure.v1.RefusedWrite\x12&\n\x05tools\x18\x02 \x03(\x0b\x32\x17.tenure.v1.RefusedWrite\"\x14\n\x12ListWorkersRequest\"9\n\x13ListWorkersResponse\x12\"\n\x07workers\x18\x01 \x03(\x0b\x32\x11.tenure.v1.Worker\"$\n\x11ListClaimsRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"6\n\x12ListClaimsResponse\x12 \n\x06\x63laims\x18\x01 \x03(\x0b\x32\x10.tenure.v1.Claim2\x98\x07\n\x0c\x41\x64minService\x12L\n\x0bListWorkers\x12\x1d.tenure.v1.ListWorkersRequest\x1a\x1e.tenure.v1.ListWorkersResponse\x12I\n\nListClaims\x12\x1c.tenure.v1.ListClaimsRequest\x1a\x1d.tenure.v1.ListClaimsResponse\x12O\n\x0cListRefusals\x12\x1e.tenure.v1.ListRefusalsRequest\x1a\x1f.tenure.v1.ListRefusalsResponse\x12^\n\tListCalls\x12\'.tenure.v1.AdminServiceListCallsRequest\x1a(.tenure.v1.AdminServiceListCallsResponse\x12^\n\tListBills\x12\'.tenure.v1.AdminServiceListBillsRequest\x1a(.tenure.v1.AdminServiceListBillsResponse\x12L\n\x0bRequeueTask\x12\x1d.tenure.v1.RequeueTaskRequest\x1a\x1e.tenure.v1.RequeueTaskResponse\x12O\n\x0c\x43loseOutTask\x12\x1e.tenure.v1.CloseOutTaskRequest\x1a\x1f.tenure.v1.CloseOutTaskResponse\x12O\n\x0cTransferTask\x12\x1e.tenure.v1.TransferTaskRequest\x1a\x1f.tenure.v1.TransferTaskResponse\x12L\n\x0b\x44rainWorker\x12\x1d.tenure.v1.DrainWorkerRequest\x1a\x1e.tenure.v1.DrainWorkerResponse\x12U\n\x0eListAgingTasks\x12 .tenure.v1.ListAgingTasksRequest\x1a!.tenure.v1.ListAgingTasksResponse\x12I\n\nPruneTasks\x12\x1c.tenure.v1.PruneTasksRequest\x1a\x1d.tenure.v1.PruneTasksResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtenure/v1/admin_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a#tenure/v1/coordinator_service.proto\x1a\x16tenure/v1/ledger.proto\x1a\x14tenure/v1/task.proto\x1a\x15tenure/v1/token.proto\x1a\x14tenure/v1/tool.proto\"\x93\x01\n\x11PruneTasksRequest\x12\x11\n\x07task_id\x18\x01 \x01(\tH\x00\x12\x32\n\x0c\x65nded_before\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.TimestampH\x00\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x04 \x01(\x08\x12\r\n\x05limit\x18\x05 \x01(\x05\x42\x07\n\x05which\"4\n\x12PruneTasksResponse\x12\x10\n\x08task_ids\x18\x01 \x03(\t\x12\x0c\n\x04more\x18\x02 \x01(\x08\"\xe1\x01\n\x15ListAgingTasksRequest\x12\"\n\x04view\x18\x01 \x01(\x0e\x32\x14.tenure.v1.AgingView\x12$\n\x06states\x18\x02 \x03(\x0e\x32\x14.tenure.v1.TaskState\x12\'\n\x04idle\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0blease_below\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tpage_size\x18\x05 \x01(\x05\x12\x12\n\npage_token\x18\x06 \x01(\t\"\xe2\x01\n\x16ListAgingTasksResponse\x12\x36\n\x05tasks\x18\x01 \x03(\x0b\x32\'.tenure.v1.ListAgingTasksResponse.Aging\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x16\n\x0eleases_unknown\x18\x03 \x01(\x08\x1a_\n\x05\x41ging\x12\"\n\x04task\x18\x01 \x01(\x0b\x32\x14.tenure.v1.AgingTask\x12\x32\n\x0flease_remaining\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"[\n\x13TransferTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x14\n\x0cto_worker_id\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\"5\n\x14TransferTaskResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\"7\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"9\n\x13\x44rainWorkerResponse\x12\"\n\x07workers\x18\x01 \x03(\x0b\x32\x11.tenure.v1.Worker\"\x8c\x01\n\x12RequeueTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x14\n\x0c\x65xtra_tokens\x18\x04 \x01(\x03\x12\x13\n\x0b\x65xtra_steps\x18\x05 \x01(\x05\x12\x16\n\x0e\x65xtra_nano_usd\x18\x06 \x01(\x03\"4\n\x13RequeueTaskResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\"w\n\x12GrantBudgetRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x14\n\x0c\x65xtra_tokens\x18\x04 \x01(\x03\x12\x16\n\x0e\x65xtra_nano_usd\x18\x05 \x01(\x03\"4\n\x13GrantBudgetResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\"\x82\x01\n\x13\x43loseOutTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12&\n\x08to_state\x18\x04 \x01(\x0e\x32\x14.tenure.v1.TaskState\x12\x0e\n\x06result\x18\x05 \x01(\t\"5\n\x14\x43loseOutTaskResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\"t\n\x1c\x41\x64minServiceListBillsRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x12\n\nafter_step\x18\x02 \x01(\x05\x12\x1c\n\x14\x61\x66ter_attempt_number\x18\x03 \x01(\x05\x12\x11\n\tpage_size\x18\x04 \x01(\x05\"M\n\x1d\x41\x64minServiceListBillsResponse\x12\x1e\n\x05\x62ills\x18\x01 \x03(\x0b\x32\x0f.tenure.v1.Bill\x12\x0c\n\x04more\x18\x02 \x01(\x08\"Y\n\x1c\x41\x64minServiceListCallsRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x15\n\rafter_call_id\x18\x02 \x01(\t\x12\x11\n\tpage_size\x18\x03 \x01(\x05\"w\n\x1d\x41\x64minServiceListCallsResponse\x12#\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x14.tenure.v1.CallTrail\x12#\n\x05\x66\x65nce\x18\x02 \x01(\x0b\x32\x14.tenure.v1.ToolFence\x12\x0c\n\x04more\x18\x03 \x01(\x08\"&\n\x13ListRefusalsRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"g\n\x14ListRefusalsResponse\x12\'\n\x06ledger\x18\x01 \x03(\x0b\x32\x17.tenure.v1.RefusedWrite\x12&\n\x05tools\x18\x02 \x03(\x0b\x32\x17.tenure.v1.RefusedWrite\"\x14\n\x12ListWorkersRequest\"9\n\x13ListWorkersResponse\x12\"\n\x07workers\x18\x01 \x03(\x0b\x32\x11.tenure.v1.Worker\"$\n\x11ListClaimsRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"6\n\x12ListClaimsResponse\x12 \n\x06\x63laims\x18\x01 \x03(\x0b\x32\x10.tenure.v1.Claim2\xe6\x07\n\x0c\x41\x64minService\x12L\n\x0bListWorkers\x12\x1d.tenure.v1.ListWorkersRequest\x1a\x1e.tenure.v1.ListWorkersResponse\x12I\n\nListClaims\x12\x1c.tenure.v1.ListClaimsRequest\x1a\x1d.tenure.v1.ListClaimsResponse\x12O\n\x0cListRefusals\x12\x1e.tenure.v1.ListRefusalsRequest\x1a\x1f.tenure.v1.ListRefusalsResponse\x12^\n\tListCalls\x12\'.tenure.v1.AdminServiceListCallsRequest\x1a(.tenure.v1.AdminServiceListCallsResponse\x12^\n\tListBills\x12\'.tenure.v1.AdminServiceListBillsRequest\x1a(.tenure.v1.AdminServiceListBillsResponse\x12L\n\x0bRequeueTask\x12\x1d.tenure.v1.RequeueTaskRequest\x1a\x1e.tenure.v1.RequeueTaskResponse\x12L\n\x0bGrantBudget\x12\x1d.tenure.v1.GrantBudgetRequest\x1a\x1e.tenure.v1.GrantBudgetResponse\x12O\n\x0c\x43loseOutTask\x12\x1e.tenure.v1.CloseOutTaskRequest\x1a\x1f.tenure.v1.CloseOutTaskResponse\x12O\n\x0cTransferTask\x12\x1e.tenure.v1.TransferTaskRequest\x1a\x1f.tenure.v1.TransferTaskResponse\x12L\n\x0b\x44rainWorker\x12\x1d.tenure.v1.DrainWorkerRequest\x1a\x1e.tenure.v1.DrainWorkerResponse\x12U\n\x0eListAgingTasks\x12 .tenure.v1.ListAgingTasksRequest\x1a!.tenure.v1.ListAgingTasksResponse\x12I\n\nPruneTasks\x12\x1c.tenure.v1.PruneTasksRequest\x1a\x1d.tenure.v1.PruneTasksResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -56,34 +56,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAINWORKERREQUEST']._serialized_end=1101
   _globals['_DRAINWORKERRESPONSE']._serialized_start=1103
   _globals['_DRAINWORKERRESPONSE']._serialized_end=1160
-  _globals['_REQUEUETASKREQUEST']._serialized_start=1162
-  _globals['_REQUEUETASKREQUEST']._serialized_end=1278
-  _globals['_REQUEUETASKRESPONSE']._serialized_start=1280
-  _globals['_REQUEUETASKRESPONSE']._serialized_end=1332
-  _globals['_CLOSEOUTTASKREQUEST']._serialized_start=1335
-  _globals['_CLOSEOUTTASKREQUEST']._serialized_end=1465
-  _globals['_CLOSEOUTTASKRESPONSE']._serialized_start=1467
-  _globals['_CLOSEOUTTASKRESPONSE']._serialized_end=1520
-  _globals['_ADMINSERVICELISTBILLSREQUEST']._serialized_start=1522
-  _globals['_ADMINSERVICELISTBILLSREQUEST']._serialized_end=1638
-  _globals['_ADMINSERVICELISTBILLSRESPONSE']._serialized_start=1640
-  _globals['_ADMINSERVICELISTBILLSRESPONSE']._serialized_end=1717
-  _globals['_ADMINSERVICELISTCALLSREQUEST']._serialized_start=1719
-  _globals['_ADMINSERVICELISTCALLSREQUEST']._serialized_end=1808
-  _globals['_ADMINSERVICELISTCALLSRESPONSE']._serialized_start=1810
-  _globals['_ADMINSERVICELISTCALLSRESPONSE']._serialized_end=1929
-  _globals['_LISTREFUSALSREQUEST']._serialized_start=1931
-  _globals['_LISTREFUSALSREQUEST']._serialized_end=1969
-  _globals['_LISTREFUSALSRESPONSE']._serialized_start=1971
-  _globals['_LISTREFUSALSRESPONSE']._serialized_end=2074
-  _globals['_LISTWORKERSREQUEST']._serialized_start=2076
-  _globals['_LISTWORKERSREQUEST']._serialized_end=2096
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=2098
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=2155
-  _globals['_LISTCLAIMSREQUEST']._serialized_start=2157
-  _globals['_LISTCLAIMSREQUEST']._serialized_end=2193
-  _globals['_LISTCLAIMSRESPONSE']._serialized_start=2195
-  _globals['_LISTCLAIMSRESPONSE']._serialized_end=2249
-  _globals['_ADMINSERVICE']._serialized_start=2252
-  _globals['_ADMINSERVICE']._serialized_end=3172
+  _globals['_REQUEUETASKREQUEST']._serialized_start=1163
+  _globals['_REQUEUETASKREQUEST']._serialized_end=1303
+  _globals['_REQUEUETASKRESPONSE']._serialized_start=1305
+  _globals['_REQUEUETASKRESPONSE']._serialized_end=1357
+  _globals['_GRANTBUDGETREQUEST']._serialized_start=1359
+  _globals['_GRANTBUDGETREQUEST']._serialized_end=1478
+  _globals['_GRANTBUDGETRESPONSE']._serialized_start=1480
+  _globals['_GRANTBUDGETRESPONSE']._serialized_end=1532
+  _globals['_CLOSEOUTTASKREQUEST']._serialized_start=1535
+  _globals['_CLOSEOUTTASKREQUEST']._serialized_end=1665
+  _globals['_CLOSEOUTTASKRESPONSE']._serialized_start=1667
+  _globals['_CLOSEOUTTASKRESPONSE']._serialized_end=1720
+  _globals['_ADMINSERVICELISTBILLSREQUEST']._serialized_start=1722
+  _globals['_ADMINSERVICELISTBILLSREQUEST']._serialized_end=1838
+  _globals['_ADMINSERVICELISTBILLSRESPONSE']._serialized_start=1840
+  _globals['_ADMINSERVICELISTBILLSRESPONSE']._serialized_end=1917
+  _globals['_ADMINSERVICELISTCALLSREQUEST']._serialized_start=1919
+  _globals['_ADMINSERVICELISTCALLSREQUEST']._serialized_end=2008
+  _globals['_ADMINSERVICELISTCALLSRESPONSE']._serialized_start=2010
+  _globals['_ADMINSERVICELISTCALLSRESPONSE']._serialized_end=2129
+  _globals['_LISTREFUSALSREQUEST']._serialized_start=2131
+  _globals['_LISTREFUSALSREQUEST']._serialized_end=2169
+  _globals['_LISTREFUSALSRESPONSE']._serialized_start=2171
+  _globals['_LISTREFUSALSRESPONSE']._serialized_end=2274
+  _globals['_LISTWORKERSREQUEST']._serialized_start=2276
+  _globals['_LISTWORKERSREQUEST']._serialized_end=2296
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=2298
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=2355
+  _globals['_LISTCLAIMSREQUEST']._serialized_start=2357
+  _globals['_LISTCLAIMSREQUEST']._serialized_end=2393
+  _globals['_LISTCLAIMSRESPONSE']._serialized_start=2395
+  _globals['_LISTCLAIMSRESPONSE']._serialized_end=2449
+  _globals['_ADMINSERVICE']._serialized_start=2452
+  _globals['_ADMINSERVICE']._serialized_end=3450
 # @@protoc_insertion_point(module_scope)

@@ -308,6 +308,7 @@ class RequeueTaskRequest(message.Message):
     REASON_FIELD_NUMBER: builtins.int
     EXTRA_TOKENS_FIELD_NUMBER: builtins.int
     EXTRA_STEPS_FIELD_NUMBER: builtins.int
+    EXTRA_NANO_USD_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     request_id: builtins.str
@@ -318,6 +319,8 @@ class RequeueTaskRequest(message.Message):
     """Tokens by which the cap of the task's root is raised."""
     extra_steps: builtins.int
     """Steps by which the task's limit of steps is raised."""
+    extra_nano_usd: builtins.int
+    """Nano US dollars (10^-9) by which the cap in money of the task's root is raised; INVALID_ARGUMENT when it has none."""
     def __init__(
         self,
         *,
@@ -326,10 +329,11 @@ class RequeueTaskRequest(message.Message):
         reason: builtins.str = ...,
         extra_tokens: builtins.int = ...,
         extra_steps: builtins.int = ...,
+        extra_nano_usd: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["extra_steps", b"extra_steps", "extra_tokens", b"extra_tokens", "reason", b"reason", "request_id", b"request_id", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["extra_nano_usd", b"extra_nano_usd", "extra_steps", b"extra_steps", "extra_tokens", b"extra_tokens", "reason", b"reason", "request_id", b"request_id", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -343,6 +347,64 @@ class RequeueTaskResponse(message.Message):
     @builtins.property
     def task(self) -> task_pb2.Task:
         """The task now."""
+
+    def __init__(
+        self,
+        *,
+        task: task_pb2.Task | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class GrantBudgetRequest(message.Message):
+    """What to grant: tokens, money, or both."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    EXTRA_TOKENS_FIELD_NUMBER: builtins.int
+    EXTRA_NANO_USD_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """A task of the tree."""
+    request_id: builtins.str
+    """The caller's id of this request, up to 128 characters: a repeat is answered by what the first time did. Empty: one is made."""
+    reason: builtins.str
+    """Why; 1 to 1,000 characters."""
+    extra_tokens: builtins.int
+    """Tokens by which the tree's cap is raised."""
+    extra_nano_usd: builtins.int
+    """Nano US dollars (10^-9) by which the tree's cap in money is raised; INVALID_ARGUMENT when it has none."""
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        request_id: builtins.str = ...,
+        reason: builtins.str = ...,
+        extra_tokens: builtins.int = ...,
+        extra_nano_usd: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["extra_nano_usd", b"extra_nano_usd", "extra_tokens", b"extra_tokens", "reason", b"reason", "request_id", b"request_id", "task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class GrantBudgetResponse(message.Message):
+    """It is granted."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def task(self) -> task_pb2.Task:
+        """The root now."""
 
     def __init__(
         self,

@@ -66,6 +66,11 @@ class AdminServiceStub:
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.RequeueTaskRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_admin__service__pb2.RequeueTaskResponse.FromString,
                 _registered_method=True)
+        self.GrantBudget = channel.unary_unary(
+                '/tenure.v1.AdminService/GrantBudget',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.GrantBudgetRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.GrantBudgetResponse.FromString,
+                _registered_method=True)
         self.CloseOutTask = channel.unary_unary(
                 '/tenure.v1.AdminService/CloseOutTask',
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskRequest.SerializeToString,
@@ -138,6 +143,15 @@ class AdminServiceServicer:
         recorded of its calls stays what it is; steps and the budget's use count on; the timeout begins anew. A task that waits
         for its retry is queued at once. FAILED_PRECONDITION / WRONG_STATE {state} in any other state; TOKEN_LIMIT or STEP_LIMIT when
         nothing is left to go on with: ask with extras.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GrantBudget(self, request, context):
+        """Raises the caps of a task's whole tree, at its root: so the answer is the root. A root that ended as COST_EXCEEDED is put back
+        into the queue by it, as by RequeueTask and by the same rule; a live tree goes on with more. FAILED_PRECONDITION / WRONG_STATE
+        {state} when the root ended otherwise; TOKEN_LIMIT, MONEY_LIMIT or STEP_LIMIT when it is not enough to go on with.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -216,6 +230,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.RequeueTask,
                     request_deserializer=tenure_dot_v1_dot_admin__service__pb2.RequeueTaskRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_admin__service__pb2.RequeueTaskResponse.SerializeToString,
+            ),
+            'GrantBudget': grpc.unary_unary_rpc_method_handler(
+                    servicer.GrantBudget,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.GrantBudgetRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.GrantBudgetResponse.SerializeToString,
             ),
             'CloseOutTask': grpc.unary_unary_rpc_method_handler(
                     servicer.CloseOutTask,
@@ -407,6 +426,33 @@ class AdminService:
             '/tenure.v1.AdminService/RequeueTask',
             tenure_dot_v1_dot_admin__service__pb2.RequeueTaskRequest.SerializeToString,
             tenure_dot_v1_dot_admin__service__pb2.RequeueTaskResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GrantBudget(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.AdminService/GrantBudget',
+            tenure_dot_v1_dot_admin__service__pb2.GrantBudgetRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.GrantBudgetResponse.FromString,
             options,
             channel_credentials,
             insecure,

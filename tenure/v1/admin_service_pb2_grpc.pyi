@@ -51,6 +51,11 @@ class AdminServiceStub:
     for its retry is queued at once. FAILED_PRECONDITION / WRONG_STATE {state} in any other state; TOKEN_LIMIT or STEP_LIMIT when
     nothing is left to go on with: ask with extras.
     """
+    GrantBudget: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GrantBudgetRequest, _admin_service_pb2.GrantBudgetResponse]
+    """Raises the caps of a task's whole tree, at its root: so the answer is the root. A root that ended as COST_EXCEEDED is put back
+    into the queue by it, as by RequeueTask and by the same rule; a live tree goes on with more. FAILED_PRECONDITION / WRONG_STATE
+    {state} when the root ended otherwise; TOKEN_LIMIT, MONEY_LIMIT or STEP_LIMIT when it is not enough to go on with.
+    """
     CloseOutTask: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.CloseOutTaskRequest, _admin_service_pb2.CloseOutTaskResponse]
     """Asks for a task's end, as a cancel does, with another state: acknowledged once it is recorded. FAILED_PRECONDITION /
     WRONG_STATE {state} after the end.
@@ -94,6 +99,11 @@ class AdminServiceAsyncStub(AdminServiceStub):
     recorded of its calls stays what it is; steps and the budget's use count on; the timeout begins anew. A task that waits
     for its retry is queued at once. FAILED_PRECONDITION / WRONG_STATE {state} in any other state; TOKEN_LIMIT or STEP_LIMIT when
     nothing is left to go on with: ask with extras.
+    """
+    GrantBudget: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GrantBudgetRequest, _admin_service_pb2.GrantBudgetResponse]  # type: ignore[assignment]
+    """Raises the caps of a task's whole tree, at its root: so the answer is the root. A root that ended as COST_EXCEEDED is put back
+    into the queue by it, as by RequeueTask and by the same rule; a live tree goes on with more. FAILED_PRECONDITION / WRONG_STATE
+    {state} when the root ended otherwise; TOKEN_LIMIT, MONEY_LIMIT or STEP_LIMIT when it is not enough to go on with.
     """
     CloseOutTask: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.CloseOutTaskRequest, _admin_service_pb2.CloseOutTaskResponse]  # type: ignore[assignment]
     """Asks for a task's end, as a cancel does, with another state: acknowledged once it is recorded. FAILED_PRECONDITION /
@@ -171,6 +181,17 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         recorded of its calls stays what it is; steps and the budget's use count on; the timeout begins anew. A task that waits
         for its retry is queued at once. FAILED_PRECONDITION / WRONG_STATE {state} in any other state; TOKEN_LIMIT or STEP_LIMIT when
         nothing is left to go on with: ask with extras.
+        """
+
+    @_abc_1.abstractmethod
+    def GrantBudget(
+        self,
+        request: _admin_service_pb2.GrantBudgetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.GrantBudgetResponse, _abc.Awaitable[_admin_service_pb2.GrantBudgetResponse]]:
+        """Raises the caps of a task's whole tree, at its root: so the answer is the root. A root that ended as COST_EXCEEDED is put back
+        into the queue by it, as by RequeueTask and by the same rule; a live tree goes on with more. FAILED_PRECONDITION / WRONG_STATE
+        {state} when the root ended otherwise; TOKEN_LIMIT, MONEY_LIMIT or STEP_LIMIT when it is not enough to go on with.
         """
 
     @_abc_1.abstractmethod

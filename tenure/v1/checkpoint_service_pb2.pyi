@@ -518,7 +518,7 @@ class CommitResponse(message.Message):
     """The state after this commit."""
     @builtins.property
     def foreign_entries(self) -> containers.RepeatedCompositeFieldContainer[ledger_pb2.Entry]:
-        """What others appended after known_sequence and before this commit."""
+        """What others appended after known_sequence: before this commit, and what the ledger itself added to it."""
 
     @builtins.property
     def budget(self) -> task_pb2.BudgetStatus:

@@ -96,6 +96,7 @@ class StateTransition(message.Message):
     WAIT_FIELD_NUMBER: builtins.int
     ERROR_CLASS_FIELD_NUMBER: builtins.int
     RESULT_JSON_FIELD_NUMBER: builtins.int
+    BUDGET_FIELD_NUMBER: builtins.int
     from_state: task_pb2.TaskState.ValueType
     """Where it stood; UNSPECIFIED for the first."""
     to_state: task_pb2.TaskState.ValueType
@@ -118,6 +119,10 @@ class StateTransition(message.Message):
     def wait(self) -> task_pb2.Wait:
         """Set on WAITING_USER and WAITING_EXTERNAL: for what. Absent for a call in doubt."""
 
+    @builtins.property
+    def budget(self) -> task_pb2.BudgetStatus:
+        """Set on moves out of RUNNING: the root's budget, with what this task had under way settled."""
+
     def __init__(
         self,
         *,
@@ -130,10 +135,11 @@ class StateTransition(message.Message):
         wait: task_pb2.Wait | None = ...,
         error_class: builtins.str = ...,
         result_json: builtins.str = ...,
+        budget: task_pb2.BudgetStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["next_retry_time", b"next_retry_time", "wait", b"wait"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "next_retry_time", b"next_retry_time", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["error_class", b"error_class", "from_state", b"from_state", "message", b"message", "next_retry_time", b"next_retry_time", "reason", b"reason", "result", b"result", "result_json", b"result_json", "to_state", b"to_state", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "error_class", b"error_class", "from_state", b"from_state", "message", b"message", "next_retry_time", b"next_retry_time", "reason", b"reason", "result", b"result", "result_json", b"result_json", "to_state", b"to_state", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -179,6 +185,7 @@ class ModelAttempt(message.Message):
     SUMMARY_THROUGH_STEP_FIELD_NUMBER: builtins.int
     RESERVED_NANO_USD_FIELD_NUMBER: builtins.int
     PRICES_FIELD_NUMBER: builtins.int
+    BUDGET_FIELD_NUMBER: builtins.int
     attempt_number: builtins.int
     """Which attempt of this step's call; counts from 1."""
     model: builtins.str
@@ -197,6 +204,10 @@ class ModelAttempt(message.Message):
     def prices(self) -> task_pb2.ModelPrices:
         """What the call is charged by when it is settled; absent: the model's price is not known, and it costs nothing."""
 
+    @builtins.property
+    def budget(self) -> task_pb2.BudgetStatus:
+        """The root's budget with this call set aside."""
+
     def __init__(
         self,
         *,
@@ -208,10 +219,11 @@ class ModelAttempt(message.Message):
         summary_through_step: builtins.int = ...,
         reserved_nano_usd: builtins.int = ...,
         prices: task_pb2.ModelPrices | None = ...,
+        budget: task_pb2.BudgetStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["prices", b"prices"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "prices", b"prices"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "input_tokens", b"input_tokens", "max_output_tokens", b"max_output_tokens", "model", b"model", "prices", b"prices", "reserved_nano_usd", b"reserved_nano_usd", "reserved_tokens", b"reserved_tokens", "summary_through_step", b"summary_through_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "budget", b"budget", "input_tokens", b"input_tokens", "max_output_tokens", b"max_output_tokens", "model", b"model", "prices", b"prices", "reserved_nano_usd", b"reserved_nano_usd", "reserved_tokens", b"reserved_tokens", "summary_through_step", b"summary_through_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -489,19 +501,47 @@ class OperatorRequest(message.Message):
 
         EXTRA_TOKENS_FIELD_NUMBER: builtins.int
         EXTRA_STEPS_FIELD_NUMBER: builtins.int
+        EXTRA_NANO_USD_FIELD_NUMBER: builtins.int
         extra_tokens: builtins.int
         """Tokens by which the cap of the task's root is raised."""
         extra_steps: builtins.int
         """Steps by which limits.max_steps is raised."""
+        extra_nano_usd: builtins.int
+        """Nano US dollars by which the cap in money of the task's root is raised."""
         def __init__(
             self,
             *,
             extra_tokens: builtins.int = ...,
             extra_steps: builtins.int = ...,
+            extra_nano_usd: builtins.int = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = typing.Literal["extra_steps", b"extra_steps", "extra_tokens", b"extra_tokens"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = typing.Literal["extra_nano_usd", b"extra_nano_usd", "extra_steps", b"extra_steps", "extra_tokens", b"extra_tokens"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @typing.final
+    class GrantBudget(message.Message):
+        """The caps of the whole tree are raised. When the root ended as COST_EXCEEDED, its next attempt begins."""
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        EXTRA_TOKENS_FIELD_NUMBER: builtins.int
+        EXTRA_NANO_USD_FIELD_NUMBER: builtins.int
+        extra_tokens: builtins.int
+        """Tokens by which the cap is raised."""
+        extra_nano_usd: builtins.int
+        """Nano US dollars by which the cap in money is raised."""
+        def __init__(
+            self,
+            *,
+            extra_tokens: builtins.int = ...,
+            extra_nano_usd: builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["extra_nano_usd", b"extra_nano_usd", "extra_tokens", b"extra_tokens"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -532,6 +572,7 @@ class OperatorRequest(message.Message):
     REASON_FIELD_NUMBER: builtins.int
     REQUEUE_FIELD_NUMBER: builtins.int
     CLOSE_OUT_FIELD_NUMBER: builtins.int
+    GRANT_BUDGET_FIELD_NUMBER: builtins.int
     reason: builtins.str
     """Why, in the operator's words; 1 to 1,000 characters."""
     @builtins.property
@@ -542,18 +583,23 @@ class OperatorRequest(message.Message):
     def close_out(self) -> OperatorRequest.CloseOut:
         """The end."""
 
+    @builtins.property
+    def grant_budget(self) -> OperatorRequest.GrantBudget:
+        """More to spend. Stands in the ledger of the root."""
+
     def __init__(
         self,
         *,
         reason: builtins.str = ...,
         requeue: OperatorRequest.Requeue | None = ...,
         close_out: OperatorRequest.CloseOut | None = ...,
+        grant_budget: OperatorRequest.GrantBudget | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["act", b"act", "close_out", b"close_out", "requeue", b"requeue"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["act", b"act", "close_out", b"close_out", "grant_budget", b"grant_budget", "requeue", b"requeue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["act", b"act", "close_out", b"close_out", "reason", b"reason", "requeue", b"requeue"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["act", b"act", "close_out", b"close_out", "grant_budget", b"grant_budget", "reason", b"reason", "requeue", b"requeue"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_act: _TypeAlias = typing.Literal["requeue", "close_out"]  # noqa: Y015
+    _WhichOneofReturnType_act: _TypeAlias = typing.Literal["requeue", "close_out", "grant_budget"]  # noqa: Y015
     _WhichOneofArgType_act: _TypeAlias = typing.Literal["act", b"act"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_act) -> _WhichOneofReturnType_act | None: ...
 
@@ -904,6 +950,32 @@ class Compaction(message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_how) -> _WhichOneofReturnType_how | None: ...
 
 @typing.final
+class BudgetWarning(message.Message):
+    """The tree has used 80 % of a cap: told once for each cap, and again when it was raised and 80 % of the new one are used."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    LIMIT_FIELD_NUMBER: builtins.int
+    BUDGET_FIELD_NUMBER: builtins.int
+    limit: builtins.str
+    """Which: TOKEN_LIMIT or MONEY_LIMIT, the reason that tasks end with when it is reached."""
+    @builtins.property
+    def budget(self) -> task_pb2.BudgetStatus:
+        """The root's budget now."""
+
+    def __init__(
+        self,
+        *,
+        limit: builtins.str = ...,
+        budget: task_pb2.BudgetStatus | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["budget", b"budget"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "limit", b"limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class EntryBody(message.Message):
     """One fact, without the envelope. The field number is the entry's kind, in the database too."""
 
@@ -928,6 +1000,7 @@ class EntryBody(message.Message):
     RESULT_REJECTED_FIELD_NUMBER: builtins.int
     COMPACTION_FIELD_NUMBER: builtins.int
     QUOTA_WARNING_FIELD_NUMBER: builtins.int
+    BUDGET_WARNING_FIELD_NUMBER: builtins.int
     @builtins.property
     def submitted(self) -> TaskSubmitted:
         """The goal was accepted."""
@@ -1004,6 +1077,10 @@ class EntryBody(message.Message):
     def quota_warning(self) -> QuotaWarning:
         """The tenant is near one of its caps."""
 
+    @builtins.property
+    def budget_warning(self) -> BudgetWarning:
+        """The budget grows short."""
+
     def __init__(
         self,
         *,
@@ -1026,12 +1103,13 @@ class EntryBody(message.Message):
         result_rejected: ResultRejected | None = ...,
         compaction: Compaction | None = ...,
         quota_warning: QuotaWarning | None = ...,
+        budget_warning: BudgetWarning | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "cancel_request", b"cancel_request", "compaction", b"compaction", "control_failure", b"control_failure", "control_step", b"control_step", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "quota_warning", b"quota_warning", "result_rejected", b"result_rejected", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "budget_warning", b"budget_warning", "cancel_request", b"cancel_request", "compaction", b"compaction", "control_failure", b"control_failure", "control_step", b"control_step", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "quota_warning", b"quota_warning", "result_rejected", b"result_rejected", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "cancel_request", b"cancel_request", "compaction", b"compaction", "control_failure", b"control_failure", "control_step", b"control_step", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "quota_warning", b"quota_warning", "result_rejected", b"result_rejected", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "budget_warning", b"budget_warning", "cancel_request", b"cancel_request", "compaction", b"compaction", "control_failure", b"control_failure", "control_step", b"control_step", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "quota_warning", b"quota_warning", "result_rejected", b"result_rejected", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = typing.Literal["submitted", "transition", "tools_defined", "model_attempt", "model_failure", "attempt_lost", "assistant_message", "tool_intent", "tool_outcome", "user_message", "cancel_request", "wait_resolution", "operator_request", "forked", "control_step", "control_failure", "result_rejected", "compaction", "quota_warning"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = typing.Literal["submitted", "transition", "tools_defined", "model_attempt", "model_failure", "attempt_lost", "assistant_message", "tool_intent", "tool_outcome", "user_message", "cancel_request", "wait_resolution", "operator_request", "forked", "control_step", "control_failure", "result_rejected", "compaction", "quota_warning", "budget_warning"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

@@ -1302,7 +1302,7 @@ class TaskFilter(message.Message):
 @typing.final
 class TaskChange(message.Message):
     """A task's state, reason or pending ending was changed: one for each transaction that did so, in the task's order. Steps are
-    no changes; the snapshot tells how far the task is.
+    no changes; the snapshot tells how far the task is. A BudgetWarning in its ledger is one, too: by its reason, BUDGET_WARNING.
     """
 
     DESCRIPTOR: descriptor.Descriptor

@@ -29,7 +29,7 @@ from tenure.v1 import live_pb2 as tenure_dot_v1_dot_live__pb2
 from tenure.v1 import task_pb2 as tenure_dot_v1_dot_task__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctenure/v1/task_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tenure/v1/ledger.proto\x1a\x14tenure/v1/live.proto\x1a\x14tenure/v1/task.proto\"%\n\x12\x45xplainTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"C\n\x13\x45xplainTaskResponse\x12\r\n\x05lines\x18\x01 \x03(\t\x12\x1d\n\x04task\x18\x02 \x01(\x0b\x32\x0f.tenure.v1.Task\"\xdb\x03\n\x11SubmitTaskRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04goal\x18\x02 \x01(\t\x12#\n\x05\x61gent\x18\x03 \x01(\x0b\x32\x14.tenure.v1.AgentSpec\x12!\n\x06limits\x18\x04 \x01(\x0b\x32\x11.tenure.v1.Limits\x12%\n\x06policy\x18\x05 \x01(\x0b\x32\x15.tenure.v1.TaskPolicy\x12%\n\x08priority\x18\x06 \x01(\x0e\x32\x13.tenure.v1.Priority\x12\r\n\x05queue\x18\x07 \x01(\t\x12\x38\n\x06labels\x18\x08 \x03(\x0b\x32(.tenure.v1.SubmitTaskRequest.LabelsEntry\x12!\n\x06source\x18\t \x01(\x0b\x32\x11.tenure.v1.Source\x12.\n\nstart_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\'\n\x07\x63ontrol\x18\x0b \x01(\x0b\x32\x16.tenure.v1.ControlWork\x12\x1a\n\x12result_schema_json\x18\x0c \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"3\n\x12SubmitTaskResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\"N\n\x0fWaitTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12*\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"@\n\x10WaitTaskResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\x12\r\n\x05\x65nded\x18\x02 \x01(\x08\"I\n\x10WatchTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\x12\x0c\n\x04live\x18\x03 \x01(\x08\"\x8d\x01\n\x11WatchTaskResponse\x12!\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x10.tenure.v1.EntryH\x00\x12!\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x10.tenure.v1.DeltaH\x00\x12)\n\theartbeat\x18\x03 \x01(\x0b\x32\x14.tenure.v1.HeartbeatH\x00\x42\x07\n\x05\x65vent\"G\n\tHeartbeat\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"P\n\x11WatchTasksRequest\x12%\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x15.tenure.v1.TaskFilter\x12\x14\n\x0c\x61\x66ter_cursor\x18\x02 \x01(\t\"\x8b\x01\n\x12WatchTasksResponse\x12\'\n\x06\x63hange\x18\x01 \x01(\x0b\x32\x15.tenure.v1.TaskChangeH\x00\x12\x33\n\theartbeat\x18\x02 \x01(\x0b\x32\x1e.tenure.v1.WatchTasksHeartbeatH\x00\x12\x0e\n\x06\x63ursor\x18\x03 \x01(\tB\x07\n\x05\x65vent\"?\n\x13WatchTasksHeartbeat\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"4\n\x11\x43\x61ncelTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"3\n\x12\x43\x61ncelTaskResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\"G\n\x12SendMessageRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\"4\n\x13SendMessageResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\"\xa4\x01\n\x0f\x46orkTaskRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07task_id\x18\x02 \x01(\t\x12\x15\n\x0b\x61t_sequence\x18\x03 \x01(\x03H\x00\x12\x0e\n\x04step\x18\x04 \x01(\x05H\x00\x12\x0f\n\x07message\x18\x05 \x01(\t\x12+\n\toverrides\x18\x06 \x01(\x0b\x32\x18.tenure.v1.ForkOverridesB\x07\n\x05point\"1\n\x10\x46orkTaskResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\"!\n\x0eGetTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"0\n\x0fGetTaskResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\"\x85\x01\n\x10ListTasksRequest\x12%\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x15.tenure.v1.TaskFilter\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12#\n\x05order\x18\x04 \x01(\x0e\x32\x14.tenure.v1.TaskOrder\"L\n\x11ListTasksResponse\x12\x1e\n\x05tasks\x18\x01 \x03(\x0b\x32\x0f.tenure.v1.Task\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"T\n\x16ListTaskEntriesRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\x12\x11\n\tpage_size\x18\x03 \x01(\x05\"J\n\x17ListTaskEntriesResponse\x12!\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x10.tenure.v1.Entry\x12\x0c\n\x04more\x18\x02 \x01(\x08\"\xf5\x01\n\x11ResumeTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0f\n\x07wait_id\x18\x02 \x01(\t\x12\x16\n\x0e\x63orrelation_id\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x12\n\x08\x64\x65\x63ision\x18\x05 \x01(\tH\x00\x12\x0f\n\x05reply\x18\x06 \x01(\tH\x00\x12\x16\n\x0cpayload_json\x18\x07 \x01(\tH\x00\x12\x0f\n\x07\x63omment\x18\x08 \x01(\t\x12\x1d\n\x15\x65\x64ited_arguments_json\x18\t \x01(\t\x12\x1b\n\x13\x65xtra_budget_tokens\x18\n \x01(\x03\x42\x08\n\x06\x61nswer\"3\n\x12ResumeTaskResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task2\x8f\x07\n\x0bTaskService\x12I\n\nSubmitTask\x12\x1c.tenure.v1.SubmitTaskRequest\x1a\x1d.tenure.v1.SubmitTaskResponse\x12@\n\x07GetTask\x12\x19.tenure.v1.GetTaskRequest\x1a\x1a.tenure.v1.GetTaskResponse\x12\x43\n\x08WaitTask\x12\x1a.tenure.v1.WaitTaskRequest\x1a\x1b.tenure.v1.WaitTaskResponse\x12\x46\n\tListTasks\x12\x1b.tenure.v1.ListTasksRequest\x1a\x1c.tenure.v1.ListTasksResponse\x12X\n\x0fListTaskEntries\x12!.tenure.v1.ListTaskEntriesRequest\x1a\".tenure.v1.ListTaskEntriesResponse\x12H\n\tWatchTask\x12\x1b.tenure.v1.WatchTaskRequest\x1a\x1c.tenure.v1.WatchTaskResponse0\x01\x12K\n\nWatchTasks\x12\x1c.tenure.v1.WatchTasksRequest\x1a\x1d.tenure.v1.WatchTasksResponse0\x01\x12I\n\nCancelTask\x12\x1c.tenure.v1.CancelTaskRequest\x1a\x1d.tenure.v1.CancelTaskResponse\x12L\n\x0bSendMessage\x12\x1d.tenure.v1.SendMessageRequest\x1a\x1e.tenure.v1.SendMessageResponse\x12\x43\n\x08\x46orkTask\x12\x1a.tenure.v1.ForkTaskRequest\x1a\x1b.tenure.v1.ForkTaskResponse\x12I\n\nResumeTask\x12\x1c.tenure.v1.ResumeTaskRequest\x1a\x1d.tenure.v1.ResumeTaskResponse\x12L\n\x0b\x45xplainTask\x12\x1d.tenure.v1.ExplainTaskRequest\x1a\x1e.tenure.v1.ExplainTaskResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctenure/v1/task_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tenure/v1/ledger.proto\x1a\x14tenure/v1/live.proto\x1a\x14tenure/v1/task.proto\"%\n\x12\x45xplainTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"C\n\x13\x45xplainTaskResponse\x12\r\n\x05lines\x18\x01 \x03(\t\x12\x1d\n\x04task\x18\x02 \x01(\x0b\x32\x0f.tenure.v1.Task\"\xdb\x03\n\x11SubmitTaskRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04goal\x18\x02 \x01(\t\x12#\n\x05\x61gent\x18\x03 \x01(\x0b\x32\x14.tenure.v1.AgentSpec\x12!\n\x06limits\x18\x04 \x01(\x0b\x32\x11.tenure.v1.Limits\x12%\n\x06policy\x18\x05 \x01(\x0b\x32\x15.tenure.v1.TaskPolicy\x12%\n\x08priority\x18\x06 \x01(\x0e\x32\x13.tenure.v1.Priority\x12\r\n\x05queue\x18\x07 \x01(\t\x12\x38\n\x06labels\x18\x08 \x03(\x0b\x32(.tenure.v1.SubmitTaskRequest.LabelsEntry\x12!\n\x06source\x18\t \x01(\x0b\x32\x11.tenure.v1.Source\x12.\n\nstart_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\'\n\x07\x63ontrol\x18\x0b \x01(\x0b\x32\x16.tenure.v1.ControlWork\x12\x1a\n\x12result_schema_json\x18\x0c \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"3\n\x12SubmitTaskResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\"N\n\x0fWaitTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12*\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"@\n\x10WaitTaskResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\x12\r\n\x05\x65nded\x18\x02 \x01(\x08\"I\n\x10WatchTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\x12\x0c\n\x04live\x18\x03 \x01(\x08\"\x8d\x01\n\x11WatchTaskResponse\x12!\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x10.tenure.v1.EntryH\x00\x12!\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x10.tenure.v1.DeltaH\x00\x12)\n\theartbeat\x18\x03 \x01(\x0b\x32\x14.tenure.v1.HeartbeatH\x00\x42\x07\n\x05\x65vent\"p\n\tHeartbeat\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\'\n\x06\x62udget\x18\x03 \x01(\x0b\x32\x17.tenure.v1.BudgetStatus\"P\n\x11WatchTasksRequest\x12%\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x15.tenure.v1.TaskFilter\x12\x14\n\x0c\x61\x66ter_cursor\x18\x02 \x01(\t\"\x8b\x01\n\x12WatchTasksResponse\x12\'\n\x06\x63hange\x18\x01 \x01(\x0b\x32\x15.tenure.v1.TaskChangeH\x00\x12\x33\n\theartbeat\x18\x02 \x01(\x0b\x32\x1e.tenure.v1.WatchTasksHeartbeatH\x00\x12\x0e\n\x06\x63ursor\x18\x03 \x01(\tB\x07\n\x05\x65vent\"?\n\x13WatchTasksHeartbeat\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"4\n\x11\x43\x61ncelTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"3\n\x12\x43\x61ncelTaskResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\"G\n\x12SendMessageRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\"4\n\x13SendMessageResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\"\xa4\x01\n\x0f\x46orkTaskRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07task_id\x18\x02 \x01(\t\x12\x15\n\x0b\x61t_sequence\x18\x03 \x01(\x03H\x00\x12\x0e\n\x04step\x18\x04 \x01(\x05H\x00\x12\x0f\n\x07message\x18\x05 \x01(\t\x12+\n\toverrides\x18\x06 \x01(\x0b\x32\x18.tenure.v1.ForkOverridesB\x07\n\x05point\"1\n\x10\x46orkTaskResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\"!\n\x0eGetTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"0\n\x0fGetTaskResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task\"\x85\x01\n\x10ListTasksRequest\x12%\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x15.tenure.v1.TaskFilter\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12#\n\x05order\x18\x04 \x01(\x0e\x32\x14.tenure.v1.TaskOrder\"L\n\x11ListTasksResponse\x12\x1e\n\x05tasks\x18\x01 \x03(\x0b\x32\x0f.tenure.v1.Task\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"T\n\x16ListTaskEntriesRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\x12\x11\n\tpage_size\x18\x03 \x01(\x05\"J\n\x17ListTaskEntriesResponse\x12!\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x10.tenure.v1.Entry\x12\x0c\n\x04more\x18\x02 \x01(\x08\"\xf5\x01\n\x11ResumeTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0f\n\x07wait_id\x18\x02 \x01(\t\x12\x16\n\x0e\x63orrelation_id\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x12\n\x08\x64\x65\x63ision\x18\x05 \x01(\tH\x00\x12\x0f\n\x05reply\x18\x06 \x01(\tH\x00\x12\x16\n\x0cpayload_json\x18\x07 \x01(\tH\x00\x12\x0f\n\x07\x63omment\x18\x08 \x01(\t\x12\x1d\n\x15\x65\x64ited_arguments_json\x18\t \x01(\t\x12\x1b\n\x13\x65xtra_budget_tokens\x18\n \x01(\x03\x42\x08\n\x06\x61nswer\"3\n\x12ResumeTaskResponse\x12\x1d\n\x04task\x18\x01 \x01(\x0b\x32\x0f.tenure.v1.Task2\x8f\x07\n\x0bTaskService\x12I\n\nSubmitTask\x12\x1c.tenure.v1.SubmitTaskRequest\x1a\x1d.tenure.v1.SubmitTaskResponse\x12@\n\x07GetTask\x12\x19.tenure.v1.GetTaskRequest\x1a\x1a.tenure.v1.GetTaskResponse\x12\x43\n\x08WaitTask\x12\x1a.tenure.v1.WaitTaskRequest\x1a\x1b.tenure.v1.WaitTaskResponse\x12\x46\n\tListTasks\x12\x1b.tenure.v1.ListTasksRequest\x1a\x1c.tenure.v1.ListTasksResponse\x12X\n\x0fListTaskEntries\x12!.tenure.v1.ListTaskEntriesRequest\x1a\".tenure.v1.ListTaskEntriesResponse\x12H\n\tWatchTask\x12\x1b.tenure.v1.WatchTaskRequest\x1a\x1c.tenure.v1.WatchTaskResponse0\x01\x12K\n\nWatchTasks\x12\x1c.tenure.v1.WatchTasksRequest\x1a\x1d.tenure.v1.WatchTasksResponse0\x01\x12I\n\nCancelTask\x12\x1c.tenure.v1.CancelTaskRequest\x1a\x1d.tenure.v1.CancelTaskResponse\x12L\n\x0bSendMessage\x12\x1d.tenure.v1.SendMessageRequest\x1a\x1e.tenure.v1.SendMessageResponse\x12\x43\n\x08\x46orkTask\x12\x1a.tenure.v1.ForkTaskRequest\x1a\x1b.tenure.v1.ForkTaskResponse\x12I\n\nResumeTask\x12\x1c.tenure.v1.ResumeTaskRequest\x1a\x1d.tenure.v1.ResumeTaskResponse\x12L\n\x0b\x45xplainTask\x12\x1d.tenure.v1.ExplainTaskRequest\x1a\x1e.tenure.v1.ExplainTaskResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -57,41 +57,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHTASKRESPONSE']._serialized_start=1037
   _globals['_WATCHTASKRESPONSE']._serialized_end=1178
   _globals['_HEARTBEAT']._serialized_start=1180
-  _globals['_HEARTBEAT']._serialized_end=1251
-  _globals['_WATCHTASKSREQUEST']._serialized_start=1253
-  _globals['_WATCHTASKSREQUEST']._serialized_end=1333
-  _globals['_WATCHTASKSRESPONSE']._serialized_start=1336
-  _globals['_WATCHTASKSRESPONSE']._serialized_end=1475
-  _globals['_WATCHTASKSHEARTBEAT']._serialized_start=1477
-  _globals['_WATCHTASKSHEARTBEAT']._serialized_end=1540
-  _globals['_CANCELTASKREQUEST']._serialized_start=1542
-  _globals['_CANCELTASKREQUEST']._serialized_end=1594
-  _globals['_CANCELTASKRESPONSE']._serialized_start=1596
-  _globals['_CANCELTASKRESPONSE']._serialized_end=1647
-  _globals['_SENDMESSAGEREQUEST']._serialized_start=1649
-  _globals['_SENDMESSAGEREQUEST']._serialized_end=1720
-  _globals['_SENDMESSAGERESPONSE']._serialized_start=1722
-  _globals['_SENDMESSAGERESPONSE']._serialized_end=1774
-  _globals['_FORKTASKREQUEST']._serialized_start=1777
-  _globals['_FORKTASKREQUEST']._serialized_end=1941
-  _globals['_FORKTASKRESPONSE']._serialized_start=1943
-  _globals['_FORKTASKRESPONSE']._serialized_end=1992
-  _globals['_GETTASKREQUEST']._serialized_start=1994
-  _globals['_GETTASKREQUEST']._serialized_end=2027
-  _globals['_GETTASKRESPONSE']._serialized_start=2029
-  _globals['_GETTASKRESPONSE']._serialized_end=2077
-  _globals['_LISTTASKSREQUEST']._serialized_start=2080
-  _globals['_LISTTASKSREQUEST']._serialized_end=2213
-  _globals['_LISTTASKSRESPONSE']._serialized_start=2215
-  _globals['_LISTTASKSRESPONSE']._serialized_end=2291
-  _globals['_LISTTASKENTRIESREQUEST']._serialized_start=2293
-  _globals['_LISTTASKENTRIESREQUEST']._serialized_end=2377
-  _globals['_LISTTASKENTRIESRESPONSE']._serialized_start=2379
-  _globals['_LISTTASKENTRIESRESPONSE']._serialized_end=2453
-  _globals['_RESUMETASKREQUEST']._serialized_start=2456
-  _globals['_RESUMETASKREQUEST']._serialized_end=2701
-  _globals['_RESUMETASKRESPONSE']._serialized_start=2703
-  _globals['_RESUMETASKRESPONSE']._serialized_end=2754
-  _globals['_TASKSERVICE']._serialized_start=2757
-  _globals['_TASKSERVICE']._serialized_end=3668
+  _globals['_HEARTBEAT']._serialized_end=1292
+  _globals['_WATCHTASKSREQUEST']._serialized_start=1294
+  _globals['_WATCHTASKSREQUEST']._serialized_end=1374
+  _globals['_WATCHTASKSRESPONSE']._serialized_start=1377
+  _globals['_WATCHTASKSRESPONSE']._serialized_end=1516
+  _globals['_WATCHTASKSHEARTBEAT']._serialized_start=1518
+  _globals['_WATCHTASKSHEARTBEAT']._serialized_end=1581
+  _globals['_CANCELTASKREQUEST']._serialized_start=1583
+  _globals['_CANCELTASKREQUEST']._serialized_end=1635
+  _globals['_CANCELTASKRESPONSE']._serialized_start=1637
+  _globals['_CANCELTASKRESPONSE']._serialized_end=1688
+  _globals['_SENDMESSAGEREQUEST']._serialized_start=1690
+  _globals['_SENDMESSAGEREQUEST']._serialized_end=1761
+  _globals['_SENDMESSAGERESPONSE']._serialized_start=1763
+  _globals['_SENDMESSAGERESPONSE']._serialized_end=1815
+  _globals['_FORKTASKREQUEST']._serialized_start=1818
+  _globals['_FORKTASKREQUEST']._serialized_end=1982
+  _globals['_FORKTASKRESPONSE']._serialized_start=1984
+  _globals['_FORKTASKRESPONSE']._serialized_end=2033
+  _globals['_GETTASKREQUEST']._serialized_start=2035
+  _globals['_GETTASKREQUEST']._serialized_end=2068
+  _globals['_GETTASKRESPONSE']._serialized_start=2070
+  _globals['_GETTASKRESPONSE']._serialized_end=2118
+  _globals['_LISTTASKSREQUEST']._serialized_start=2121
+  _globals['_LISTTASKSREQUEST']._serialized_end=2254
+  _globals['_LISTTASKSRESPONSE']._serialized_start=2256
+  _globals['_LISTTASKSRESPONSE']._serialized_end=2332
+  _globals['_LISTTASKENTRIESREQUEST']._serialized_start=2334
+  _globals['_LISTTASKENTRIESREQUEST']._serialized_end=2418
+  _globals['_LISTTASKENTRIESRESPONSE']._serialized_start=2420
+  _globals['_LISTTASKENTRIESRESPONSE']._serialized_end=2494
+  _globals['_RESUMETASKREQUEST']._serialized_start=2497
+  _globals['_RESUMETASKREQUEST']._serialized_end=2742
+  _globals['_RESUMETASKRESPONSE']._serialized_start=2744
+  _globals['_RESUMETASKRESPONSE']._serialized_end=2795
+  _globals['_TASKSERVICE']._serialized_start=2798
+  _globals['_TASKSERVICE']._serialized_end=3709
 # @@protoc_insertion_point(module_scope)

@@ -317,21 +317,27 @@ class Heartbeat(message.Message):
 
     SEQUENCE_FIELD_NUMBER: builtins.int
     TIME_FIELD_NUMBER: builtins.int
+    BUDGET_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     """The newest sequence sent."""
     @builtins.property
     def time(self) -> timestamp_pb2.Timestamp:
         """The server's time."""
 
+    @builtins.property
+    def budget(self) -> task_pb2.BudgetStatus:
+        """Of a task that waits while its sub-agents work: the root's budget now. A task that works tells of it in its entries."""
+
     def __init__(
         self,
         *,
         sequence: builtins.int = ...,
         time: timestamp_pb2.Timestamp | None = ...,
+        budget: task_pb2.BudgetStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["time", b"time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["sequence", b"sequence", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "sequence", b"sequence", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

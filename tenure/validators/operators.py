@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from tenure.domain.money import MOST_NANO_USD
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
 from tenure.v1 import coordinator_service_pb2 as coordinator
@@ -27,13 +28,25 @@ def check_operator_request(request: ledger_pb2.OperatorRequest, v: Violations) -
     v.require(request.WhichOneof("act") is not None, "operator_request.act", "must be set")
     if request.HasField("requeue"):
         _check_extras(request.requeue, v)
+    if request.HasField("grant_budget"):
+        _check_grant(request.grant_budget, v)
     if request.HasField("close_out"):
         _check_end(request.close_out, v)
 
 
 def _check_extras(requeue: Any, v: Violations) -> None:
-    v.between("extra_tokens", requeue.extra_tokens, 0, MOST_EXTRA_TOKENS)
+    _check_budget(requeue, v)
     v.between("extra_steps", requeue.extra_steps, 0, MOST_EXTRA_STEPS)
+
+
+def _check_budget(extras: Any, v: Violations) -> None:
+    v.between("extra_tokens", extras.extra_tokens, 0, MOST_EXTRA_TOKENS)
+    v.between("extra_nano_usd", extras.extra_nano_usd, 0, MOST_NANO_USD)
+
+
+def _check_grant(grant: Any, v: Violations) -> None:
+    _check_budget(grant, v)
+    v.require(bool(grant.extra_tokens or grant.extra_nano_usd), "extra_tokens", "must be set, or extra_nano_usd")
 
 
 def _check_end(close_out: Any, v: Violations) -> None:
@@ -46,6 +59,13 @@ def _requeue(request: admin.RequeueTaskRequest, v: Violations) -> None:
     v.length("request_id", request.request_id, 0, 128)
     check_reason(request, v)
     _check_extras(request, v)
+
+
+def _grant(request: admin.GrantBudgetRequest, v: Violations) -> None:
+    check_task_id(request, v)
+    v.length("request_id", request.request_id, 0, 128)
+    check_reason(request, v)
+    _check_grant(request, v)
 
 
 def _close_out(request: admin.CloseOutTaskRequest, v: Violations) -> None:
@@ -110,6 +130,7 @@ CHECKS: Final[dict[type, Check]] = {
     checkpoint.ListAgingRequest: _aging,
     admin.ListAgingTasksRequest: _aging_with_leases,
     admin.RequeueTaskRequest: _requeue,
+    admin.GrantBudgetRequest: _grant,
     admin.PruneTasksRequest: check_prune,
     admin.CloseOutTaskRequest: _close_out,
     admin.TransferTaskRequest: _transfer,

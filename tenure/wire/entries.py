@@ -15,6 +15,8 @@ from tenure.wire.enums import STATES
 from tenure.wire.operators import operator_request_to_domain, operator_request_to_wire
 from tenure.wire.quotas import quota_warning_to_domain, quota_warning_to_wire
 from tenure.wire.task import (
+    budget_to_domain,
+    budget_to_wire,
     prices_to_domain,
     prices_to_wire,
     spec_to_domain,
@@ -193,6 +195,7 @@ _TO_DOMAIN: dict[str, Callable[[Any], facts.Body]] = {
     "result_rejected": lambda m: facts.ResultRejected(m.text, tuple(m.violations)),
     "compaction": compaction_to_domain,
     "quota_warning": quota_warning_to_domain,
+    "budget_warning": lambda m: facts.BudgetWarning(m.limit, budget_to_domain(m.budget)),
 }
 
 _TO_WIRE: dict[type, Callable[[Any], ledger_pb2.EntryBody]] = {
@@ -234,6 +237,9 @@ _TO_WIRE: dict[type, Callable[[Any], ledger_pb2.EntryBody]] = {
     facts.ControlFailure: lambda f: ledger_pb2.EntryBody(control_failure=control.failure_to_wire(f)),
     facts.ResultRejected: lambda f: ledger_pb2.EntryBody(
         result_rejected=ledger_pb2.ResultRejected(text=f.text, violations=f.violations)
+    ),
+    facts.BudgetWarning: lambda f: ledger_pb2.EntryBody(
+        budget_warning=ledger_pb2.BudgetWarning(limit=f.limit, budget=budget_to_wire(f.budget))
     ),
     facts.Compaction: lambda f: ledger_pb2.EntryBody(compaction=compaction_to_wire(f)),
     facts.QuotaWarning: lambda f: ledger_pb2.EntryBody(quota_warning=quota_warning_to_wire(f)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tenure.domain.entries import CloseOut, OperatorRequest, Requeue
+from tenure.domain.entries import CloseOut, GrantBudget, OperatorRequest, Requeue
 from tenure.v1 import ledger_pb2
 from tenure.wire.enums import STATES
 
@@ -11,10 +11,15 @@ def operator_request_to_domain(message: ledger_pb2.OperatorRequest) -> OperatorR
     """ValueError for an act that this version does not know."""
     match message.WhichOneof("act"):
         case "requeue":
-            return OperatorRequest(message.reason, Requeue(message.requeue.extra_tokens, message.requeue.extra_steps))
-        case "close_out":
-            act = CloseOut(STATES.to_domain(message.close_out.to_state), message.close_out.result)
+            extras = message.requeue
+            act = Requeue(extras.extra_tokens, extras.extra_steps, extras.extra_nano_usd)
             return OperatorRequest(message.reason, act)
+        case "grant_budget":
+            grant = GrantBudget(message.grant_budget.extra_tokens, message.grant_budget.extra_nano_usd)
+            return OperatorRequest(message.reason, grant)
+        case "close_out":
+            end = CloseOut(STATES.to_domain(message.close_out.to_state), message.close_out.result)
+            return OperatorRequest(message.reason, end)
         case _:
             raise ValueError("an operator's request of a kind that this version does not know")
 
@@ -22,9 +27,13 @@ def operator_request_to_domain(message: ledger_pb2.OperatorRequest) -> OperatorR
 def operator_request_to_wire(fact: OperatorRequest) -> ledger_pb2.OperatorRequest:
     message = ledger_pb2.OperatorRequest(reason=fact.reason)
     match fact.act:
-        case Requeue(extra_tokens, extra_steps):
+        case Requeue(extra_tokens, extra_steps, extra_nano_usd):
             message.requeue.extra_tokens, message.requeue.extra_steps = extra_tokens, extra_steps
+            message.requeue.extra_nano_usd = extra_nano_usd
             message.requeue.SetInParent()
+        case GrantBudget(extra_tokens, extra_nano_usd):
+            message.grant_budget.extra_tokens, message.grant_budget.extra_nano_usd = extra_tokens, extra_nano_usd
+            message.grant_budget.SetInParent()
         case CloseOut(to_state, result):
             message.close_out.to_state, message.close_out.result = STATES.to_wire(to_state), result
     return message

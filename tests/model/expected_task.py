@@ -74,7 +74,7 @@ class Expected:
         self._move(TaskState.QUEUED)
 
     def requeue(self):
-        verdict = decide_requeue(self.state, Budget(10, 0, 0), 0, 10, Requeue())
+        verdict = decide_requeue(self.state, [Budget(10, 0, 0)], 0, 10, Requeue())
         if isinstance(verdict, TenureError):
             raise verdict
         if verdict.begins_attempt:

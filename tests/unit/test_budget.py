@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.domain.budget import Budget, Denied, Granted, ReserveRequest, TokenUsage, decide_reserve
+from tenure.domain.budget import (
+    Budget,
+    Denied,
+    Granted,
+    ReserveRequest,
+    TokenUsage,
+    decide_reserve,
+    due_warnings,
+)
 from tenure.domain.money import Prices, Rates, Tier, cost
 from tenure.domain.states import TaskState
 
@@ -158,3 +166,21 @@ def use(budget: Budget, usage: TokenUsage, prices: Prices) -> Budget:
         used_tokens=budget.used_tokens + usage.total,
         used_nano_usd=budget.used_nano_usd + cost(prices, usage),
     )
+
+
+@pytest.mark.parametrize(
+    ("budget", "warned", "due"),
+    [
+        (Budget(100, 79, 21, 1000, 799, 201), (0, 0), []),
+        (Budget(100, 80, 0, 1000, 800, 0), (0, 0), ["TOKEN_LIMIT", "MONEY_LIMIT"]),
+        (Budget(100, 99, 0, 1000, 800, 0), (100, 0), ["MONEY_LIMIT"]),
+        (Budget(100, 99, 0, 1000, 999, 0), (100, 1000), []),
+        (Budget(100, 99, 0, 0, 999, 0), (0, 0), ["TOKEN_LIMIT"]),
+        (Budget(120, 99, 0), (100, 0), ["TOKEN_LIMIT"]),
+        (Budget(200, 99, 0), (100, 0), []),
+    ],
+)
+def test_a_cap_is_warned_of_once_and_again_when_it_was_raised(
+    budget: Budget, warned: tuple[int, int], due: list[str]
+) -> None:
+    assert due_warnings(budget, *warned) == due

@@ -6,14 +6,15 @@ import pytest
 
 from tenure.domain import entries as facts
 from tenure.domain.budget import Budget, TokenUsage
-from tenure.domain.errors import BudgetExhausted, WrongState
+from tenure.domain.endings import Ending
+from tenure.domain.errors import BudgetExhausted, InvalidRequest, WrongState
 from tenure.domain.fold import fold
-from tenure.domain.requeue import RequeueVerdict, decide_requeue
+from tenure.domain.requeue import RequeueVerdict, decide_grant, decide_requeue, refuse_unheard_limit
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.turn import CallModel, CloseOut, Nudge, next_move
 
-AMPLE = Budget(1000, 100, 0)
+AMPLE = (Budget(1000, 100, 0),)
 
 
 @pytest.mark.parametrize("state", sorted(TERMINAL - {TaskState.SUCCEEDED}))
@@ -34,18 +35,72 @@ def test_nothing_else_is_requeued(state):
 
 
 @pytest.mark.parametrize(
-    ("budget", "step", "reason", "extra"),
+    ("budgets", "step", "reason", "extra"),
     [
-        (Budget(1000, 1000, 0), 3, "TOKEN_LIMIT", facts.Requeue(extra_tokens=1)),
-        (Budget(1000, 1200, 0), 3, "TOKEN_LIMIT", facts.Requeue(extra_tokens=201)),
+        ((Budget(1000, 1000, 0),), 3, "TOKEN_LIMIT", facts.Requeue(extra_tokens=1)),
+        ((Budget(1000, 1200, 0),), 3, "TOKEN_LIMIT", facts.Requeue(extra_tokens=201)),
         (AMPLE, 10, "STEP_LIMIT", facts.Requeue(extra_steps=1)),
     ],
 )
-def test_what_could_not_go_on_needs_more(budget, step, reason, extra):
-    refused = decide_requeue(TaskState.COST_EXCEEDED, budget, step, 10, facts.Requeue())
+def test_what_could_not_go_on_needs_more(budgets, step, reason, extra):
+    refused = decide_requeue(TaskState.COST_EXCEEDED, budgets, step, 10, facts.Requeue())
     assert isinstance(refused, BudgetExhausted)
     assert refused.reason == reason
-    assert decide_requeue(TaskState.COST_EXCEEDED, budget, step, 10, extra) == RequeueVerdict(begins_attempt=True)
+    assert decide_requeue(TaskState.COST_EXCEEDED, budgets, step, 10, extra) == RequeueVerdict(begins_attempt=True)
+
+
+def test_money_that_is_used_up_needs_more_money():
+    broke = (Budget(1000, 100, 0, 500, 500, 0), Budget(0, 100, 0, 300, 300, 0))
+    refused = decide_requeue(TaskState.COST_EXCEEDED, broke, 3, 10, facts.Requeue(extra_tokens=100))
+    assert isinstance(refused, BudgetExhausted)
+    assert refused.reason == "MONEY_LIMIT"
+    paid = decide_requeue(TaskState.COST_EXCEEDED, broke, 3, 10, facts.Requeue(extra_nano_usd=1))
+    assert paid == RequeueVerdict(begins_attempt=True)
+
+
+def test_where_money_has_no_cap_none_is_raised():
+    for refused in (
+        decide_requeue(TaskState.FAILED, AMPLE, 3, 10, facts.Requeue(extra_nano_usd=1)),
+        decide_grant(TaskState.RUNNING, AMPLE[0], 3, 10, facts.GrantBudget(extra_nano_usd=1)),
+    ):
+        assert isinstance(refused, InvalidRequest)
+
+
+@pytest.mark.parametrize("state", ["QUEUED", "RUNNING", "WAITING_USER", "WAITING_EXTERNAL", "RETRY_SCHEDULED"])
+def test_a_live_root_goes_on_with_what_it_is_granted(state):
+    verdict = decide_grant(TaskState(state), AMPLE[0], 3, 10, facts.GrantBudget(extra_tokens=1))
+    assert verdict == RequeueVerdict(begins_attempt=False)
+
+
+def test_a_root_that_ended_for_want_of_budget_is_requeued_by_the_rule_of_requeues():
+    empty, enough = Budget(1000, 1200, 0), facts.GrantBudget(extra_tokens=201)
+    refused = decide_grant(TaskState.COST_EXCEEDED, empty, 3, 10, facts.GrantBudget(extra_tokens=200))
+    assert isinstance(refused, BudgetExhausted)
+    assert decide_grant(TaskState.COST_EXCEEDED, empty, 3, 10, enough) == RequeueVerdict(begins_attempt=True)
+
+
+@pytest.mark.parametrize("state", ["SUCCEEDED", "FAILED", "TIMED_OUT", "CANCELLED"])
+def test_a_root_that_ended_otherwise_takes_no_grant(state):
+    refused = decide_grant(TaskState(state), AMPLE[0], 3, 10, facts.GrantBudget(extra_tokens=1))
+    assert isinstance(refused, WrongState)
+    assert refused.metadata == {"state": state}
+
+
+@pytest.mark.parametrize(
+    ("to_state", "reason", "ending", "granted_at", "refused"),
+    [
+        ("COST_EXCEEDED", "TOKEN_LIMIT", None, 7, True),
+        ("COST_EXCEEDED", "MONEY_LIMIT", None, 7, True),
+        ("COST_EXCEEDED", "STEP_LIMIT", None, 7, False),
+        ("COST_EXCEEDED", "TOKEN_LIMIT", None, 0, False),
+        ("COST_EXCEEDED", "TOKEN_LIMIT", Ending(TaskState.CANCELLED, "CANCEL_REQUESTED", "", "olga"), 7, False),
+        ("FAILED", "MODEL_REJECTED", None, 7, False),
+    ],
+)
+def test_nothing_ends_for_want_of_what_it_was_granted_meanwhile(to_state, reason, ending, granted_at, refused):
+    refusal = refuse_unheard_limit(TaskState(to_state), reason, ending, granted_at)
+    assert (refusal is not None) is refused
+    assert refusal is None or refusal.reason == "UNREAD_GRANT"
 
 
 def history(*bodies, end=TaskState.FAILED):

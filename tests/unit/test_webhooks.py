@@ -41,13 +41,17 @@ POLICY = RetryPolicy(max_attempts=4, initial_seconds=10.0, factor=4.0, cap_secon
 
 class TestEvents:
     def test_ends_waits_and_warnings_are_told_unless_asked_otherwise(self):
-        told = {state for state in MOVES if wants([], event_of(state, cancel_requested=False))}
+        told = {state for state in MOVES if wants([], event_of(state, "", cancel_requested=False))}
         assert told == TERMINAL | WAITING
         assert wants([], BUDGET_WARNING_EVENT)
 
     def test_a_request_to_end_is_called_so_and_no_arrival_in_the_state(self):
-        assert event_of(TaskState.WAITING_USER, cancel_requested=True) == "task.cancel_requested"
-        assert event_of(TaskState.WAITING_USER, cancel_requested=False) == "task.waiting_user"
+        assert event_of(TaskState.WAITING_USER, "", cancel_requested=True) == "task.cancel_requested"
+        assert event_of(TaskState.WAITING_USER, "", cancel_requested=False) == "task.waiting_user"
+
+    def test_a_warning_is_no_second_arrival_in_the_state_either(self):
+        told = event_of(TaskState.RUNNING, "BUDGET_WARNING", cancel_requested=False)
+        assert told == BUDGET_WARNING_EVENT == "task.budget_warning"
 
     def test_a_star_stands_for_the_last_part(self):
         assert wants(["task.*"], "task.running")

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tenure.domain import entries as facts
-from tenure.domain.budget import TokenUsage
+from tenure.domain.budget import Budget, TokenUsage
 from tenure.domain.errors import Unavailable
+from tenure.domain.money import Prices, Rates, Tier
 from tenure.domain.quotas import QuotaKind
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import TaskState
@@ -45,6 +46,7 @@ SPEC = TaskSpec(
     result_schema_json='{"type": "object"}',
 )
 USAGE = TokenUsage(1, 2, 3, 4)
+RATES = Rates(5, 6, 7, 8)
 BODIES = [
     facts.Submitted(SPEC, "r1"),
     facts.Transition(TaskState.FAILED, "MODEL_REFUSED", "no", "partial", None, TaskState.RUNNING),
@@ -58,6 +60,10 @@ BODIES = [
     facts.Compaction(facts.ClearedResults(3, 2, 9000, 5000)),
     facts.Compaction(facts.Summary(3, "so far")),
     facts.QuotaWarning(QuotaKind.TOKENS_PER_HOUR, 850, 1000),
+    facts.BudgetWarning("MONEY_LIMIT", Budget(100, 80, 20, 1000, 900, 50, 1)),
+    facts.ModelAttempt(1, "m", 10, 20, 30, 0, 900, Prices((Tier(0, RATES), Tier(200_000, RATES)))),
+    facts.OperatorRequest("go on", facts.GrantBudget(100, 200)),
+    facts.OperatorRequest("again", facts.Requeue(100, 1, 200)),
     facts.UserMessage("more", "r2"),
     facts.ResultRejected("no\u0000", ("$: one", "$.a: two")),
     facts.Transition(TaskState.SUCCEEDED, "FINAL_ANSWER", "", "3", None, TaskState.RUNNING, result_json="3"),

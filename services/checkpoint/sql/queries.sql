@@ -149,6 +149,23 @@ returning t.change_xid, t.tenant, t.task_id, t.sequence, t.state, t.reason,
 insert into changes (xid, tenant, task_id, sequence, state, reason, cancel_requested, changed_at)
 select * from moved;
 
+-- name: warn
+-- Warnings among the entries just written, told in `changes` with the state that the task is still in: a move of the same
+-- transaction comes after. The xid as with moves; two warnings of one task have one.
+with warned as (
+  update tasks t
+     set change_xid = greatest(pg_current_xact_id(), case when t.change_xid < pg_snapshot_xmax(pg_current_snapshot())
+                                                          then t.change_xid end)
+   where t.task_id = any(%(task_ids)b::text[]::uuid[])
+  returning t.change_xid, t.tenant, t.task_id, t.state, t.ending_state <> '' as cancel_requested
+)
+insert into changes (xid, tenant, task_id, sequence, state, reason, cancel_requested, changed_at)
+select w.change_xid, w.tenant, w.task_id, c.sequence, w.state, %(reason)b::text, w.cancel_requested,
+       %(locked_at)b::timestamptz
+  from unnest(%(task_ids)b::text[]::uuid[], %(sequences)b::bigint[]) as c(task_id, sequence)
+  join warned w using (task_id)
+ order by c.task_id, c.sequence;
+
 -- name: create_task
 -- The unique (tenant, request_id) decides between two submits at once; the loser waits and finds the winner's row. So does
 -- the index of living tasks of exclusive sources. All clocks of a task that is to start later run from then, whether it was
@@ -279,6 +296,10 @@ select e.body, c.body from entries e
 -- name: task_place
 -- Where a task's ledger ends, for its own tenant.
 select sequence, state from tasks where task_id = %(task_id)b::text::uuid and tenant = %(tenant)b;
+
+-- name: root_of
+-- Whose budget a task draws on.
+select root_task_id::text from tasks where task_id = %(task_id)b::text::uuid and tenant = %(tenant)b;
 
 -- name: places
 -- Where several ledgers end, and whether for good: the backstop of all watchers in one statement.

@@ -97,7 +97,7 @@ def _told(change: Change, task: task_pb2.Task | None) -> Event:
 
 
 def _event(change: Change) -> str:
-    return event_of(TaskState(change.state), cancel_requested=change.cancel_requested)
+    return event_of(TaskState(change.state), change.reason, cancel_requested=change.cancel_requested)
 
 
 async def _advance(pool: Pool, place: Place, cursor: Cursor, behind: Cursor, events: Sequence[Event]) -> bool:

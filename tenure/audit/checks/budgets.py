@@ -16,6 +16,7 @@ from tenure.domain.entries import (
     AssistantMessage,
     AttemptLost,
     Body,
+    GrantBudget,
     ModelAttempt,
     ModelFailure,
     OperatorRequest,
@@ -71,8 +72,8 @@ def cap_of(limits: Limits) -> Amount:
 def raise_of(body: Body | None) -> Amount:
     """By how much a fact raises the caps of its task's root."""
     match body:
-        case OperatorRequest(act=Requeue() as act):
-            return Amount(act.extra_tokens)
+        case OperatorRequest(act=Requeue() | GrantBudget() as act):
+            return Amount(act.extra_tokens, act.extra_nano_usd)
         case WaitResolution(extra_budget_tokens=tokens):
             return Amount(tokens)
         case _:
