@@ -222,6 +222,7 @@ class MakeCheckpoint(Protocol):
         stopping: asyncio.Event | None = None,
         max_schedules_per_tenant: int = 1000,
         webhook: WebhookSettings | None = None,
+        prices_file: Path | None = None,
     ) -> Checkpoint: ...
 
 
@@ -252,11 +253,13 @@ async def checkpoint(fresh_database: FreshDatabase, signing_keys: Path) -> Async
             stopping: asyncio.Event | None = None,
             max_schedules_per_tenant: int = 1000,
             webhook: WebhookSettings | None = None,
+            prices_file: Path | None = None,
         ) -> Checkpoint:
             dsn = dsn or await fresh_database(MIGRATIONS)
             changes = {
                 "max_schedules_per_tenant": max_schedules_per_tenant,
                 "webhook": webhook or WebhookSettings(),
+                "prices_file": prices_file,
             }
             address = await _start_here(stack, dsn, signing_keys, stopping, changes)
             channel = await stack.enter_async_context(open_channel(address))
@@ -358,11 +361,13 @@ def answer(attempt: int = 1, step: int = 1, text: str = "ok", tokens: int = 10) 
     return entry(step, assistant_message=message)
 
 
-def reserve(step: int = 1, attempt: int = 1, input_tokens: int = 100, output: int = 100, least: int = 1) -> pb.Reserve:
+def reserve(
+    step: int = 1, attempt: int = 1, input_tokens: int = 100, output: int = 100, least: int = 1, model: str = "m"
+) -> pb.Reserve:
     return pb.Reserve(
         step=step,
         attempt_number=attempt,
-        model="m",
+        model=model,
         input_tokens=input_tokens,
         max_output_tokens=output,
         min_output_tokens=least,
