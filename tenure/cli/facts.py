@@ -35,7 +35,9 @@ def style_of(entry: ledger_pb2.Entry) -> str:
     match body.WhichOneof("body"):
         case "transition":
             return state_style(state_name(body.transition.to_state))
-        case "model_failure" | "attempt_lost" | "control_failure" | "result_rejected" | "quota_warning":
+        case "model_failure" | "attempt_lost" | "control_failure" | "result_rejected":
+            return "yellow"
+        case "quota_warning" | "budget_warning":
             return "yellow"
         case "cancel_request" | "operator_request":
             return "yellow"

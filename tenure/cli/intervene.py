@@ -13,6 +13,7 @@ from tenure.cli.words import caps_text, short_id, why
 from tenure.client import Client
 from tenure.domain.epochs import describe_epoch
 from tenure.v1 import task_pb2
+from tenure.wire.enums import state_name
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -68,8 +69,8 @@ def grant_budget(context: Context, task: str, reason: str, tokens: int, dollars:
         if context.as_json:
             context.emit(root)
         else:
-            now = why(root.state, root.reason, root.message)
-            click.echo(f"{short_id(root.task_id)} may use {caps_text(root.budget)} · {now}")
+            state = state_name(root.state)
+            click.echo(f"{short_id(root.task_id)} may use {caps_text(root.budget)}; it is {state} now")
 
     context.run(work)
 

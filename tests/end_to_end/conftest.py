@@ -14,7 +14,7 @@ from tenure.client import Client
 from tenure.dev.stack import Stack, StackOptions
 from tests.end_to_end.installation import Installation
 from tests.end_to_end.mending import cancel_all, mend
-from tests.end_to_end.scenarios import SCENARIOS
+from tests.end_to_end.scenarios import PRICES, SCENARIOS
 
 FAILED: Final = pytest.StashKey[bool]()
 
@@ -32,7 +32,12 @@ def options(folder: Path, **changes: Any) -> StackOptions:
     scenarios.mkdir()
     for name, turns in SCENARIOS.items():
         (scenarios / f"{name}.yaml").write_text(yaml.safe_dump(turns))
-    return StackOptions(data_dir=folder / "data", scenarios=scenarios, **{"workers": 2, **changes})
+    prices = folder / "prices.toml"
+    prices.write_text(PRICES)
+    environment = {"checkpoint": {"TENURE_CHECKPOINT_PRICES_FILE": str(prices)}, **changes.pop("environment", {})}
+    return StackOptions(
+        data_dir=folder / "data", scenarios=scenarios, environment=environment, **{"workers": 2, **changes}
+    )
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")

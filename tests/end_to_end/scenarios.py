@@ -36,6 +36,13 @@ SLOW_PROGRAM: Final = "import time\nopen('ran.txt', 'a').write('x')\ntime.sleep(
 
 FACTS: Final = "A fact of twenty-one. " * 90
 
+PRICES: Final = """
+[models.sim-e2e-priced]
+input = 0
+output = 1000
+"""
+"""A tenth of a cent for each token of its answers."""
+
 SCENARIOS: Final[dict[str, Any]] = {
     "long": [{"text": "word " * 400, "latency_ms": 600000, "deltas": 200}],
     "e2e-paced": [*map(paced, range(1, 9)), {"text": "All is done."}],
@@ -46,6 +53,14 @@ SCENARIOS: Final[dict[str, Any]] = {
     "e2e-pure": [
         {"text": "First a file.", "calls": [{"name": "write_file", "arguments": {"path": "a.txt", "content": "abc"}}]},
         {"text": "Read it.", "calls": [{"name": "read_file", "arguments": {"path": "a.txt"}}]},
+        {"text": "That was it."},
+    ],
+    # Of 250 tokens, and a call.
+    "e2e-priced": [
+        {
+            "text": "It is worth its price. ".ljust(1000, "."),
+            "calls": [{"name": "write_file", "arguments": {"path": "a.txt", "content": "a"}}],
+        },
         {"text": "That was it."},
     ],
     "e2e-overloaded": [{"text": "Never.", "fault": {"status": 529, "times": 1000}}],

@@ -1,0 +1,118 @@
+"""What it costs that many agents draw on one budget: reserve and settle, under one root and under as many roots."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from statistics import median
+from time import perf_counter
+from typing import Final
+
+from bench.commit_loads import Commit, Run
+from bench.data_path import DataPath
+from bench.figures import Section
+from bench.held_tasks import HeldTask, TaskMaker
+from bench.options import Options
+from services.worker.ledger_client import LedgerClient
+from tenure.runtime.duties import Duties
+from tenure.runtime.postgres import connection as pool_connection
+from tenure.runtime.rpc_channel import open_channel
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import ledger_pb2, task_pb2
+
+AGENTS: Final = (1, 10, 100)
+ROUNDS: Final = 3
+MODEL: Final = "claude-opus-4-8"
+AMPLE: Final = task_pb2.Limits(max_tokens=10**12, max_nano_usd=10**15, max_steps=10**6)
+HOW: Final = (
+    "Each agent reserves a model call in tokens and money and settles it with the answer, one commit in flight, and so "
+    "on; no cap is reached. Under one root all of them change one row of budgets; independent, each its own. The two "
+    f"take turns, {ROUNDS} rounds; figures are medians, ratios are of the same round."
+)
+
+
+@dataclass(slots=True)
+class _Rounds:
+    """What each variant did, round by round."""
+
+    runs: defaultdict[tuple[int, str], list[Run]] = field(default_factory=lambda: defaultdict(list))
+
+    def per_second(self, agents: int, variant: str) -> list[float]:
+        return [run.per_second for run in self.runs[agents, variant]]
+
+
+async def measure(options: Options) -> list[Section]:
+    """Calls reserved and settled a second, and how long a reserve takes."""
+    async with AsyncExitStack() as opened:
+        options.tell("reserves: starting Postgres and the checkpoint service")
+        path = await opened.enter_async_context(DataPath(options.folder / "reserves", "checkpoint"))
+        channel = await opened.enter_async_context(open_channel(path.address("checkpoint")))
+        ledger = LedgerClient(channel)
+        duties = await opened.enter_async_context(Duties())
+        duties.start("commit stream", ledger.run)
+        maker = TaskMaker(channel, path.signer)
+        variants = {}
+        for agents in AGENTS:
+            variants[agents, "one root"] = await _family(path, maker, agents)
+            variants[agents, "independent"] = await maker.held(agents, AMPLE)
+        rounds, seconds = _Rounds(), options.choose(quick=0.6, full=4.0)
+        for number in range(1, ROUNDS + 1):
+            options.tell(f"reserves: round {number} of {ROUNDS}")
+            for key, tasks in variants.items():
+                rounds.runs[key].append(await _spend(ledger.commit, tasks, seconds))
+        return [_section(rounds)]
+
+
+async def _family(path: DataPath, maker: TaskMaker, agents: int) -> list[HeldTask]:
+    """Tasks whose budget is that of the first, tied together in the database."""
+    tasks = await maker.held(agents, AMPLE)
+    statement = "update tasks set root_task_id = %b::text::uuid where task_id = any(%b::text[]::uuid[])"
+    async with pool_connection(path.pool) as connection, connection.transaction():
+        await connection.execute(statement, [tasks[0].task_id, [task.task_id for task in tasks]])
+    return tasks
+
+
+async def _spend(commit: Commit, tasks: list[HeldTask], seconds: float) -> Run:
+    """Latencies are those of the reserves."""
+    run, began = Run(), perf_counter()
+
+    async def work(task: HeldTask) -> None:
+        while (asked := perf_counter()) - began < seconds:
+            response = await commit(task.commit([], reserve=_reserve(task.step)))
+            assert response.reserve.HasField("granted"), response.reserve.denied.reason
+            run.latencies.append(perf_counter() - asked)
+            task.acknowledged(response)
+            task.acknowledged(await commit(task.commit([_answer(task.step)])))
+            task.step += 1
+
+    await asyncio.gather(*(work(task) for task in tasks))
+    run.seconds = perf_counter() - began
+    return run
+
+
+def _reserve(step: int) -> pb.Reserve:
+    return pb.Reserve(
+        step=step, attempt_number=1, model=MODEL, input_tokens=1000, max_output_tokens=1000, min_output_tokens=1
+    )
+
+
+def _answer(step: int) -> ledger_pb2.NewEntry:
+    usage = task_pb2.TokenUsage(input_tokens=900, output_tokens=100)
+    message = ledger_pb2.AssistantMessage(attempt_number=1, content_json="[]", stop_reason="end_turn", usage=usage)
+    return ledger_pb2.NewEntry(step=step, body=ledger_pb2.EntryBody(assistant_message=message))
+
+
+def _section(rounds: _Rounds) -> Section:
+    section = Section("Model calls reserved and settled", HOW)
+    for agents in AGENTS:
+        shared, apart = rounds.per_second(agents, "one root"), rounds.per_second(agents, "independent")
+        section.add_rounds(f"{agents} under one root", shared, "/s")
+        section.add_rounds(f"{agents} independent", apart, "/s")
+        ratios = [100 * one / other for one, other in zip(shared, apart, strict=True)]
+        section.add_rounds(f"{agents}: one root, of independent", ratios, "%")
+        for variant in ("one root", "independent"):
+            medians = [1000 * median(run.latencies) for run in rounds.runs[agents, variant]]
+            section.add_rounds(f"{agents} {variant}: a reserve takes", medians, "ms")
+    return section
