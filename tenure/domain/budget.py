@@ -172,6 +172,14 @@ def _unpriced(model: str) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class BudgetWarning:
+    """So much of a cap is used that it should be known. `limit`: the reason tasks end with when it is reached."""
+
+    limit: str
+    budget: Budget
+
+
 def due_warnings(budget: Budget, warned_tokens: int, warned_nano_usd: int) -> list[str]:
     """The caps that are used so far that it should be known, by the reasons tasks end with when they are reached.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tenure.domain.budget import Budget, TokenUsage
+from tenure.domain.budget import BudgetWarning, TokenUsage
 from tenure.domain.money import Prices
 from tenure.domain.quotas import QuotaKind
 from tenure.domain.states import TaskState
@@ -195,14 +195,6 @@ class Forked:
     task_id: str
     sequence: int
     copied_entries: int
-
-
-@dataclass(frozen=True, slots=True)
-class BudgetWarning:
-    """So much of a cap is used that it should be known. `limit`: the reason tasks end with when it is reached."""
-
-    limit: str
-    budget: Budget
 
 
 @dataclass(frozen=True, slots=True)

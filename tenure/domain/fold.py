@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tenure.domain.budget import BudgetWarning
 from tenure.domain.conversation import Conversation, Message, Result, result_of, text_block
 from tenure.domain.entries import (
     PROMPT_TOO_LONG,
     AssistantMessage,
     AttemptLost,
     Body,
-    BudgetWarning,
     CancelRequest,
     Compaction,
     ControlFailure,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tenure.domain import entries as facts
-from tenure.domain.budget import TokenUsage
+from tenure.domain.budget import BudgetWarning, TokenUsage
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire import control
 from tenure.wire.compaction import compaction_to_domain, compaction_to_wire
@@ -195,7 +195,7 @@ _TO_DOMAIN: dict[str, Callable[[Any], facts.Body]] = {
     "result_rejected": lambda m: facts.ResultRejected(m.text, tuple(m.violations)),
     "compaction": compaction_to_domain,
     "quota_warning": quota_warning_to_domain,
-    "budget_warning": lambda m: facts.BudgetWarning(m.limit, budget_to_domain(m.budget)),
+    "budget_warning": lambda m: BudgetWarning(m.limit, budget_to_domain(m.budget)),
 }
 
 _TO_WIRE: dict[type, Callable[[Any], ledger_pb2.EntryBody]] = {
@@ -238,7 +238,7 @@ _TO_WIRE: dict[type, Callable[[Any], ledger_pb2.EntryBody]] = {
     facts.ResultRejected: lambda f: ledger_pb2.EntryBody(
         result_rejected=ledger_pb2.ResultRejected(text=f.text, violations=f.violations)
     ),
-    facts.BudgetWarning: lambda f: ledger_pb2.EntryBody(
+    BudgetWarning: lambda f: ledger_pb2.EntryBody(
         budget_warning=ledger_pb2.BudgetWarning(limit=f.limit, budget=budget_to_wire(f.budget))
     ),
     facts.Compaction: lambda f: ledger_pb2.EntryBody(compaction=compaction_to_wire(f)),
