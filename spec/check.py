@@ -61,9 +61,7 @@ def _check(configuration: Configuration, folder: Path, began: float) -> Verdict:
     # The last of two definitions of a flag counts, as the matrix means it.
     flags = [f"-D{name}={value}" for name, value in _last_values(configuration.flags).items()]
     _run(["spin", "-a", *flags, model.name], folder)
-    # Where a trace is soon found, compiling well would take longer than searching.
-    optimize = "-O2" if configuration.expected == HOLDS else "-O0"
-    _run(["gcc", optimize, *_COMPILE, "-o", "pan", "pan.c"], folder)
+    _run(["gcc", _optimization(configuration), *_COMPILE, "-o", "pan", "pan.c"], folder)
     try:
         output = _run(["./pan", "-E", "-m100000"], folder, timeout=_SEARCH_SECONDS, check=False)
     except subprocess.TimeoutExpired:
@@ -72,6 +70,13 @@ def _check(configuration: Configuration, folder: Path, began: float) -> Verdict:
     trace = _trace(model, flags, folder) if (folder / f"{model.name}.trail").exists() else ""
     count = int(states[1]) if states else 0
     return Verdict(configuration, _verdict(output), count, time.monotonic() - began, trace)
+
+
+def _optimization(configuration: Configuration) -> str:
+    """Where a trace is soon found, or there are few states, compiling well would take longer than searching."""
+    if configuration.expected == BREAKS:
+        return "-O0"
+    return "-O1" if configuration in SMALL else "-O2"
 
 
 def _last_values(flags: str) -> dict[str, str]:

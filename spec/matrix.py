@@ -79,7 +79,7 @@ SMALL: Final[tuple[Configuration, ...]] = (
     _sessions("m_revoke", "M_REVOKE", BREAKS),
     _sessions("m_announce", "M_ANNOUNCE", BREAKS),
 )
-"""Some three minutes of one core, half of them compiling."""
+"""Some two minutes of one core, half of them compiling."""
 
 LARGE: Final[tuple[Configuration, ...]] = (
     _task("everything", "P_ALL", HOLDS),
