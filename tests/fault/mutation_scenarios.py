@@ -15,7 +15,7 @@ from tenure.domain.tools import NOT_RUN
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2, tool_pb2
 from tests.fault.mutation_bench import Arena
-from tests.fix_checkpoint import Owner, reserve, words
+from tests.fix_checkpoint import Owner, answer, reserve, words
 from tests.fix_tools import appear
 from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
@@ -198,6 +198,40 @@ async def the_call_of_a_dead_runner_is_asked_for_again(arena: Arena) -> None:
     await arena.end(owner, await arena.execute(owner))
 
 
+async def a_family(arena: Arena, max_tokens: int) -> tuple[Owner, Owner]:
+    """A root and its child, each under an owner: both draw on one budget, the child under a smaller cap of its own."""
+    tasks = [
+        await arena.ledger.create(limits=task_pb2.Limits(max_tokens=most)) for most in (max_tokens, max_tokens - 200)
+    ]
+    root_id, child_id = (task.task_id for task in tasks)
+    arena.task_ids += [root_id, child_id]
+    tie = "update ledger.tasks set root_task_id = %s, own_max_tokens = %s where task_id = %s"
+    await arena.ledger.query(tie, root_id, max_tokens - 200, child_id)
+    return await arena.ledger.claim(root_id), await arena.ledger.claim(child_id)
+
+
+async def two_of_a_tree_set_aside_what_fits_once(arena: Arena) -> None:
+    root, child = await a_family(arena, 1_000)
+    await root.commit(reserve=reserve(input_tokens=500, output=100))
+    await child.commit(reserve=reserve(input_tokens=500, output=100))
+    for owner in (root, child):
+        await owner.end()
+
+
+async def a_child_asks_for_more_than_its_own_cap(arena: Arena) -> None:
+    root, child = await a_family(arena, 1_000)
+    await child.commit(reserve=reserve(input_tokens=850, output=100))
+    for owner in (root, child):
+        await owner.end()
+
+
+async def a_call_is_answered(arena: Arena) -> None:
+    owner = await arena.ledger.claim(await arena.task())
+    await owner.commit(reserve=reserve())
+    await owner.commit(answer())
+    await owner.end()
+
+
 SCENARIOS: dict[str, Callable[[Arena], Awaitable[None]]] = {
     "ledger_fence": a_fenced_owner_commits,
     "ledger_claim_id": another_claim_of_the_same_epoch_commits,
@@ -211,6 +245,10 @@ SCENARIOS: dict[str, Callable[[Arena], Awaitable[None]]] = {
     "end_with_open_calls": an_owner_ends_with_an_open_call,
     "end_stops_the_model": a_cancelled_owner_asks_for_another_model_call,
     "cancel_wins": a_cancelled_owner_succeeds,
+    "reserve_sees_siblings": two_of_a_tree_set_aside_what_fits_once,
+    "reserve_sees_own_cap": a_child_asks_for_more_than_its_own_cap,
+    "settle_gives_back": a_call_is_answered,
+    "settle_counts_use": a_call_is_answered,
     "tool_fence": a_fenced_owner_calls_its_tool,
     "tool_fence_closes": a_call_comes_after_the_end,
     "call_off": a_call_was_accepted_before_the_end,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from tests.fault.mutants.mutation import Edit, Mutation
 
 ADMISSION = "tenure.domain.admission"
+BUDGET = "tenure.domain.budget"
 COMMITTING = "services.checkpoint.committing"
+DRAFT = "services.checkpoint.draft"
 
 MUTATIONS = (
     Mutation(
@@ -136,5 +138,40 @@ MUTATIONS = (
                 "    if False and move.to_state",
             ),
         ),
+    ),
+    Mutation(
+        "reserve_sees_siblings",
+        "checkpoint",
+        "what others of the tree have set aside is not set aside again",
+        ("I17",),
+        (
+            Edit(
+                BUDGET,
+                "self.max_tokens - self.used_tokens - self.reserved_tokens if",
+                "self.max_tokens - self.used_tokens if",
+            ),
+        ),
+        budget_constraints=("tokens_within_the_cap",),
+    ),
+    Mutation(
+        "reserve_sees_own_cap",
+        "checkpoint",
+        "a task sets nothing aside beyond the cap that it has by itself",
+        ("I17",),
+        (Edit(COMMITTING, "(draft.budget.budget, row.own_budget)", "(draft.budget.budget,)"),),
+    ),
+    Mutation(
+        "settle_gives_back",
+        "checkpoint",
+        "what was set aside for a call is free again once it is settled",
+        ("I17",),
+        (Edit(DRAFT, "        self.budget.give_back(row.model_reserved, row.model_nano_usd)\n", ""),),
+    ),
+    Mutation(
+        "settle_counts_use",
+        "checkpoint",
+        "what a call used is counted against the budget of its tree",
+        ("I17",),
+        (Edit(DRAFT, "self.budget.use(usage.total, nano_usd", "self.budget.use(0, nano_usd"),),
     ),
 )
