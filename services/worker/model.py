@@ -141,7 +141,7 @@ class ModelClient:
     ) -> None:
         self.timeout_seconds = timeout_seconds
         self._prompt_caching = prompt_caching
-        self._counts_tokens = counts_tokens
+        self.counts_tokens = counts_tokens
         limits = httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS)
         timeout = anthropic.Timeout(silence_seconds, connect=5.0)
         self._client = anthropic.AsyncAnthropic(
@@ -185,7 +185,7 @@ class ModelClient:
 
         An endpoint that does not offer it is asked once. No failure is an error: there is a bound without it.
         """
-        if not self._counts_tokens:
+        if not self.counts_tokens:
             return None
         try:
             async with asyncio.timeout(COUNT_TIMEOUT_SECONDS):
@@ -197,7 +197,7 @@ class ModelClient:
                 )
         except (TimeoutError, anthropic.AnthropicError, httpx2.HTTPError, ValueError) as error:
             status = getattr(error, "status_code", 0)
-            self._counts_tokens = status not in _NOT_OFFERED
+            self.counts_tokens = status not in _NOT_OFFERED
             metrics.count("tenure_worker_token_counts_total", result=str(status or type(error).__name__))
             _log.warning("the provider did not count a prompt", extra={"why": _words(error)})
             return None

@@ -9,6 +9,7 @@ import pytest
 from services.worker.estimate import InputEstimate
 from services.worker.model import ModelCall, ModelCallFailed, ModelClient, ModelRequest
 from tenure.domain.fold import text_of
+from tests.fix_simulator import running_simulator
 from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 GOAL = [{"role": "user", "content": [{"type": "text", "text": "Research our competitor's pricing."}]}]
@@ -186,4 +187,26 @@ async def test_the_estimate_is_never_below_what_is_billed(client, words):
     second = await ask(client, "sim-one-tool", messages)
     bound = estimate.upper_bound(messages, counted=counted)
     billed = second.usage.total - second.usage.output_tokens
-    assert billed <= bound <= 2 * billed + 100
+    assert billed <= bound <= 4 * billed + 100
+
+
+async def test_a_prompt_is_counted_beforehand_as_it_is_billed(client, simulator):
+    counted = await client.count(request_of("sim-hello"))
+    answer = await ask(client, "sim-hello")
+    assert counted == answer.usage.total - answer.usage.output_tokens
+    assert [call["answered"] for call in simulator.calls("count_tokens")] == [True]
+
+
+async def test_a_count_that_fails_is_no_error_and_is_asked_for_again(client, simulator):
+    simulator.order_fault(endpoint="count_tokens", status=529)
+    assert await client.count(request_of("sim-hello")) is None
+    assert await client.count(request_of("sim-hello")) is not None
+
+
+async def test_an_endpoint_that_does_not_count_is_asked_once(tmp_path):
+    with running_simulator(tmp_path / "calls.jsonl", "--no-count-tokens") as simulator:
+        async with ModelClient(
+            api_key="sk-test", base_url=simulator.url, timeout_seconds=20.0, silence_seconds=10.0
+        ) as client:
+            assert await client.count(request_of("sim-hello")) is None
+            assert not client.counts_tokens

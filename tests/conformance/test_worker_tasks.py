@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from services.worker.estimate import with_margin
 from tenure.domain import entries as facts
 from tenure.domain.budget import TokenUsage
 from tenure.domain.retry import RetryPolicy
@@ -69,6 +70,24 @@ async def test_a_task_reads_from_the_providers_cache_what_it_sent_before(bench):
         assert call["input_tokens"] == 0
         sent_before += call["cache_creation_input_tokens"]
     assert used.cache_read_input_tokens > 0.6 * (used.total - used.output_tokens)
+
+
+async def test_a_long_prompt_is_counted_by_the_provider_before_it_is_sent(bench):
+    await bench.start_worker(count_tokens_above="0")
+    task_id = await bench.submit("sim-worker-effects")
+    await bench.ended(task_id)
+    calls = bench.model_calls(task_id)
+    inputs = [sum(call[name] for name in COUNTS if name != "output_tokens") for call in calls]
+    reserved = [attempt.input_tokens for attempt in await bench.bodies(task_id, facts.ModelAttempt)]
+    assert reserved == [with_margin(tokens) for tokens in inputs]
+
+
+async def test_a_count_that_fails_never_fails_the_step(bench):
+    bench.simulator.order_fault(endpoint="count_tokens", status=500, count=3)
+    await bench.start_worker(count_tokens_above="0")
+    task_id = await bench.submit("sim-worker-effects")
+    assert state_name((await bench.ended(task_id)).state) == "SUCCEEDED"
+    assert len(bench.model_calls(task_id)) == 4
 
 
 async def test_a_worker_that_is_told_so_asks_for_no_cache(bench):

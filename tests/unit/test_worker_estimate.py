@@ -1,0 +1,75 @@
+"""The bound of a prompt's tokens: never below what is billed, and not absurdly above."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.input_estimate import samples
+from services.worker.estimate import InputEstimate, text_tokens, with_margin
+from tenure.dev.simulator.tokens import count_request, count_text
+
+words = st.text(st.characters(codec="utf-8"), min_size=1, max_size=80)
+values = st.recursive(st.none() | st.booleans() | st.integers() | words, lambda inner: st.lists(inner, max_size=4))
+texts = st.builds(lambda text: {"type": "text", "text": text}, words)
+uses = st.builds(lambda value: {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"value": value}}, values)
+results = st.builds(
+    lambda text: {"type": "tool_result", "tool_use_id": "toolu_1", "content": text, "is_error": False}, words
+)
+messages = st.lists(
+    st.builds(
+        lambda role, content: {"role": role, "content": content},
+        st.sampled_from(["user", "assistant"]),
+        st.lists(texts | uses | results, min_size=1, max_size=4),
+    ),
+    max_size=5,
+)
+tools = st.lists(
+    st.builds(
+        lambda name, text: {"name": name, "description": text, "input_schema": {"type": "object", "title": text}},
+        words,
+        words,
+    ),
+    max_size=3,
+)
+
+
+@given(st.just("") | words, tools, messages, messages)
+def test_the_bound_is_never_below_what_the_simulator_counts(system, tools, messages, to_come):
+    body = {"tools": tools, "system": system, "messages": [*messages, *to_come]}
+    assert InputEstimate(system, tools).upper_bound(messages, to_come) >= count_request(body)
+
+
+@given(st.lists(words, min_size=1, max_size=5), st.integers(0, 5))
+def test_what_the_provider_counted_is_taken_at_its_word(texts, known):
+    said = [{"role": "user", "content": [{"type": "text", "text": text}]} for text in texts]
+    known = min(known, len(said))
+    counted = count_request({"messages": said[:known]})
+    bound = InputEstimate("", ()).upper_bound(said, counted=(known, counted))
+    assert bound >= count_request({"messages": said})
+    assert bound == counted or known < len(said)
+
+
+KINDS = dict(samples())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_bound_stays_near(kind):
+    assert 1.0 <= text_tokens(KINDS[kind]) / count_text(KINDS[kind]) < 4.5
+
+
+# What Claude's published tokenizer makes of such text, in bytes for a token, measured by bench/input_estimate.py.
+DENSE = {"numbers": 1.97, "uuids": 1.48, "hex": 1.72, "base64": 1.42, "thai": 1.62, "arabic": 2.06, "chinese": 2.55}
+
+
+@pytest.mark.parametrize("kind", DENSE)
+def test_dense_text_is_not_taken_for_prose(kind):
+    assert text_tokens(KINDS[kind]) >= len(KINDS[kind].encode()) / DENSE[kind]
+
+
+def test_a_count_beforehand_gets_a_margin():
+    for counted in [random.randint(0, 10**6) for _ in range(20)]:
+        assert counted * 1.02 <= with_margin(counted) <= counted * 1.02 + 17
