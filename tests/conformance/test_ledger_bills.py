@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from datetime import UTC, datetime, timedelta
+
+import psycopg
 import pytest
 
+from services.checkpoint.queries import QUERIES
+from services.checkpoint.tenants.rows import TENANTS
 from tenure.domain.errors import NotFound
 from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import checkpoint_service_pb2 as pb
@@ -66,3 +72,46 @@ async def test_a_bill_is_told_to_its_own_tenant_only(checkpoint, gateway):
     for reader, asked in ((others, task_id), (mine, NOBODYS)):
         with pytest.raises(NotFound):
             await reader.admin.ListBills(api.AdminServiceListBillsRequest(task_id=asked))
+
+
+DAY = datetime(2026, 2, 1, tzinfo=UTC)
+A_DAY = {"begin_at": DAY, "end_at": DAY + timedelta(days=1)}
+GROUPED = {"grouping": "MODEL", "after": "", "limit": 100}
+MANY = """
+insert into ledger.token_usage (
+  task_id, step, attempt_number, tenant, root_task_id, epoch, model, provider_request_id, lost,
+  input_tokens, output_tokens, cache_creation_input_tokens, cache_read_input_tokens, settled_at)
+select md5('task ' || n / 5)::uuid, n % 5, 1, 'tenant ' || n % 7, md5('root ' || n / 50)::uuid, 1, 'm', '', false,
+       1, 1, 0, 0, '2026-01-01'::timestamptz + n * interval '10 minutes'
+  from generate_series(1, 20000) n
+"""
+ROOT = "81c8d0ad-6c0c-5a0d-b1c4-4bb1d9fb0a0e"
+
+
+@pytest.mark.parametrize(
+    ("statement", "parameters", "index"),
+    [
+        (
+            QUERIES.page_of_bills,
+            {"task_id": ROOT, "after_step": 0, "after_attempt_number": 0, "limit": 200},
+            "token_usage_pkey",
+        ),
+        (TENANTS.usage_of_root, {"root_task_id": ROOT, "tenant": "tenant 1", **GROUPED}, "token_usage_root"),
+        (
+            TENANTS.usage,
+            {"tenant": "tenant 1", **A_DAY, **GROUPED},
+            "token_usage_tenant",
+        ),
+    ],
+    ids=["of a task", "of a root", "of a tenant"],
+)
+async def test_a_query_of_bills_reads_them_by_one_index(checkpoint, statement, parameters, index):
+    replica = await checkpoint()
+    async with await psycopg.AsyncConnection.connect(replica.dsn, autocommit=True) as postgres:
+        await postgres.execute(MANY)
+        await postgres.execute("analyze ledger.token_usage")
+        await postgres.execute("set search_path to ledger")
+        plan = await (await postgres.execute(b"explain " + statement, parameters)).fetchall()
+    told = "\n".join(line for (line,) in plan)
+    assert set(re.findall(r"token_usage_\w+", told)) == {index}, told
+    assert "Seq Scan on token_usage" not in told, told
