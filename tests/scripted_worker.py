@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
+from collections import Counter
 from typing import Any, cast
 
 import grpc
 
 from tenure.domain.errors import TenureError
+from tenure.domain.places import Reserved
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_channel import open_channel
 from tenure.runtime.status import PeerFailed
@@ -17,6 +19,8 @@ from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2, token_pb2
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
+from tenure.wire.enums import PRIORITIES
+from tenure.wire.places import lower_tiers
 from tests.patience import AGAIN, CALL_SECONDS, PATIENCE_SECONDS
 
 
@@ -32,6 +36,8 @@ class ScriptedWorker:
         self.heard: list[pb.SessionResponse] = []
         self.ended_with: BaseException | None = None
         self.named = True
+        kept = self.hello.free_slots - self.hello.lower_tiers.below_high if self.hello.HasField("lower_tiers") else 0
+        self.reserved = Reserved(high=kept)
         self._address = address
         self._ledger = ledger
         self._grants: asyncio.Queue[pb.Grant] = asyncio.Queue()
@@ -175,11 +181,13 @@ class ScriptedWorker:
         with contextlib.suppress(TenureError, PeerFailed):
             while not self._frozen:
                 number += 1
-                free_slots = max(0, self.hello.free_slots - len(self.held))
+                held = Counter(PRIORITIES.to_domain(grant.priority) for grant in self.held.values())
+                places = self.reserved.places(self.hello.free_slots, held)
                 renew = pb.Renew(
                     renew_number=number,
                     holdings=self._holdings(),
-                    free_slots=free_slots,
+                    free_slots=places.any,
+                    lower_tiers=lower_tiers(places),
                     grants_read=self._grants_read,
                 )
                 await self._write(pb.SessionRequest(renew=renew))

@@ -18,6 +18,7 @@ from services.checkpoint.hub import Hub
 from services.checkpoint.price_file import load_prices
 from services.checkpoint.pruning import TaskPruner
 from services.checkpoint.queries import MIGRATIONS, SCHEMA, SESSION_SETTINGS
+from services.checkpoint.queue_depth import QueueDepths
 from services.checkpoint.refusals import Refusals
 from services.checkpoint.replicas import Replicas
 from services.checkpoint.schedules.servicer import ScheduleServicer
@@ -123,7 +124,11 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     duties.start("retention lag", clearing.run_lag)
     server = RpcServer(settings.listen, validate=validate, stopping=process.stopping)
     watching, changes = Watching(pool, hub), ChangeWatching(pool, hub)
-    ledger = Ledger(pool, verifier, batcher, watching, changes, refusals, replicas.announce, server.stopping, defaults)
+    depths = QueueDepths(pool)
+    duties.start("queue depths", depths.run)
+    ledger = Ledger(
+        pool, verifier, batcher, watching, changes, refusals, replicas.announce, server.stopping, defaults, depths
+    )
     server.add("tenure.v1.CheckpointService", add_CheckpointServiceServicer_to_server, CheckpointServicer(ledger))
     schedules = ScheduleServicer(pool, replicas.announce, settings.max_schedules_per_tenant, defaults)
     server.add("tenure.v1.ScheduleService", add_ScheduleServiceServicer_to_server, schedules)

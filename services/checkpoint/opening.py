@@ -15,6 +15,7 @@ from services.checkpoint.missing import missing
 from services.checkpoint.prepared import task_of
 from services.checkpoint.queries import in_ledger_transaction, ledger_connection
 from services.checkpoint.rows import lock_tasks
+from services.checkpoint.running_limit import check_room_to_run
 from services.checkpoint.snapshots import read_task
 from services.checkpoint.writing import write
 from tenure.domain.admission import OpenVerdict, decide_open
@@ -48,7 +49,10 @@ async def open_task(pool: Pool, claims: Claims) -> Opened:
         if row is None or row.tenant != claims.tenant:
             raise await missing(connection, claims.tenant, task_id)
         draft = Draft(row, budgets[row.root_task_id])
-        _take_over(draft, decide_open(row.fence, claims.fence), claims)
+        verdict = decide_open(row.fence, claims.fence)
+        if verdict is OpenVerdict.FRESH and row.ending is None:  # who opens it to end it needs no room
+            await check_room_to_run(connection, row.tenant)
+        _take_over(draft, verdict, claims)
         await write(connection, [draft])
         task = await read_task(connection, row.tenant, task_id)
         header = pb.OpenHeader(task=task, next_commit_number=row.commit_number + 1)

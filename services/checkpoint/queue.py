@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from services.checkpoint.offering import Wanted
 from services.checkpoint.queries import QUERIES, fetch_all, in_ledger_transaction, ledger_connection
 from tenure.domain.deaths import SUSPECT_DEATHS, is_suspect
 from tenure.domain.states import TaskState
+from tenure.domain.task import Priority
 from tenure.runtime.failpoint import failpoint
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.wire.enums import PRIORITIES, STATES
+from tenure.wire.places import places_to_domain
 from tenure.wire.times import seconds, timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
+    from typing import TypeVar
 
+    from services.checkpoint.offering import Offered, Offering
     from tenure.runtime.postgres import Connection, Pool
+
+    T = TypeVar("T")
 
 DEFAULT_RESERVE_SECONDS: Final = 1.0
 ENDING_RESERVE_SECONDS: Final = 2.0
@@ -27,22 +34,23 @@ _ANY_DEATHS: Final = 2**31
 _FIRST_ID: Final = "00000000-0000-0000-0000-000000000000"
 
 
-async def list_claimable(pool: Pool, request: pb.ListClaimableRequest) -> list[pb.Offer]:
-    """Queued tasks without a pending ending, by priority, begun ones first, then age; kept from others for a while."""
-    parameters: dict[str, Any] = {
-        "priorities": [int(PRIORITIES.to_domain(priority)) for priority in request.priorities],
-        "loops": list(request.loops),
-        "limit": request.limit,
-        "worker_ids": list(request.worker_ids),
-        "deaths_below": SUSPECT_DEATHS if request.without_suspects else _ANY_DEATHS,
-        "reserve_seconds": seconds(request.reserve_duration) or DEFAULT_RESERVE_SECONDS,
-    }
-    statement = QUERIES.offer_from_any
-    if request.queues:
-        statement, parameters["queues"] = QUERIES.offer_from_queues, sorted(set(request.queues))
-    rows = await _offered(pool, statement, parameters)
-    rows.sort(key=lambda row: (row[3], row[8] == 0, row[9]))  # RETURNING has no order
-    return [_offer(row) for row in rows]
+async def list_claimable(pool: Pool, offering: Offering, request: pb.ListClaimableRequest) -> list[pb.Offer]:
+    """Queued tasks without a pending ending, in the order of tenure.domain.fairness; kept from others for a while."""
+    wanted = Wanted(
+        queues=request.queues,
+        loops=request.loops,
+        tiers=sorted({PRIORITIES.to_domain(priority) for priority in request.priorities}) or list(Priority),
+        worker_ids=request.worker_ids,
+        deaths_below=SUSPECT_DEATHS if request.without_suspects else _ANY_DEATHS,
+        reserve_seconds=seconds(request.reserve_duration) or DEFAULT_RESERVE_SECONDS,
+    )
+    lower = request.lower_tiers if request.HasField("lower_tiers") else None
+    places = places_to_domain(request.limit, lower)
+
+    async def work(connection: Connection) -> list[Offered]:
+        return await offering.offer(connection, wanted, places)
+
+    return [_offer(task) for task in await _offered(pool, work)]
 
 
 async def list_endings(pool: Pool, request: pb.ListEndingsRequest) -> list[pb.ListEndingsResponse.Ending]:
@@ -53,7 +61,11 @@ async def list_endings(pool: Pool, request: pb.ListEndingsRequest) -> list[pb.Li
         "reserve_seconds": ENDING_RESERVE_SECONDS,
         "most_seconds": MOST_ENDING_RESERVE_SECONDS,
     }
-    rows = await _offered(pool, QUERIES.offer_endings, parameters)
+
+    async def work(connection: Connection) -> list[tuple[Any, ...]]:
+        return await fetch_all(connection, QUERIES.offer_endings, parameters)
+
+    rows = await _offered(pool, work)
     rows.sort(key=lambda row: row[5])
     return [
         pb.ListEndingsResponse.Ending(
@@ -121,32 +133,27 @@ async def list_running(pool: Pool, request: pb.ListRunningRequest) -> list[pb.Li
     ]
 
 
-async def _offered(pool: Pool, statement: bytes, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-    async def work(connection: Connection) -> list[tuple[Any, ...]]:
-        return await fetch_all(connection, statement, parameters)
-
+async def _offered(pool: Pool, work: Callable[[Connection], Awaitable[T]]) -> T:
     await failpoint("checkpoint.before_offer")
     offered = await in_ledger_transaction(pool, work)
     await failpoint("checkpoint.after_offer")
     return offered
 
 
-def _offer(row: tuple[Any, ...]) -> pb.Offer:
-    task_id, tenant, queue, priority, loop, epoch, reason, tools, _, _, deaths, *steered, policy = row
-    not_worker_id, only_worker_id = steered
-    timeouts = task_pb2.TaskPolicy.FromString(policy).timeouts
+def _offer(task: Offered) -> pb.Offer:
+    timeouts = task_pb2.TaskPolicy.FromString(task.policy).timeouts
     return pb.Offer(
-        task_id=task_id,
-        tenant=tenant,
-        queue=queue,
-        priority=PRIORITIES.to_wire(PRIORITIES.to_domain(priority)),
-        loop=loop,
-        previous_epoch=epoch,
-        reason=reason,
-        tools=None if tools is None else task_pb2.ToolAllowlist(names=tools),
-        suspect=is_suspect(deaths),
-        not_worker_id=not_worker_id,
-        only_worker_id=only_worker_id,
+        task_id=task.task_id,
+        tenant=task.tenant,
+        queue=task.queue,
+        priority=PRIORITIES.to_wire(PRIORITIES.to_domain(task.priority)),
+        loop=task.loop,
+        previous_epoch=task.epoch,
+        reason=task.reason,
+        tools=None if task.tools is None else task_pb2.ToolAllowlist(names=task.tools),
+        suspect=is_suspect(task.deaths),
+        not_worker_id=task.not_worker_id,
+        only_worker_id=task.only_worker_id,
         start_timeout=timeouts.start.after if timeouts.start.HasField("after") else None,
         progress_timeout=timeouts.progress.after if timeouts.progress.HasField("after") else None,
     )

@@ -29,6 +29,7 @@ from services.checkpoint import (
     usage_reports,
 )
 from services.checkpoint.frames import CommitFrames
+from services.checkpoint.offering import Offering
 from services.checkpoint.prepared import prepare
 from tenure.domain.errors import StaleEpoch
 from tenure.runtime.tenancy import current_tenant
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from services.checkpoint.announcement import Announcement
     from services.checkpoint.change_watching import ChangeWatching
     from services.checkpoint.prepared import PreparedCommit
+    from services.checkpoint.queue_depth import QueueDepths
     from services.checkpoint.source_defaults import SourceDefaults
     from services.checkpoint.watching import Watching
     from tenure.runtime.batching import Answer, Batcher
@@ -64,6 +66,7 @@ class Ledger:
     announce: Callable[[Announcement], None]
     stopping: asyncio.Event
     defaults: SourceDefaults
+    depths: QueueDepths
 
 
 class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
@@ -71,6 +74,7 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
+        self._offering = Offering()
 
     async def CreateTask(self, request: pb.CreateTaskRequest, context: Context) -> pb.CreateTaskResponse:
         created = await create.create_task(self._ledger.pool, current_tenant(), request, self._ledger.defaults)
@@ -140,7 +144,12 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
             yield some
 
     async def ListClaimable(self, request: pb.ListClaimableRequest, context: Context) -> pb.ListClaimableResponse:
-        return pb.ListClaimableResponse(offers=await queue.list_claimable(self._ledger.pool, request))
+        return pb.ListClaimableResponse(offers=await queue.list_claimable(self._ledger.pool, self._offering, request))
+
+    async def ListQueues(
+        self, request: pb.CheckpointServiceListQueuesRequest, context: Context
+    ) -> pb.CheckpointServiceListQueuesResponse:
+        return pb.CheckpointServiceListQueuesResponse(queues=await self._ledger.depths.listed())
 
     async def WatchQueue(self, request: pb.WatchQueueRequest, context: Context) -> AsyncIterator[pb.WatchQueueResponse]:
         async for hint in self._ledger.watching.queue():

@@ -1,4 +1,7 @@
-"""Which session gets which offer: the one with the most free slots, no two suspects, and each where operators want."""
+"""Which session gets which offer: the one with the most free slots, no two suspects, and each where operators want.
+
+Slots that are kept for higher tiers are filled first by these: else what could go there would take another's place.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,14 @@ import heapq
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from tenure.domain.task import Priority
+from tenure.wire.enums import PRIORITIES
+
 if TYPE_CHECKING:
     from services.coordinator.session import Session
     from tenure.v1 import checkpoint_service_pb2 as pb
+
+_Entry = tuple[bool, int, int]
 
 
 class Assigned(NamedTuple):
@@ -16,6 +24,16 @@ class Assigned(NamedTuple):
 
     offer: pb.Offer
     session: Session
+
+    @property
+    def tier(self) -> Priority:
+        """Which slots it fills."""
+        return tier_of(self.offer)
+
+
+def tier_of(offer: pb.Offer) -> Priority:
+    """The offered task's tier."""
+    return PRIORITIES.to_domain(offer.priority)
 
 
 def assign(offers: Sequence[pb.Offer], sessions: Sequence[Session], now: float) -> list[Assigned]:
@@ -26,35 +44,57 @@ def assign(offers: Sequence[pb.Offer], sessions: Sequence[Session], now: float) 
 
 
 class _FreeSlots:
-    """A heap of (minus free slots, index of the session)."""
+    """For each tier a heap of (whether no slot is kept for the tier, minus free slots, index of the session).
+
+    What was taken meanwhile is found out when an entry comes up: it can only have come to stand further back.
+    """
 
     def __init__(self, sessions: Sequence[Session], now: float) -> None:
         self._sessions = sessions
-        free = [(-session.free_slots(now), index) for index, session in enumerate(sessions)]
-        self._heap = [each for each in free if each[0] < 0]
-        heapq.heapify(self._heap)
-        self._for_suspects = {index for _, index in self._heap if not sessions[index].has_suspect}
+        self._places = [session.places(now) for session in sessions]
+        self._heaps = {tier: self._heap(tier) for tier in Priority}
+        self._for_suspects = {index for index, session in enumerate(sessions) if not session.has_suspect}
 
     def take(self, offer: pb.Offer) -> Session | None:
         """A slot, or None."""
-        passed_over: list[tuple[int, int]] = []
-        while self._heap and not self._is_for(self._heap[0][1], offer):
-            passed_over.append(heapq.heappop(self._heap))
-        index = self._take_first() if self._heap else None
-        if offer.suspect and index is not None:
-            self._for_suspects.discard(index)
+        tier = tier_of(offer)
+        heap = self._heaps[tier]
+        passed_over: list[_Entry] = []
+        index = None
+        while heap and index is None:
+            found = heapq.heappop(heap)
+            now = self._entry(tier, found[-1])
+            if now is not None and now != found:
+                heapq.heappush(heap, now)
+            elif now is not None and self._is_for(found[-1], offer):
+                index = found[-1]
+            elif now is not None:
+                passed_over.append(found)
         for each in passed_over:
-            heapq.heappush(self._heap, each)
-        return None if index is None else self._sessions[index]
+            heapq.heappush(heap, each)
+        return None if index is None else self._take_at(index, tier, suspect=offer.suspect)
+
+    def _take_at(self, index: int, tier: Priority, *, suspect: bool) -> Session:
+        self._places[index] = self._places[index].after(tier)
+        entry = self._entry(tier, index)
+        if entry is not None:
+            heapq.heappush(self._heaps[tier], entry)
+        if suspect:
+            self._for_suspects.discard(index)
+        return self._sessions[index]
+
+    def _heap(self, tier: Priority) -> list[_Entry]:
+        entries = [entry for index in range(len(self._places)) if (entry := self._entry(tier, index)) is not None]
+        heapq.heapify(entries)
+        return entries
+
+    def _entry(self, tier: Priority, index: int) -> _Entry | None:
+        places = self._places[index]
+        free = places.of(tier)
+        return (not places.kept_for(tier), -free, index) if free else None
 
     def _is_for(self, index: int, offer: pb.Offer) -> bool:
         worker_id = self._sessions[index].worker_id
         if offer.suspect and index not in self._for_suspects:
             return False
         return worker_id == offer.only_worker_id if offer.only_worker_id else worker_id != offer.not_worker_id
-
-    def _take_first(self) -> int:
-        free, index = heapq.heappop(self._heap)
-        if free < -1:
-            heapq.heappush(self._heap, (free + 1, index))
-        return index

@@ -106,6 +106,7 @@ class Attaching:
             live_address=hello.live_address,
             queues=tuple(hello.queues),
             loops=tuple(hello.loops),
+            priorities=tuple(hello.priorities),
         )
 
     def _welcome(self, session: Session, named: Iterable[str]) -> pb.SessionResponse:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import reduce
 from typing import TYPE_CHECKING, Final
 
+from services.coordinator.assigning import tier_of
 from services.coordinator.lease_store.claim_keys import MAX_BATCH
 from tenure.domain.errors import TenureError
+from tenure.domain.places import NO_PLACES, Places
 
 if TYPE_CHECKING:
     from services.coordinator.generation import Generation
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from services.coordinator.ledger import Ledger
     from services.coordinator.session import Profile, Session
     from services.coordinator.sessions import Sessions
+    from tenure.domain.task import Priority
 
 _log: Final = logging.getLogger(__name__)
 MOST_WORKERS_NAMED: Final = 1000
@@ -44,7 +48,8 @@ class Dispatch:
         self._stopping = stopping
         self._woken = asyncio.Event()
         self._hints = 0
-        self._dry: set[Profile] = set()
+        # Profiles for which a list came short, with the lowest tier that it had places left for.
+        self._dry: dict[Profile, Priority] = {}
 
     def on_queued(self) -> None:
         """Something may be claimable."""
@@ -54,7 +59,8 @@ class Dispatch:
 
     def on_slots(self, session: Session) -> None:
         """A session can take something, if there is anything."""
-        if session.profile not in self._dry:
+        places = session.places(asyncio.get_running_loop().time())
+        if not self._is_dry(session.profile, places):
             self._woken.set()
 
     async def run(self) -> None:
@@ -86,23 +92,29 @@ class Dispatch:
 
     async def _serve(self, profile: Profile, sessions: list[Session]) -> bool:
         now = asyncio.get_running_loop().time()
-        limit = min(MAX_BATCH, sum(session.free_slots(now) for session in sessions))
-        if limit == 0:
+        places = sum((session.places(now) for session in sessions), NO_PLACES).at_most(MAX_BATCH)
+        if self._is_dry(profile, places):
             return False
         hints = self._hints
         without_suspects = all(session.has_suspect for session in sessions)
         worker_ids = {session.worker_id for session in sessions[:MOST_WORKERS_NAMED]}
-        offers = await self._ledger.list_claimable(profile, limit, worker_ids, without_suspects=without_suspects)
-        if len(offers) < limit and hints == self._hints:
-            self._dry.add(profile)
+        offers = await self._ledger.list_claimable(profile, places, worker_ids, without_suspects=without_suspects)
+        short_of = reduce(Places.after, map(tier_of, offers), places).lowest_tier()
+        if short_of is not None and hints == self._hints:
+            self._dry[profile] = short_of
         if offers:
             await self._granting.grant(offers, sessions)
-        return len(offers) == limit
+        return short_of is None
+
+    def _is_dry(self, profile: Profile, places: Places) -> bool:
+        """Whether there is nothing for any of these places, as far as is known."""
+        lowest, dry = places.lowest_tier(), self._dry.get(profile)
+        return lowest is None or (dry is not None and lowest <= dry)
 
     def _by_profile(self) -> dict[Profile, list[Session]]:
         now = asyncio.get_running_loop().time()
         grouped: dict[Profile, list[Session]] = {}
         for session in self._sessions:
-            if session.profile not in self._dry and session.free_slots(now) > 0:
+            if session.places(now).any > 0:
                 grouped.setdefault(session.profile, []).append(session)
         return grouped

@@ -61,13 +61,13 @@ class Granting:
         """
         assigned = assign(offers, sessions, asyncio.get_running_loop().time())
         for each in assigned:
-            each.session.take_slot(suspect=each.offer.suspect)
+            each.session.take_slot(each.tier, suspect=each.offer.suspect)
         try:
             with span("claim_batch", {semconv.CLAIMS: len(assigned)}):
                 return await self._grant(assigned)
         finally:
             for each in assigned:
-                each.session.put_slot_back(suspect=each.offer.suspect)
+                each.session.put_slot_back(each.tier, suspect=each.offer.suspect)
 
     async def _grant(self, assigned: Sequence[Assigned]) -> int:
         claims = await self._claim(assigned)
@@ -117,7 +117,7 @@ class Granting:
         return made, in_the_way
 
     def _new_claim(self, each: Assigned, generation: int) -> NewClaim:
-        offer, session = each
+        offer, session = each.offer, each.session
         record = ClaimRecord(
             claim_id=str(uuid4()),
             worker_id=session.worker_id,
@@ -173,6 +173,7 @@ class Granting:
                 claim_id=held.record.claim_id,
                 token=self._issuer.issue(held),
                 loop=held.record.loop,
+                priority=assigned.offer.priority,
             )
             sent = assigned.session.send_grant(held, grant, now)
         if sent:

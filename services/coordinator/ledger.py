@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.wire.opened import read_opened
+from tenure.wire.places import lower_tiers
 from tenure.wire.times import duration
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from services.coordinator.lease_store import HeldClaim
     from services.coordinator.session import Profile
+    from tenure.domain.places import Places
     from tenure.runtime.rpc_channel import TenureChannel
     from tenure.v1 import token_pb2
     from tenure.wire.opened import Opened
@@ -33,14 +35,15 @@ class Ledger:
         self._stub = CheckpointServiceStub(channel)
 
     async def list_claimable(
-        self, profile: Profile, limit: int, worker_ids: Collection[str], *, without_suspects: bool
+        self, profile: Profile, places: Places, worker_ids: Collection[str], *, without_suspects: bool
     ) -> Sequence[pb.Offer]:
         """Queued tasks for one of these workers, that nobody else is offered for the next second."""
         request = pb.ListClaimableRequest(
             queues=profile.queues,
             priorities=profile.priorities,
             loops=profile.loops,
-            limit=limit,
+            limit=places.any,
+            lower_tiers=lower_tiers(places),
             without_suspects=without_suspects,
             worker_ids=worker_ids,
         )

@@ -63,6 +63,7 @@ def worker_to_wire(session: HeldSession, claim_count: int, *, draining: bool) ->
         start_time=timestamp(datetime.fromtimestamp(record.started_at, UTC)),
         draining=draining,
         loops=record.loops,
+        priorities=record.priorities,
     )
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from services.coordinator.progress import Heard, ProgressWatch
 from tenure.domain.errors import TenureError, Unavailable
-from tenure.domain.task import DEFAULT_LOOP, DEFAULT_QUEUE
+from tenure.domain.places import NO_PLACES, Places
+from tenure.domain.task import DEFAULT_LOOP, DEFAULT_QUEUE, Priority
 from tenure.runtime import metrics
 from tenure.v1 import coordinator_service_pb2 as pb
+from tenure.wire.enums import PRIORITIES
+from tenure.wire.places import places_to_domain
 from tenure.wire.task import heard_call_to_domain
 from tenure.wire.times import seconds
 
@@ -108,10 +112,11 @@ class Session:
         self._attached_at = attached_at
         self._renewed_at = renewed_at
         self._unanswered = False
-        self._reported_slots = hello.free_slots
+        self._reported = reported_places(hello)
         self._grants_sent = 0
-        self._grants_read: int | None = None
-        self._taken_slots = 0
+        # Of grants that the worker had not read when it counted, and of claims in the making.
+        self._on_their_way: deque[Priority] = deque()
+        self._taken: Counter[Priority] = Counter()
         self._taken_by_suspects = 0
         self._outbox: asyncio.Queue[pb.SessionResponse] = asyncio.Queue(OUTBOX_MESSAGES)
 
@@ -123,12 +128,13 @@ class Session:
     def worker_id(self) -> str:
         return self.held.record.worker_id
 
-    def free_slots(self, now: float) -> int:
+    def places(self, now: float) -> Places:
         """How many more tasks may be claimed for it."""
         if not self.may_be_granted(now):
-            return 0
-        on_their_way = 0 if self._grants_read is None else self._grants_sent - self._grants_read
-        return max(0, min(self._reported_slots - on_their_way - self._taken_slots, self.room))
+            return NO_PLACES
+        gone = self._taken + Counter(self._on_their_way)
+        left = self._reported.without(gone[Priority.HIGH], gone[Priority.NORMAL], gone[Priority.LOW])
+        return left.at_most(self.room)
 
     @property
     def room(self) -> int:
@@ -158,14 +164,14 @@ class Session:
         """How long ago etcd last confirmed that it is attached here."""
         return now - (self._attached_at if self._renewed_at is None else self._renewed_at)
 
-    def take_slot(self, *, suspect: bool = False) -> None:
+    def take_slot(self, tier: Priority = Priority.NORMAL, *, suspect: bool = False) -> None:
         """Set a slot aside for a claim in the making."""
-        self._taken_slots += 1
+        self._taken[tier] += 1
         self._taken_by_suspects += suspect
 
-    def put_slot_back(self, *, suspect: bool = False) -> None:
+    def put_slot_back(self, tier: Priority = Priority.NORMAL, *, suspect: bool = False) -> None:
         """The claim came to nothing, or was sent."""
-        self._taken_slots -= 1
+        self._taken[tier] -= 1
         self._taken_by_suspects -= suspect
 
     @property
@@ -173,18 +179,19 @@ class Session:
         """Whether it has, or is about to have, a task that may be a poison: a second one must not die with it."""
         return self._taken_by_suspects > 0 or any(claim.suspect for claim in self.claims.values())
 
-    def report_slots(self, free_slots: int, grants_read: int | None) -> None:
-        """What the worker says it can take, counted when it had read so many of our grants."""
-        self._reported_slots = free_slots
-        self._grants_read = grants_read
+    def report_places(self, places: Places, grants_read: int | None) -> None:
+        """What the worker says it can take, counted when it had read so many of our grants; None: as it says."""
+        self._reported = places
+        unread = 0 if grants_read is None else self._grants_sent - grants_read
+        while len(self._on_their_way) > unread:
+            self._on_their_way.popleft()
 
     def send_grant(self, claim: HeldClaim, grant: pb.Grant, now: float) -> bool:
         """Hand a registered claim over. False when the stream has ended: then nobody will work on it."""
         if not self.send(pb.SessionResponse(grant=grant)):
             return False
         self._grants_sent += 1
-        if self._grants_read is None:
-            self._reported_slots -= 1
+        self._on_their_way.append(PRIORITIES.to_domain(grant.priority))
         self.hold(claim, now, named=False)
         return True
 
@@ -262,6 +269,11 @@ class Session:
         """The session itself is gone: the worker is told to attach anew."""
         self.lost = True
         self.end(Unavailable(message, reason=SESSION_EXPIRED))
+
+
+def reported_places(said: pb.Hello | pb.Renew | pb.Slots) -> Places:
+    """What a worker can take, as far as it says so."""
+    return places_to_domain(said.free_slots, said.lower_tiers if said.HasField("lower_tiers") else None)
 
 
 def _heard(progress: pb.Progress) -> Heard:

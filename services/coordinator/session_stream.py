@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from services.coordinator.lease_store import SessionLost
+from services.coordinator.session import reported_places
 from tenure.domain.errors import InvalidRequest, TenureError, Unavailable
 from tenure.domain.states import Reason
 from tenure.runtime.logs import log_context
@@ -125,7 +126,7 @@ class SessionStream:
                 session.hear_calls(request.calls_heard.holdings, asyncio.get_running_loop().time())
             case "slots":
                 read = request.slots.grants_read if request.slots.HasField("grants_read") else None
-                session.report_slots(request.slots.free_slots, read)
+                session.report_places(reported_places(request.slots), read)
                 self._dispatch.on_slots(session)
             case "release":
                 self._releases.give_back(session, request.release)
@@ -140,7 +141,7 @@ class SessionStream:
         for unknown in session.hear(renew.holdings, now)[: session.room]:  # it names the others again
             revoke = pb.Revoke(task_id=unknown.task_id, claim_id=unknown.claim_id, reason=Reason.CLAIM_LOST)
             session.send(pb.SessionResponse(revoke=revoke))
-        session.report_slots(renew.free_slots, renew.grants_read if renew.HasField("grants_read") else None)
+        session.report_places(reported_places(renew), renew.grants_read if renew.HasField("grants_read") else None)
         session.renewal_came()
         # Only the newest is renewed: it says all that an older one said, and a slow etcd piles nothing up here.
         self._renew = renew

@@ -112,6 +112,10 @@ class AdminServicer(AdminServiceServicer):
         told = await patiently(lambda: self._peers.coordinator.DrainWorker(asked))
         return api.DrainWorkerResponse(workers=told.workers)
 
+    async def ListQueues(self, _request: api.ListQueuesRequest, _context: Any) -> api.ListQueuesResponse:
+        asked = ledger.CheckpointServiceListQueuesRequest()
+        return api.ListQueuesResponse(queues=(await patiently(lambda: self._peers.checkpoint.ListQueues(asked))).queues)
+
     async def ListAgingTasks(self, request: api.ListAgingTasksRequest, _context: Any) -> api.ListAgingTasksResponse:
         asked = ledger.ListAgingRequest(
             view=request.view,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from services.worker.interrupts import Interrupts
 from services.worker.live_text import LiveText
 from services.worker.progress import ProgressHeard
+from tenure.domain.task import Priority
 from tenure.domain.token import Claims
 from tenure.runtime.failpoint import failpoint_enabled
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import token_pb2
+from tenure.wire.enums import PRIORITIES
 from tenure.wire.token import read_claims
 
 
@@ -23,6 +26,7 @@ class Holding:
     claims: Claims
     token: token_pb2.FencingToken
     loop: str
+    tier: Priority = Priority.NORMAL
     progress: ProgressHeard = field(default_factory=ProgressHeard)
     interrupts: Interrupts = field(default_factory=Interrupts)
     live: LiveText = field(default_factory=LiveText)
@@ -32,7 +36,7 @@ class Holding:
     @classmethod
     def of_grant(cls, grant: pb.Grant) -> Holding:
         """A claim as it was granted. Unauthenticated when its token cannot be read."""
-        return cls(read_claims(grant.token), grant.token, grant.loop)
+        return cls(read_claims(grant.token), grant.token, grant.loop, PRIORITIES.to_domain(grant.priority))
 
     @property
     def task_id(self) -> str:
@@ -62,6 +66,10 @@ class Holdings:
 
     def __iter__(self) -> Iterator[Holding]:
         return iter(list(self._by_task.values()))
+
+    def by_tier(self) -> Counter[Priority]:
+        """How many of each tier."""
+        return Counter(holding.tier for holding in self._by_task.values())
 
     def get(self, task_id: str) -> Holding | None:
         return self._by_task.get(task_id)

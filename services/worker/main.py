@@ -24,7 +24,8 @@ from services.worker.supervisor import Supervisor
 from services.worker.tools_client import ToolsClient
 from services.worker.trust_gate import TrustGate
 from services.worker.usage_reports import UsageReports
-from tenure.domain.task import CONTROL_LOOP, DEFAULT_LOOP, offered_loop
+from tenure.domain.places import NO_PLACES, Places, Reserved
+from tenure.domain.task import CONTROL_LOOP, DEFAULT_LOOP, Priority, offered_loop
 from tenure.runtime.duties import Duties
 from tenure.runtime.process import Process
 from tenure.runtime.rpc_channel import open_channel
@@ -60,7 +61,10 @@ class Settings:
     checkpoint_address: tuple[Address, ...] = setting("checkpoint services", default=(Address("127.0.0.1:8472"),))
     tools_address: tuple[Address, ...] = setting("tool services", default=(Address("127.0.0.1:8473"),))
     slots: int = setting("tasks at once", default=16, minimum=1, maximum=1024)
+    reserved_slots_high: int = setting("of these, kept for HIGH tasks", default=0, minimum=0)
+    reserved_slots_normal: int = setting("of the others, kept for NORMAL and HIGH tasks", default=0, minimum=0)
     queues: tuple[str, ...] = setting("queues to take tasks from", default=("default",))
+    priorities: tuple[str, ...] = setting("priorities to take tasks of", default=("HIGH", "NORMAL", "LOW"))
     loops: tuple[str, ...] = setting("loops it knows; control with its modules", default=(DEFAULT_LOOP,))
     control_modules: tuple[str, ...] = setting("modules whose FUNCTIONS it runs as control work", default=())
     model: str = setting("for tasks that name none", default="claude-opus-4-8")
@@ -85,6 +89,10 @@ class Settings:
         """What coordinators would refuse. And a loop that is offered and not known would be driven by another one."""
         if len(self.queues) > MAX_CHOICES or not all(map(NAME.match, self.queues)):
             yield f"TENURE_WORKER_QUEUES: at most {MAX_CHOICES} names of up to 63 letters, digits, dots, - and _"
+        if not set(self.priorities) <= set(Priority.__members__):
+            yield f"TENURE_WORKER_PRIORITIES: some of {', '.join(Priority.__members__)}"
+        if self.reserved_slots_high + self.reserved_slots_normal > self.slots:
+            yield "TENURE_WORKER_RESERVED_SLOTS_HIGH and …_NORMAL: together at most TENURE_WORKER_SLOTS"
         if 0 < self.context_window_tokens < MIN_WINDOW_TOKENS:
             yield f"TENURE_WORKER_CONTEXT_WINDOW_TOKENS: 0, or {MIN_WINDOW_TOKENS} and more"
         for loop in self.loops:
@@ -100,7 +108,8 @@ class Settings:
         host = socket.gethostname() if self.listen.host in ANY_INTERFACE else self.listen.rpartition(":")[0]
         worker_id = self.id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         loops = (*(loop for loop in self.loops if loop != CONTROL_LOOP), *map(offered_loop, functions))
-        return WorkerIdentity(worker_id, self.queues, loops, self.advertise or f"{host}:{port}")
+        tiers = tuple(Priority[name] for name in self.priorities)
+        return WorkerIdentity(worker_id, self.queues, loops, self.advertise or f"{host}:{port}", tiers)
 
 
 async def compose(process: Process, settings: Settings) -> None:
@@ -111,13 +120,15 @@ async def compose(process: Process, settings: Settings) -> None:
     parts = await _open_parts(process, settings, trust, duties)
     port = await _serve_live_text(process, settings, holdings)
 
-    def free_slots() -> int:
+    reserved = Reserved(settings.reserved_slots_high, settings.reserved_slots_normal)
+
+    def places() -> Places:
         if process.stopping.is_set() or not parts.in_reach:
-            return 0
-        return max(0, settings.slots - len(holdings) - rests.count())
+            return NO_PLACES
+        return reserved.places(settings.slots - rests.count(), holdings.by_tier())
 
     addresses = settings.coordinator_addresses
-    session = Session(addresses, settings.identity(port, parts.functions), holdings, trust, free_slots)
+    session = Session(addresses, settings.identity(port, parts.functions), holdings, trust, places)
     supervisor = await process.open(Supervisor(parts, holdings, rests, session.release, settings.slots))
     duties.start("session", lambda: session.run(supervisor.take))
     await process.run_until_stopped()

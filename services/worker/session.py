@@ -22,14 +22,18 @@ from services.worker.interrupts import Interruption
 from services.worker.session_stream import Detached, SessionStream, ToSay
 from services.worker.trust_gate import TrustGate
 from tenure.domain.errors import Refused, TenureError, Unavailable
+from tenure.domain.places import Places
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import ReleaseReason
+from tenure.domain.task import Priority
 from tenure.runtime import metrics
 from tenure.runtime.duties import heed_cancellation
 from tenure.runtime.rpc_channel import open_channel
 from tenure.runtime.status import PeerFailed
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import coordinator_service_pb2_grpc as grpc_pb
+from tenure.wire.enums import PRIORITIES
+from tenure.wire.places import lower_tiers
 from tenure.wire.times import seconds
 
 _log: Final = logging.getLogger(__name__)
@@ -46,6 +50,7 @@ class WorkerIdentity:
     queues: tuple[str, ...]
     loops: tuple[str, ...]
     live_address: str
+    tiers: tuple[Priority, ...] = ()
 
 
 class _Attached(NamedTuple):
@@ -65,13 +70,13 @@ class Session:
         identity: WorkerIdentity,
         holdings: Holdings,
         trust: TrustGate,
-        free_slots: Callable[[], int],
+        places: Callable[[], Places],
     ) -> None:
         self._addresses = random.sample(list(addresses), len(addresses))
         self._identity = identity
         self._holdings = holdings
         self._trust = trust
-        self._to_say = ToSay(free_slots)
+        self._to_say = ToSay(places)
         self._session_id = ""
         self._failures = 0
         self._attached: _Attached | None = None
@@ -181,12 +186,15 @@ class Session:
         return _Attached(call, seconds(welcome.renew_interval), seconds(welcome.call_interval))
 
     def _hello(self) -> pb.Hello:
+        places = self._to_say.places()
         return pb.Hello(
             worker_id=self._identity.worker_id,
             session_id=self._session_id,
             holdings=self._holdings.to_wire(),
-            free_slots=self._to_say.free_slots(),
+            free_slots=places.any,
+            lower_tiers=lower_tiers(places),
             queues=self._identity.queues,
+            priorities=map(PRIORITIES.to_wire, self._identity.tiers),
             loops=self._identity.loops,
             live_address=self._identity.live_address,
         )

@@ -18,7 +18,9 @@ import grpc
 from services.worker.holdings import Holdings
 from services.worker.trust_gate import TrustGate
 from tenure.domain.errors import Unavailable
+from tenure.domain.places import Places
 from tenure.v1 import coordinator_service_pb2 as pb
+from tenure.wire.places import lower_tiers
 
 
 class Detached(Exception):  # noqa: N818  a reason to attach elsewhere, not an error
@@ -44,7 +46,7 @@ class ToSay:
     `grants_read` counts those of the present attachment: the coordinator takes off what it sent and we had not read.
     """
 
-    free_slots: Callable[[], int]
+    places: Callable[[], Places]
     grants_read: int = 0
     releases: deque[pb.Release] = field(default_factory=deque)
     slots_changed: bool = False
@@ -65,7 +67,10 @@ class ToSay:
         if self.releases:
             return pb.SessionRequest(release=self.releases[0])
         if self.slots_changed and not self.draining:
-            return pb.SessionRequest(slots=pb.Slots(free_slots=self.free_slots(), grants_read=self.grants_read))
+            places = self.places()
+            lower = lower_tiers(places)
+            slots = pb.Slots(free_slots=places.any, lower_tiers=lower, grants_read=self.grants_read)
+            return pb.SessionRequest(slots=slots)
         return None
 
     def said(self, message: pb.SessionRequest) -> None:
@@ -110,10 +115,12 @@ class SessionStream:
             sent_at = monotonic()
             self._sent_at = {number: sent_at}
             self._answered.clear()
+            places = self._to_say.places()
             self._renew = pb.Renew(
                 renew_number=number,
                 holdings=self._holdings.to_wire(),
-                free_slots=self._to_say.free_slots(),
+                free_slots=places.any,
+                lower_tiers=lower_tiers(places),
                 grants_read=self._to_say.grants_read,
             )
             self._to_say.something.set()

@@ -21,6 +21,7 @@ from tenure.cli.follow import follow
 from tenure.cli.keys import keys
 from tenure.cli.leases import leases
 from tenure.cli.operate import claims, refusals, workers
+from tenure.cli.queues import queues
 from tenure.cli.schedules import schedules
 from tenure.cli.show import entries, get, list_tasks
 from tenure.cli.submit import submit
@@ -109,6 +110,7 @@ for command in (
     fork,
     claims,
     workers,
+    queues,
     refusals,
     explain_task,
     leases,

@@ -193,6 +193,10 @@ class Client(LeaseCalls, PruneCalls, ScheduleCalls, WaitCalls, WebhookCalls):
         """Who is there to work."""
         return await self._patiently(self.admin.ListWorkers, admin.ListWorkersRequest())
 
+    async def queues(self) -> admin.ListQueuesResponse:
+        """How much is queued, of all tenants, by queue and priority."""
+        return await self._patiently(self.admin.ListQueues, admin.ListQueuesRequest())
+
     async def claims(self, task_id: str = "") -> admin.ListClaimsResponse:
         """Who holds what, or who holds this task."""
         return await self._patiently(self.admin.ListClaims, admin.ListClaimsRequest(task_id=task_id))

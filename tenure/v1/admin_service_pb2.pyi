@@ -26,6 +26,43 @@ else:
 DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
+class ListQueuesRequest(message.Message):
+    """Nothing to choose."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListQueuesResponse(message.Message):
+    """What is queued."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    QUEUES_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def queues(self) -> containers.RepeatedCompositeFieldContainer[task_pb2.QueueDepth]:
+        """By queue and priority; those that are empty are left out. At most 1,000: of more, the longest."""
+
+    def __init__(
+        self,
+        *,
+        queues: abc.Iterable[task_pb2.QueueDepth] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["queues", b"queues"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class PruneTasksRequest(message.Message):
     """What to prune: one task, or those that ended before a moment."""
 

@@ -41,6 +41,11 @@ class AdminServiceStub:
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListWorkersRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListWorkersResponse.FromString,
                 _registered_method=True)
+        self.ListQueues = channel.unary_unary(
+                '/tenure.v1.AdminService/ListQueues',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListQueuesRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListQueuesResponse.FromString,
+                _registered_method=True)
         self.ListClaims = channel.unary_unary(
                 '/tenure.v1.AdminService/ListClaims',
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListClaimsRequest.SerializeToString,
@@ -105,6 +110,13 @@ class AdminServiceServicer:
 
     def ListWorkers(self, request, context):
         """Lists live workers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListQueues(self, request, context):
+        """Says how much is queued, of all tenants, by queue and priority, and for how long: the signal to scale workers by.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -206,6 +218,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListWorkersRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListWorkersResponse.SerializeToString,
             ),
+            'ListQueues': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListQueues,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListQueuesRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListQueuesResponse.SerializeToString,
+            ),
             'ListClaims': grpc.unary_unary_rpc_method_handler(
                     servicer.ListClaims,
                     request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListClaimsRequest.FromString,
@@ -291,6 +308,33 @@ class AdminService:
             '/tenure.v1.AdminService/ListWorkers',
             tenure_dot_v1_dot_admin__service__pb2.ListWorkersRequest.SerializeToString,
             tenure_dot_v1_dot_admin__service__pb2.ListWorkersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListQueues(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.AdminService/ListQueues',
+            tenure_dot_v1_dot_admin__service__pb2.ListQueuesRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.ListQueuesResponse.FromString,
             options,
             channel_credentials,
             insecure,

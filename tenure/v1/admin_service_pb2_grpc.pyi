@@ -37,6 +37,8 @@ class AdminServiceStub:
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListWorkersRequest, _admin_service_pb2.ListWorkersResponse]
     """Lists live workers."""
+    ListQueues: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListQueuesRequest, _admin_service_pb2.ListQueuesResponse]
+    """Says how much is queued, of all tenants, by queue and priority, and for how long: the signal to scale workers by."""
     ListClaims: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListClaimsRequest, _admin_service_pb2.ListClaimsResponse]
     """Lists live claims."""
     ListRefusals: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListRefusalsRequest, _admin_service_pb2.ListRefusalsResponse]
@@ -86,6 +88,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListWorkers: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListWorkersRequest, _admin_service_pb2.ListWorkersResponse]  # type: ignore[assignment]
     """Lists live workers."""
+    ListQueues: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListQueuesRequest, _admin_service_pb2.ListQueuesResponse]  # type: ignore[assignment]
+    """Says how much is queued, of all tenants, by queue and priority, and for how long: the signal to scale workers by."""
     ListClaims: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListClaimsRequest, _admin_service_pb2.ListClaimsResponse]  # type: ignore[assignment]
     """Lists live claims."""
     ListRefusals: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListRefusalsRequest, _admin_service_pb2.ListRefusalsResponse]  # type: ignore[assignment]
@@ -138,6 +142,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListWorkersResponse, _abc.Awaitable[_admin_service_pb2.ListWorkersResponse]]:
         """Lists live workers."""
+
+    @_abc_1.abstractmethod
+    def ListQueues(
+        self,
+        request: _admin_service_pb2.ListQueuesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ListQueuesResponse, _abc.Awaitable[_admin_service_pb2.ListQueuesResponse]]:
+        """Says how much is queued, of all tenants, by queue and priority, and for how long: the signal to scale workers by."""
 
     @_abc_1.abstractmethod
     def ListClaims(

@@ -951,6 +951,7 @@ class ListClaimableRequest(message.Message):
     RESERVE_DURATION_FIELD_NUMBER: builtins.int
     WITHOUT_SUSPECTS_FIELD_NUMBER: builtins.int
     WORKER_IDS_FIELD_NUMBER: builtins.int
+    LOWER_TIERS_FIELD_NUMBER: builtins.int
     limit: builtins.int
     """At most this many, at most 128."""
     without_suspects: builtins.bool
@@ -975,6 +976,10 @@ class ListClaimableRequest(message.Message):
     def worker_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """The workers it asks for, at most 10,000: what an operator transferred is offered where it may go on. Empty: whoever."""
 
+    @builtins.property
+    def lower_tiers(self) -> task_pb2.LowerTiers:
+        """Of `limit`, what lower priorities may make up; absent: all."""
+
     def __init__(
         self,
         *,
@@ -985,10 +990,11 @@ class ListClaimableRequest(message.Message):
         reserve_duration: duration_pb2.Duration | None = ...,
         without_suspects: builtins.bool = ...,
         worker_ids: abc.Iterable[builtins.str] | None = ...,
+        lower_tiers: task_pb2.LowerTiers | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["reserve_duration", b"reserve_duration"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["lower_tiers", b"lower_tiers", "reserve_duration", b"reserve_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["limit", b"limit", "loops", b"loops", "priorities", b"priorities", "queues", b"queues", "reserve_duration", b"reserve_duration", "without_suspects", b"without_suspects", "worker_ids", b"worker_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["limit", b"limit", "loops", b"loops", "lower_tiers", b"lower_tiers", "priorities", b"priorities", "queues", b"queues", "reserve_duration", b"reserve_duration", "without_suspects", b"without_suspects", "worker_ids", b"worker_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1001,7 +1007,7 @@ class ListClaimableResponse(message.Message):
     OFFERS_FIELD_NUMBER: builtins.int
     @builtins.property
     def offers(self) -> containers.RepeatedCompositeFieldContainer[Offer]:
-        """By priority, then age."""
+        """In the order in which they are to be served."""
 
     def __init__(
         self,
@@ -1011,6 +1017,43 @@ class ListClaimableResponse(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["offers", b"offers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CheckpointServiceListQueuesRequest(message.Message):
+    """Nothing to choose."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CheckpointServiceListQueuesResponse(message.Message):
+    """What is queued."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    QUEUES_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def queues(self) -> containers.RepeatedCompositeFieldContainer[task_pb2.QueueDepth]:
+        """By queue and priority; those that are empty are left out. At most 1,000: of more, the longest."""
+
+    def __init__(
+        self,
+        *,
+        queues: abc.Iterable[task_pb2.QueueDepth] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["queues", b"queues"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

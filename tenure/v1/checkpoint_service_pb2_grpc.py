@@ -94,6 +94,11 @@ class CheckpointServiceStub:
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListClaimableRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListClaimableResponse.FromString,
                 _registered_method=True)
+        self.ListQueues = channel.unary_unary(
+                '/tenure.v1.CheckpointService/ListQueues',
+                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceListQueuesRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceListQueuesResponse.FromString,
+                _registered_method=True)
         self.WatchQueue = channel.unary_stream(
                 '/tenure.v1.CheckpointService/WatchQueue',
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.WatchQueueRequest.SerializeToString,
@@ -228,6 +233,7 @@ class CheckpointServiceServicer:
         """Takes the task over: raises the fence, settles lost model calls and returns the whole history, in one transaction, as a
         header and then pages. Accepts QUEUED, or RUNNING under a lower epoch; the current claim may open again and gets the same
         with the next commit number. Otherwise FAILED_PRECONDITION / WRONG_STATE {state}, or ABORTED / STALE_EPOCH.
+        FAILED_PRECONDITION / TENANT_QUOTA: the task's tenant has as many running as it may; it stays queued, release the claim.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -292,7 +298,16 @@ class CheckpointServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListClaimable(self, request, context):
-        """Offers queued tasks to a coordinator, disjoint among callers for `reserve_duration`. By priority, then age.
+        """Offers queued tasks to a coordinator, disjoint among callers for `reserve_duration`. By priority; inside one fair between
+        tenants: the next task is of the one that has the fewest running or on their way to a worker; then what was begun before
+        what is new, and by age. Of a tenant that has as many running as it may, nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListQueues(self, request, context):
+        """Says how much is queued, of all tenants, by queue and priority. Those who ask at once share one look.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -513,6 +528,11 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
                     servicer.ListClaimable,
                     request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListClaimableRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListClaimableResponse.SerializeToString,
+            ),
+            'ListQueues': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListQueues,
+                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceListQueuesRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceListQueuesResponse.SerializeToString,
             ),
             'WatchQueue': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchQueue,
@@ -922,6 +942,33 @@ class CheckpointService:
             '/tenure.v1.CheckpointService/ListClaimable',
             tenure_dot_v1_dot_checkpoint__service__pb2.ListClaimableRequest.SerializeToString,
             tenure_dot_v1_dot_checkpoint__service__pb2.ListClaimableResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListQueues(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.CheckpointService/ListQueues',
+            tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceListQueuesRequest.SerializeToString,
+            tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceListQueuesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,6 +48,7 @@ class CheckpointServiceStub:
     """Takes the task over: raises the fence, settles lost model calls and returns the whole history, in one transaction, as a
     header and then pages. Accepts QUEUED, or RUNNING under a lower epoch; the current claim may open again and gets the same
     with the next commit number. Otherwise FAILED_PRECONDITION / WRONG_STATE {state}, or ABORTED / STALE_EPOCH.
+    FAILED_PRECONDITION / TENANT_QUOTA: the task's tenant has as many running as it may; it stays queued, release the claim.
     """
     Commit: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CommitRequest, _checkpoint_service_pb2.CommitResponse]
     """Appends entries, all or nothing, durable before the answer. Commit numbers run 1, 2, 3 ... within a claim: the next is
@@ -76,7 +77,12 @@ class CheckpointServiceStub:
     watch from now.
     """
     ListClaimable: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListClaimableRequest, _checkpoint_service_pb2.ListClaimableResponse]
-    """Offers queued tasks to a coordinator, disjoint among callers for `reserve_duration`. By priority, then age."""
+    """Offers queued tasks to a coordinator, disjoint among callers for `reserve_duration`. By priority; inside one fair between
+    tenants: the next task is of the one that has the fewest running or on their way to a worker; then what was begun before
+    what is new, and by age. Of a tenant that has as many running as it may, nothing.
+    """
+    ListQueues: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CheckpointServiceListQueuesRequest, _checkpoint_service_pb2.CheckpointServiceListQueuesResponse]
+    """Says how much is queued, of all tenants, by queue and priority. Those who ask at once share one look."""
     WatchQueue: _grpc.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchQueueRequest, _checkpoint_service_pb2.WatchQueueResponse]
     """Hints: something became claimable, or a cancel was requested. May skip and repeat; lists are the truth."""
     RegisterGrants: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RegisterGrantsRequest, _checkpoint_service_pb2.RegisterGrantsResponse]
@@ -157,6 +163,7 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     """Takes the task over: raises the fence, settles lost model calls and returns the whole history, in one transaction, as a
     header and then pages. Accepts QUEUED, or RUNNING under a lower epoch; the current claim may open again and gets the same
     with the next commit number. Otherwise FAILED_PRECONDITION / WRONG_STATE {state}, or ABORTED / STALE_EPOCH.
+    FAILED_PRECONDITION / TENANT_QUOTA: the task's tenant has as many running as it may; it stays queued, release the claim.
     """
     Commit: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CommitRequest, _checkpoint_service_pb2.CommitResponse]  # type: ignore[assignment]
     """Appends entries, all or nothing, durable before the answer. Commit numbers run 1, 2, 3 ... within a claim: the next is
@@ -185,7 +192,12 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     watch from now.
     """
     ListClaimable: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListClaimableRequest, _checkpoint_service_pb2.ListClaimableResponse]  # type: ignore[assignment]
-    """Offers queued tasks to a coordinator, disjoint among callers for `reserve_duration`. By priority, then age."""
+    """Offers queued tasks to a coordinator, disjoint among callers for `reserve_duration`. By priority; inside one fair between
+    tenants: the next task is of the one that has the fewest running or on their way to a worker; then what was begun before
+    what is new, and by age. Of a tenant that has as many running as it may, nothing.
+    """
+    ListQueues: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CheckpointServiceListQueuesRequest, _checkpoint_service_pb2.CheckpointServiceListQueuesResponse]  # type: ignore[assignment]
+    """Says how much is queued, of all tenants, by queue and priority. Those who ask at once share one look."""
     WatchQueue: _aio.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchQueueRequest, _checkpoint_service_pb2.WatchQueueResponse]  # type: ignore[assignment]
     """Hints: something became claimable, or a cancel was requested. May skip and repeat; lists are the truth."""
     RegisterGrants: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RegisterGrantsRequest, _checkpoint_service_pb2.RegisterGrantsResponse]  # type: ignore[assignment]
@@ -281,6 +293,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         """Takes the task over: raises the fence, settles lost model calls and returns the whole history, in one transaction, as a
         header and then pages. Accepts QUEUED, or RUNNING under a lower epoch; the current claim may open again and gets the same
         with the next commit number. Otherwise FAILED_PRECONDITION / WRONG_STATE {state}, or ABORTED / STALE_EPOCH.
+        FAILED_PRECONDITION / TENANT_QUOTA: the task's tenant has as many running as it may; it stays queued, release the claim.
         """
 
     @_abc_1.abstractmethod
@@ -357,7 +370,18 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.ListClaimableRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.ListClaimableResponse, _abc.Awaitable[_checkpoint_service_pb2.ListClaimableResponse]]:
-        """Offers queued tasks to a coordinator, disjoint among callers for `reserve_duration`. By priority, then age."""
+        """Offers queued tasks to a coordinator, disjoint among callers for `reserve_duration`. By priority; inside one fair between
+        tenants: the next task is of the one that has the fewest running or on their way to a worker; then what was begun before
+        what is new, and by age. Of a tenant that has as many running as it may, nothing.
+        """
+
+    @_abc_1.abstractmethod
+    def ListQueues(
+        self,
+        request: _checkpoint_service_pb2.CheckpointServiceListQueuesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoint_service_pb2.CheckpointServiceListQueuesResponse, _abc.Awaitable[_checkpoint_service_pb2.CheckpointServiceListQueuesResponse]]:
+        """Says how much is queued, of all tenants, by queue and priority. Those who ask at once share one look."""
 
     @_abc_1.abstractmethod
     def WatchQueue(

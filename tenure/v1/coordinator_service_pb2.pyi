@@ -197,6 +197,7 @@ class Hello(message.Message):
     PRIORITIES_FIELD_NUMBER: builtins.int
     LOOPS_FIELD_NUMBER: builtins.int
     LIVE_ADDRESS_FIELD_NUMBER: builtins.int
+    LOWER_TIERS_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     """1 to 128 characters, chosen by the worker, unique among live ones."""
     session_id: builtins.str
@@ -221,6 +222,10 @@ class Hello(message.Message):
     def loops(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """Loops it knows, at most 64 names; empty: "messages"."""
 
+    @builtins.property
+    def lower_tiers(self) -> task_pb2.LowerTiers:
+        """Of free_slots, what lower priorities may take; absent: all."""
+
     def __init__(
         self,
         *,
@@ -232,10 +237,11 @@ class Hello(message.Message):
         priorities: abc.Iterable[task_pb2.Priority.ValueType] | None = ...,
         loops: abc.Iterable[builtins.str] | None = ...,
         live_address: builtins.str = ...,
+        lower_tiers: task_pb2.LowerTiers | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["lower_tiers", b"lower_tiers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["free_slots", b"free_slots", "holdings", b"holdings", "live_address", b"live_address", "loops", b"loops", "priorities", b"priorities", "queues", b"queues", "session_id", b"session_id", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["free_slots", b"free_slots", "holdings", b"holdings", "live_address", b"live_address", "loops", b"loops", "lower_tiers", b"lower_tiers", "priorities", b"priorities", "queues", b"queues", "session_id", b"session_id", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -319,6 +325,7 @@ class Renew(message.Message):
     HOLDINGS_FIELD_NUMBER: builtins.int
     FREE_SLOTS_FIELD_NUMBER: builtins.int
     GRANTS_READ_FIELD_NUMBER: builtins.int
+    LOWER_TIERS_FIELD_NUMBER: builtins.int
     renew_number: builtins.int
     """1, 2, 3 ... The answer names it: the worker's trust window counts from the sending of the last one answered."""
     free_slots: builtins.int
@@ -331,6 +338,10 @@ class Renew(message.Message):
     def holdings(self) -> containers.RepeatedCompositeFieldContainer[Holding]:
         """All claims it holds, at most 10,000. A claim not named here is taken for not worked on."""
 
+    @builtins.property
+    def lower_tiers(self) -> task_pb2.LowerTiers:
+        """Of free_slots, what lower priorities may take; absent: all."""
+
     def __init__(
         self,
         *,
@@ -338,10 +349,11 @@ class Renew(message.Message):
         holdings: abc.Iterable[Holding] | None = ...,
         free_slots: builtins.int = ...,
         grants_read: builtins.int | None = ...,
+        lower_tiers: task_pb2.LowerTiers | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_grants_read", b"_grants_read", "grants_read", b"grants_read"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_grants_read", b"_grants_read", "grants_read", b"grants_read", "lower_tiers", b"lower_tiers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_grants_read", b"_grants_read", "free_slots", b"free_slots", "grants_read", b"grants_read", "holdings", b"holdings", "renew_number", b"renew_number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_grants_read", b"_grants_read", "free_slots", b"free_slots", "grants_read", b"grants_read", "holdings", b"holdings", "lower_tiers", b"lower_tiers", "renew_number", b"renew_number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__grants_read: _TypeAlias = typing.Literal["grants_read"]  # noqa: Y015
     _WhichOneofArgType__grants_read: _TypeAlias = typing.Literal["_grants_read", b"_grants_read"]  # noqa: Y015
@@ -377,19 +389,25 @@ class Slots(message.Message):
 
     FREE_SLOTS_FIELD_NUMBER: builtins.int
     GRANTS_READ_FIELD_NUMBER: builtins.int
+    LOWER_TIERS_FIELD_NUMBER: builtins.int
     free_slots: builtins.int
     """Tasks; at most 10,000."""
     grants_read: builtins.int
     """How many Grants of this stream it had read when it counted; as in Renew."""
+    @builtins.property
+    def lower_tiers(self) -> task_pb2.LowerTiers:
+        """Of free_slots, what lower priorities may take; absent: all."""
+
     def __init__(
         self,
         *,
         free_slots: builtins.int = ...,
         grants_read: builtins.int | None = ...,
+        lower_tiers: task_pb2.LowerTiers | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_grants_read", b"_grants_read", "grants_read", b"grants_read"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_grants_read", b"_grants_read", "grants_read", b"grants_read", "lower_tiers", b"lower_tiers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_grants_read", b"_grants_read", "free_slots", b"free_slots", "grants_read", b"grants_read"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_grants_read", b"_grants_read", "free_slots", b"free_slots", "grants_read", b"grants_read", "lower_tiers", b"lower_tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__grants_read: _TypeAlias = typing.Literal["grants_read"]  # noqa: Y015
     _WhichOneofArgType__grants_read: _TypeAlias = typing.Literal["_grants_read", b"_grants_read"]  # noqa: Y015
@@ -600,12 +618,15 @@ class Grant(message.Message):
     CLAIM_ID_FIELD_NUMBER: builtins.int
     TOKEN_FIELD_NUMBER: builtins.int
     LOOP_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     claim_id: builtins.str
     """The claim."""
     loop: builtins.str
     """The task's loop."""
+    priority: task_pb2.Priority.ValueType
+    """The task's priority: which of the slots kept for higher ones it may fill."""
     @builtins.property
     def token(self) -> token_pb2.FencingToken:
         """What guarded services want to see."""
@@ -617,10 +638,11 @@ class Grant(message.Message):
         claim_id: builtins.str = ...,
         token: token_pb2.FencingToken | None = ...,
         loop: builtins.str = ...,
+        priority: task_pb2.Priority.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["claim_id", b"claim_id", "loop", b"loop", "task_id", b"task_id", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["claim_id", b"claim_id", "loop", b"loop", "priority", b"priority", "task_id", b"task_id", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -739,6 +761,7 @@ class Worker(message.Message):
     START_TIME_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
     LOOPS_FIELD_NUMBER: builtins.int
+    PRIORITIES_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     """Who it is."""
     session_id: builtins.str
@@ -763,6 +786,10 @@ class Worker(message.Message):
     def loops(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """Loops it knows."""
 
+    @builtins.property
+    def priorities(self) -> containers.RepeatedScalarFieldContainer[task_pb2.Priority.ValueType]:
+        """Priorities it takes; empty: all."""
+
     def __init__(
         self,
         *,
@@ -775,10 +802,11 @@ class Worker(message.Message):
         start_time: timestamp_pb2.Timestamp | None = ...,
         draining: builtins.bool = ...,
         loops: abc.Iterable[builtins.str] | None = ...,
+        priorities: abc.Iterable[task_pb2.Priority.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["claim_count", b"claim_count", "coordinator_id", b"coordinator_id", "draining", b"draining", "live_address", b"live_address", "loops", b"loops", "queues", b"queues", "session_id", b"session_id", "start_time", b"start_time", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["claim_count", b"claim_count", "coordinator_id", b"coordinator_id", "draining", b"draining", "live_address", b"live_address", "loops", b"loops", "priorities", b"priorities", "queues", b"queues", "session_id", b"session_id", "start_time", b"start_time", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

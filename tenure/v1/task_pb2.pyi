@@ -1350,6 +1350,68 @@ class TaskChange(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class LowerTiers(message.Message):
+    """Of a number of places for tasks, those that are not kept for a higher tier. Both are parts of that number."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    BELOW_HIGH_FIELD_NUMBER: builtins.int
+    BELOW_NORMAL_FIELD_NUMBER: builtins.int
+    below_high: builtins.int
+    """Places for NORMAL and LOW tasks together."""
+    below_normal: builtins.int
+    """Places for LOW tasks; at most below_high."""
+    def __init__(
+        self,
+        *,
+        below_high: builtins.int = ...,
+        below_normal: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["below_high", b"below_high", "below_normal", b"below_normal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class QueueDepth(message.Message):
+    """What stands in one queue with one priority, of all tenants: the signal to scale workers by."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
+    QUEUED_FIELD_NUMBER: builtins.int
+    HELD_BACK_FIELD_NUMBER: builtins.int
+    OLDEST_QUEUE_TIME_FIELD_NUMBER: builtins.int
+    queue: builtins.str
+    """The queue."""
+    priority: Priority.ValueType
+    """The priority."""
+    queued: builtins.int
+    """Tasks that wait for a worker."""
+    held_back: builtins.int
+    """Of these, tasks whose tenant has as many running as it may: more workers would not help them."""
+    @builtins.property
+    def oldest_queue_time(self) -> timestamp_pb2.Timestamp:
+        """Since when the one has waited that has waited longest, of those that are not held back; absent: there is none."""
+
+    def __init__(
+        self,
+        *,
+        queue: builtins.str = ...,
+        priority: Priority.ValueType = ...,
+        queued: builtins.int = ...,
+        held_back: builtins.int = ...,
+        oldest_queue_time: timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["oldest_queue_time", b"oldest_queue_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["held_back", b"held_back", "oldest_queue_time", b"oldest_queue_time", "priority", b"priority", "queue", b"queue", "queued", b"queued"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class AgingTask(message.Message):
     """A task that has not ended, without its goal and settings."""
 

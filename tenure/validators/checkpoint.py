@@ -16,6 +16,7 @@ from tenure.validators.fields import (
     check_frame,
     check_guarded,
     check_list,
+    check_lower_tiers,
     check_task_id,
     check_token,
     check_watch,
@@ -106,6 +107,7 @@ def _claimable(request: checkpoint.ListClaimableRequest, v: Violations) -> None:
     v.between("limit", request.limit, 1, 128)
     check_duration("reserve_duration", request.reserve_duration, 60, v)
     v.require(len(request.worker_ids) <= MAX_HOLDINGS, "worker_ids", f"at most {MAX_HOLDINGS}")
+    check_lower_tiers("lower_tiers", request.lower_tiers, v)
 
 
 def _endings(request: checkpoint.ListEndingsRequest, v: Violations) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 
 from tenure.v1 import task_pb2, token_pb2
-from tenure.validators.limits import MAX_FRAME_BYTES, MAX_FRAME_ITEMS, MAX_LABELS
+from tenure.validators.limits import MAX_FRAME_BYTES, MAX_FRAME_ITEMS, MAX_LABELS, MAX_SLOTS
 from tenure.validators.violations import Check, Violations
 from tenure.wire.times import seconds
 
@@ -28,6 +28,11 @@ def _refuse_constant(name: str) -> None:
 
 def check_duration(field: str, value: Duration, most_seconds: float, v: Violations) -> None:
     v.between(field, seconds(value), 0, most_seconds)
+
+
+def check_lower_tiers(field: str, lower: task_pb2.LowerTiers, v: Violations) -> None:
+    v.between(f"{field}.below_high", lower.below_high, 0, MAX_SLOTS)
+    v.between(f"{field}.below_normal", lower.below_normal, 0, MAX_SLOTS)
 
 
 def check_token(token: token_pb2.FencingToken, v: Violations, field: str = "token") -> None:

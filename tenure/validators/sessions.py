@@ -8,7 +8,7 @@ from tenure.domain.states import ReleaseReason
 from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import task_pb2
 from tenure.v1 import worker_service_pb2 as worker
-from tenure.validators.fields import check_task_id
+from tenure.validators.fields import check_lower_tiers, check_task_id
 from tenure.validators.limits import MAX_CHOICES, MAX_HOLDINGS, MAX_ID_CHARACTERS, MAX_SLOTS, NAME
 from tenure.validators.violations import Check, Violations
 
@@ -40,6 +40,7 @@ def _hello(hello: coordinator.Hello, v: Violations) -> None:
     v.length("hello.session_id", hello.session_id, 0, MAX_ID_CHARACTERS)
     v.length("hello.live_address", hello.live_address, 0, 300)
     v.between("hello.free_slots", hello.free_slots, 0, MAX_SLOTS)
+    check_lower_tiers("hello.lower_tiers", hello.lower_tiers, v)
     _holdings("hello.holdings", hello.holdings, v)
     _names("hello.queues", hello.queues, v)
     _names("hello.loops", hello.loops, v)
@@ -56,6 +57,7 @@ def _names(field: str, names: Any, v: Violations) -> None:
 
 def _slots(field: str, said: coordinator.Renew | coordinator.Slots, v: Violations) -> None:
     v.between(f"{field}.free_slots", said.free_slots, 0, MAX_SLOTS)
+    check_lower_tiers(f"{field}.lower_tiers", said.lower_tiers, v)
     v.require(said.grants_read >= 0, f"{field}.grants_read", "must not be negative")
 
 

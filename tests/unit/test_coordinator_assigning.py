@@ -5,10 +5,13 @@ from __future__ import annotations
 from services.coordinator.assigning import assign
 from services.coordinator.lease_store import ClaimRecord, HeldClaim, HeldSession, SessionRecord
 from services.coordinator.session import Session, Timing
+from tenure.domain.places import Places
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
+from tenure.v1 import task_pb2
 
 NOW = 1000.0
+HIGH, NORMAL, LOW = task_pb2.PRIORITY_HIGH, task_pb2.PRIORITY_NORMAL, task_pb2.PRIORITY_LOW
 
 
 def session(name: str, free_slots: int) -> Session:
@@ -68,3 +71,26 @@ def test_a_session_that_has_a_suspect_or_is_about_to_have_one_gets_no_other():
     about_to.put_slot_back(suspect=True)
     holds.claims["c1"].suspect = False  # it has made a step
     assert assigned("sss", holds, about_to, free) == [("s0", "x"), ("s1", "y"), ("s2", "z")]
+
+
+def tiered(name: str, places: Places) -> Session:
+    one = session(name, places.any)
+    one.report_places(places, 0)
+    return one
+
+
+def assigned_tiers(tiers: list[task_pb2.Priority.ValueType], *sessions: Session) -> list[str]:
+    offered = [pb.Offer(task_id=str(place), priority=tier) for place, tier in enumerate(tiers)]
+    return [f"{each.tier.name[0]}{each.session.worker_id}" for each in assign(offered, sessions, NOW)]
+
+
+def test_slots_kept_for_a_tier_are_filled_by_it_first():
+    kept, free = tiered("kept", Places(1, 0, 0)), tiered("free", Places(2, 2, 2))
+    assert assigned_tiers([HIGH, NORMAL, LOW], kept, free) == ["Hkept", "Nfree", "Lfree"]
+    assert assigned_tiers([HIGH, HIGH, NORMAL, NORMAL], kept, free) == ["Hkept", "Hfree", "Nfree"]
+    assert assigned_tiers([LOW, LOW, LOW], kept, free) == ["Lfree", "Lfree"]
+
+
+def test_what_may_be_normal_leaves_places_to_what_is_low():
+    normal, low = tiered("normal", Places(2, 2, 0)), tiered("low", Places(2, 2, 2))
+    assert assigned_tiers([NORMAL, NORMAL, LOW, LOW], normal, low) == ["Nnormal", "Nnormal", "Llow", "Llow"]

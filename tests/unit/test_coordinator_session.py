@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from services.coordinator.lease_store import ClaimRecord, HeldClaim, HeldSession, SessionRecord
 from services.coordinator.session import OUTBOX_MESSAGES, Profile, Session, Timing
+from tenure.domain.places import Places
+from tenure.domain.task import Priority
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2
 
@@ -33,48 +35,48 @@ def claim(number: int) -> HeldClaim:
     return HeldClaim(f"t{number}", record, 200 + number, 7)
 
 
-def grant(to: Session, number: int) -> bool:
-    return to.send_grant(claim(number), pb.Grant(task_id=f"t{number}", claim_id=f"c{number}"), NOW)
+def grant(to: Session, number: int, priority: task_pb2.Priority.ValueType = task_pb2.PRIORITY_UNSPECIFIED) -> bool:
+    return to.send_grant(claim(number), pb.Grant(task_id=f"t{number}", claim_id=f"c{number}", priority=priority), NOW)
 
 
 def test_grants_on_their_way_are_taken_off_the_free_slots():
     worker = session(4)
     assert grant(worker, 1)
     assert grant(worker, 2)
-    assert worker.free_slots(NOW) == 2
-    worker.report_slots(3, grants_read=1)  # it had read one of the two when it counted
-    assert worker.free_slots(NOW) == 2
-    worker.report_slots(2, grants_read=2)
-    assert worker.free_slots(NOW) == 2
+    assert worker.places(NOW).any == 2
+    worker.report_places(Places.open_to_all(3), grants_read=1)  # it had read one of the two when it counted
+    assert worker.places(NOW).any == 2
+    worker.report_places(Places.open_to_all(2), grants_read=2)
+    assert worker.places(NOW).any == 2
 
 
 def test_a_worker_that_does_not_count_grants_is_taken_at_its_word():
     worker = session(2)
     grant(worker, 1)
-    assert worker.free_slots(NOW) == 1
-    worker.report_slots(5, grants_read=None)
-    assert worker.free_slots(NOW) == 5
+    assert worker.places(NOW).any == 1
+    worker.report_places(Places.open_to_all(5), grants_read=None)
+    assert worker.places(NOW).any == 5
 
 
 def test_a_claim_in_the_making_takes_a_slot():
     worker = session(1)
     worker.take_slot()
-    assert worker.free_slots(NOW) == 0
+    assert worker.places(NOW).any == 0
     worker.put_slot_back()
-    assert worker.free_slots(NOW) == 1
+    assert worker.places(NOW).any == 1
 
 
 def test_nothing_is_granted_while_the_lease_is_in_doubt():
-    assert session().free_slots(NOW + TIMING.doubt_seconds) == 4
-    assert session().free_slots(NOW + TIMING.doubt_seconds + 0.1) == 0
-    assert session(renewed_at=None).free_slots(NOW) == 0  # re-attached: nobody knows how long the lease still lives
+    assert session().places(NOW + TIMING.doubt_seconds).any == 4
+    assert session().places(NOW + TIMING.doubt_seconds + 0.1).any == 0
+    assert session(renewed_at=None).places(NOW).any == 0  # re-attached: nobody knows how long the lease still lives
 
 
 def test_nothing_is_granted_to_a_worker_that_drains_or_is_gone():
     draining, gone = session(), session()
     draining.draining = True
     gone.end(None)
-    assert draining.free_slots(NOW) == gone.free_slots(NOW) == 0
+    assert draining.places(NOW).any == gone.places(NOW).any == 0
     assert not grant(gone, 1)
     assert not gone.claims
 
@@ -109,7 +111,7 @@ def test_there_is_room_for_what_can_wait_while_half_of_the_outbox_is_free():
     worker = session()
     while worker.room:
         assert worker.send(pb.SessionResponse())
-    assert worker.free_slots(NOW) == 0
+    assert worker.places(NOW).any == 0
     assert worker.send(pb.SessionResponse(goaway=pb.Goaway()))
 
 
@@ -129,7 +131,7 @@ def test_what_is_known_of_a_session_is_current_until_a_renewal_was_missed():
 def test_nothing_is_granted_over_a_stream_that_was_sent_away():
     worker = session()
     worker.sent_away = True
-    assert worker.free_slots(NOW) == 0
+    assert worker.places(NOW).any == 0
 
 
 def test_a_profile_has_the_defaults_filled_in_and_no_order():
@@ -159,3 +161,21 @@ def test_a_tasks_own_patience_goes_before_the_coordinators():
     worker.hold(replace(own, record=replace(own.record, progress_timeout_seconds=2.0)), NOW, named=True)
     stuck = [claim_id for claim_id, held in worker.claims.items() if held.progress.is_stuck(NOW + 3)]
     assert stuck == ["c2"]
+
+
+def test_slots_kept_for_higher_tiers_are_not_offered_to_lower_ones_whatever_is_on_its_way():
+    worker = session(4)
+    worker.report_places(Places(4, 3, 1), grants_read=0)
+    assert worker.places(NOW) == Places(4, 3, 1)
+    grant(worker, 1, task_pb2.PRIORITY_LOW)
+    assert worker.places(NOW) == Places(3, 2, 0)
+    worker.take_slot(Priority.HIGH)
+    assert worker.places(NOW) == Places(2, 2, 0)
+    worker.put_slot_back(Priority.HIGH)
+    grant(worker, 2, task_pb2.PRIORITY_HIGH)
+    worker.report_places(Places(3, 2, 0), grants_read=1)  # it had read the first
+    assert worker.places(NOW) == Places(2, 2, 0)
+
+
+def test_who_says_nothing_of_tiers_keeps_no_slot_for_any():
+    assert session(3).places(NOW) == Places(3, 3, 3)

@@ -14,6 +14,7 @@ from services.worker.live_text import MOST_CHARACTERS_PER_DELTA, LiveText
 from services.worker.progress import ProgressHeard
 from services.worker.session_stream import ToSay
 from services.worker.trust_gate import TrustGate
+from tenure.domain.places import Places
 from tenure.domain.token import Claims
 from tenure.runtime import failpoint
 from tenure.v1 import coordinator_service_pb2 as pb
@@ -201,7 +202,7 @@ def test_an_announced_backoff_is_what_is_left_of_it():
 
 
 async def test_what_was_not_written_is_said_again():
-    to_say = ToSay(lambda: 3)
+    to_say = ToSay(lambda: Places.open_to_all(3))
     to_say.releases.append(pb.Release(task_id="t1", reason="CLOSED"))
     message = to_say.next()
     assert to_say.next() == message

@@ -122,6 +122,8 @@ update tasks t
        wait_correlation = c.wait_correlation, waiting_since = nullif(c.waiting_since, '')::timestamptz,
        timeout_retries = c.timeout_retries, queued_until = nullif(c.queued_until, '')::timestamptz,
        starts_at = case when c.state = 'QUEUED' then t.starts_at end,
+       queued_at = case when c.state = 'QUEUED' then case when t.state = 'QUEUED' then t.queued_at
+                                                          else %(locked_at)b::timestamptz end end,
        started_at = case when c.holds then coalesce(t.started_at, %(locked_at)b::timestamptz) else t.started_at end,
        ended_at = case when c.ended then %(locked_at)b::timestamptz end,
        -- An ending under way keeps its time: else every coordinator would take it from the one that is at it.
@@ -172,13 +174,13 @@ select w.change_xid, w.tenant, w.task_id, c.sequence, w.state, %(reason)b::text,
 -- asked for or its tenant is at a cap.
 insert into tasks (task_id, tenant, request_id, request_hash, root_task_id, queue, priority, loop, tools, labels, max_steps,
                    on_lease_lost, reason, message, sequence, change_xid, deadline_at, exclusive_source, has_result_schema,
-                   policy, queued_until, starts_at)
+                   policy, queued_until, starts_at, queued_at)
 select %(task_id)b::text::uuid, %(tenant)b, %(request_id)b, %(request_hash)b, %(task_id)b::text::uuid, %(queue)b,
        %(priority)b, %(loop)b, %(tools)b::text[], %(labels)b::text::jsonb, %(max_steps)b, %(on_lease_lost)b,
        %(reason)b, %(message)b, 2, pg_current_xact_id(), begin_at + make_interval(secs => %(timeout_seconds)b),
        %(exclusive_source)b::text, %(has_result_schema)b::boolean,
        %(policy)b::bytea, begin_at + make_interval(secs => %(queued_seconds)b::float8),
-       case when begin_at > now() then begin_at end
+       case when begin_at > now() then begin_at end, begin_at
   from (select greatest(now() + make_interval(secs => %(held_seconds)b::float8),
                         nullif(%(start_time)b::text, '')::timestamptz) as begin_at) b
 on conflict do nothing
@@ -304,56 +306,6 @@ select root_task_id::text from tasks where task_id = %(task_id)b::text::uuid and
 -- name: places
 -- Where several ledgers end, and whether for good: the backstop of all watchers in one statement.
 select task_id::text, sequence, ended_at is not null from tasks where task_id = any(%(task_ids)b::text[]::uuid[]);
-
--- name: offer_from_queues
--- Disjoint offers: rows another coordinator is looking at are skipped, those offered lately are left alone. Rows are
--- locked as they are found: found first and locked later, two who ask at once would find the same, and one get nothing.
-with found as (
-  select t.task_id, t.priority, t.claim_count, t.created_at
-    from unnest(%(queues)b::text[]) as q(name)
-   cross join lateral (
-         select c.task_id, c.priority, c.claim_count, c.created_at from tasks c
-          where c.queue = q.name and c.state = 'QUEUED' and c.ending_state = '' and c.starts_at is null
-            and (c.offered_until is null or c.offered_until < now())
-            and (cardinality(%(priorities)b::bigint[]) = 0 or c.priority = any(%(priorities)b::bigint[]))
-            and (cardinality(%(loops)b::text[]) = 0 or c.loop = any(%(loops)b::text[]))
-            and c.deaths < %(deaths_below)b
-            and (cardinality(%(worker_ids)b::text[]) = 0 or c.steered_until is null or c.steered_until < now()
-                 or exists (select from unnest(%(worker_ids)b::text[]) as w(id)
-                             where w.id = c.steered_to or (c.steered_to = '' and w.id <> c.steered_from)))
-          order by c.priority, (c.claim_count = 0), c.created_at
-          limit %(limit)b
-          for no key update of c skip locked) t
-), chosen as (
-  select task_id from found order by priority, (claim_count = 0), created_at limit %(limit)b
-)
-update tasks t set offered_until = now() + make_interval(secs => %(reserve_seconds)b)
-  from chosen where t.task_id = chosen.task_id
-returning t.task_id::text, t.tenant, t.queue, t.priority, t.loop, t.epoch, t.reason, t.tools, t.claim_count, t.created_at,
-          t.deaths, case when t.steered_until >= now() and t.steered_to = '' then t.steered_from else '' end,
-          case when t.steered_until >= now() then t.steered_to else '' end, t.policy;
-
--- name: offer_from_any
--- The same without a choice of queues.
-with locked as (
-  select t.task_id from tasks t
-   where t.state = 'QUEUED' and t.ending_state = '' and t.starts_at is null
-     and (t.offered_until is null or t.offered_until < now())
-     and (cardinality(%(priorities)b::bigint[]) = 0 or t.priority = any(%(priorities)b::bigint[]))
-     and (cardinality(%(loops)b::text[]) = 0 or t.loop = any(%(loops)b::text[]))
-     and t.deaths < %(deaths_below)b
-     and (cardinality(%(worker_ids)b::text[]) = 0 or t.steered_until is null or t.steered_until < now()
-          or exists (select from unnest(%(worker_ids)b::text[]) as w(id)
-                      where w.id = t.steered_to or (t.steered_to = '' and w.id <> t.steered_from)))
-   order by t.priority, (t.claim_count = 0), t.created_at
-   limit %(limit)b
-   for no key update of t skip locked
-)
-update tasks t set offered_until = now() + make_interval(secs => %(reserve_seconds)b)
-  from locked where t.task_id = locked.task_id
-returning t.task_id::text, t.tenant, t.queue, t.priority, t.loop, t.epoch, t.reason, t.tools, t.claim_count, t.created_at,
-          t.deaths, case when t.steered_until >= now() and t.steered_to = '' then t.steered_from else '' end,
-          case when t.steered_until >= now() then t.steered_to else '' end, t.policy;
 
 -- name: steer
 -- Where a task that an operator takes from its owner is to go on. Beside the statement that moves it: rare even there.

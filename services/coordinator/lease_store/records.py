@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     from tenure.runtime.etcd.values import KeyValue
+    from tenure.v1 import task_pb2
 
 PREFIX: Final = b"/tenure/"
 GENERATION_KEY: Final = b"/tenure/generation"
@@ -38,6 +39,7 @@ class SessionRecord:
     live_address: str = ""
     queues: tuple[str, ...] = ()
     loops: tuple[str, ...] = ()
+    priorities: tuple[task_pb2.Priority.ValueType, ...] = ()
     own: bool = False
 
 

@@ -1,0 +1,178 @@
+-- The queue: who waits in it, what is taken from it, how long it is. Which tenants' tasks go next is decided between the
+-- first two of these, by tenure.domain.fairness.
+
+-- name: streams
+-- The queues and loops that have something queued, a step through the index for each: for who does not name his own.
+with recursive stream as (
+  (select t.queue, t.loop from tasks t
+    where t.state = 'QUEUED' and t.ending_state = '' and t.starts_at is null
+    order by t.queue, t.loop limit 1)
+  union all
+  select n.queue, n.loop
+    from stream s
+   cross join lateral (
+         select t.queue, t.loop from tasks t
+          where t.state = 'QUEUED' and t.ending_state = '' and t.starts_at is null
+            and (t.queue, t.loop) > (s.queue, s.loop)
+          order by t.queue, t.loop limit 1) n
+)
+select queue, loop from stream
+ where (cardinality(%(queues)b::text[]) = 0 or queue = any(%(queues)b::text[]))
+   and (cardinality(%(loops)b::text[]) = 0 or loop = any(%(loops)b::text[]))
+ limit %(most)b;
+
+-- name: waiting
+-- A page of tenants that have something queued, found by one step through the index for each, with how much there is to
+-- offer of it (counted up to `depth`: the more tenants there are, the fewer places each can get), and with what each has
+-- running or on its way to a worker. One row at least: it tells whether there are tenants after the page.
+with recursive stream as (
+  select s.queue, s.loop, p.number as priority
+    from unnest(%(queues)b::text[], %(loops)b::text[]) as s(queue, loop)
+   cross join unnest(%(priorities)b::bigint[]) as p(number)
+), head as (
+  select s.queue, s.loop, s.priority, t.tenant, 1 as place
+    from stream s
+   cross join lateral (
+         select c.tenant from tasks c
+          where c.queue = s.queue and c.loop = s.loop and c.priority = s.priority and c.tenant > %(after)b
+            and c.state = 'QUEUED' and c.ending_state = '' and c.starts_at is null
+          order by c.tenant limit 1) t
+  union all
+  select h.queue, h.loop, h.priority, t.tenant, h.place + 1
+    from head h
+   cross join lateral (
+         select c.tenant from tasks c
+          where c.queue = h.queue and c.loop = h.loop and c.priority = h.priority and c.tenant > h.tenant
+            and c.state = 'QUEUED' and c.ending_state = '' and c.starts_at is null
+          order by c.tenant limit 1) t
+   where h.place < %(most_tenants)b
+), page as materialized (
+  select min(last) as last
+    from (select max(h.tenant) as last from head h
+           group by h.queue, h.loop, h.priority having count(*) = %(most_tenants)b) full_streams
+), tenant as materialized (
+  select t.name,
+         (select count(*) from (select from tasks r where r.holds and r.tenant = t.name limit %(most_counted)b) r)
+         + (select count(*) from (select from tasks o
+                                   where o.state = 'QUEUED' and o.ending_state = '' and o.tenant = t.name
+                                     and o.offered_until > now() limit %(most_counted)b) o) as running,
+         (select l.max_running_tasks from tenants l where l.tenant in (t.name, '') order by l.tenant desc limit 1) as most
+    from (select distinct h.tenant as name from head h cross join page
+           where page.last is null or h.tenant <= page.last) t
+), depth as materialized (
+  select greatest(1, least(%(limit)b, 512 / greatest(1, count(*)))) as most from tenant
+), found as (
+  select h.priority, h.tenant, f.is_new, sum(f.waiting)::bigint as waiting, min(f.oldest) as oldest,
+         bool_or(f.waiting = depth.most) as is_more
+    from head h
+   cross join depth
+   cross join lateral (
+         select n.is_new, count(*) as waiting, min(n.created_at) as oldest
+           from (values (false), (true)) as b(is_new)
+          cross join lateral (
+                select b.is_new, c.created_at from tasks c
+                 where c.queue = h.queue and c.loop = h.loop and c.priority = h.priority and c.tenant = h.tenant
+                   and (c.claim_count = 0) = b.is_new
+                   and c.state = 'QUEUED' and c.ending_state = '' and c.starts_at is null
+                   and (c.offered_until is null or c.offered_until < now())
+                   and c.deaths < %(deaths_below)b
+                   and (cardinality(%(worker_ids)b::text[]) = 0 or c.steered_until is null or c.steered_until < now()
+                        or exists (select from unnest(%(worker_ids)b::text[]) as w(id)
+                                    where w.id = c.steered_to or (c.steered_to = '' and w.id <> c.steered_from)))
+                 order by c.created_at
+                 limit (select most from depth)) n
+          group by n.is_new) f
+   group by h.priority, h.tenant, f.is_new
+)
+select page.last, found.priority, found.tenant, found.is_new, found.waiting, found.is_more, found.oldest,
+       tenant.running, tenant.most
+  from page left join (found join tenant on tenant.name = found.tenant) on true;
+
+-- name: take
+-- Takes so many of each tenant's, the oldest first. Disjoint offers: rows another coordinator is looking at are skipped,
+-- those offered lately are left alone. Rows are locked as they are found: found first and locked later, two who ask at
+-- once would find the same, and one get nothing.
+with portion as (
+  select * from unnest(%(priorities)b::bigint[], %(tenants)b::text[], %(are_new)b::boolean[], %(counts)b::bigint[])
+           with ordinality as p(priority, tenant, is_new, most, place)
+), chosen as (
+  select p.place, t.task_id
+    from portion p
+   cross join lateral (
+         select s.task_id
+           from unnest(%(queues)b::text[], %(loops)b::text[]) as q(queue, loop)
+          cross join lateral (
+                select c.task_id, c.created_at from tasks c
+                 where c.queue = q.queue and c.loop = q.loop and c.priority = p.priority and c.tenant = p.tenant
+                   and (c.claim_count = 0) = p.is_new
+                   and c.state = 'QUEUED' and c.ending_state = '' and c.starts_at is null
+                   and (c.offered_until is null or c.offered_until < now())
+                   and c.deaths < %(deaths_below)b
+                   and (cardinality(%(worker_ids)b::text[]) = 0 or c.steered_until is null or c.steered_until < now()
+                        or exists (select from unnest(%(worker_ids)b::text[]) as w(id)
+                                    where w.id = c.steered_to or (c.steered_to = '' and w.id <> c.steered_from)))
+                 order by c.created_at
+                 limit p.most
+                 for no key update of c skip locked) s
+          order by s.created_at
+          limit p.most) t
+)
+update tasks t set offered_until = now() + make_interval(secs => %(reserve_seconds)b)
+  from chosen where t.task_id = chosen.task_id
+returning chosen.place - 1, t.created_at, t.task_id::text, t.tenant, t.queue, t.priority, t.loop, t.epoch, t.reason, t.tools,
+          t.deaths, case when t.steered_until >= now() and t.steered_to = '' then t.steered_from else '' end,
+          case when t.steered_until >= now() then t.steered_to else '' end, t.policy;
+
+-- name: depth
+-- How much is queued and for how long, of all tenants, from the index alone. What belongs to a tenant that may have no more
+-- running is told apart: more workers would not help it.
+with recursive line as (
+  (select t.queue, t.loop, t.priority, t.tenant from tasks t
+    where t.state = 'QUEUED' and t.ending_state = '' and t.starts_at is null
+    order by t.queue, t.loop, t.priority, t.tenant limit 1)
+  union all
+  select n.queue, n.loop, n.priority, n.tenant
+    from line l
+   cross join lateral (
+         select t.queue, t.loop, t.priority, t.tenant from tasks t
+          where t.state = 'QUEUED' and t.ending_state = '' and t.starts_at is null
+            and (t.queue, t.loop, t.priority, t.tenant) > (l.queue, l.loop, l.priority, l.tenant)
+          order by t.queue, t.loop, t.priority, t.tenant limit 1) n
+), waiting as materialized (
+  select l.queue, l.priority, l.tenant, c.queued, c.oldest
+    from line l
+   cross join lateral (
+         select count(*) as queued, min(t.queued_at) as oldest from tasks t
+          where t.queue = l.queue and t.loop = l.loop and t.priority = l.priority and t.tenant = l.tenant
+            and t.state = 'QUEUED' and t.ending_state = '' and t.starts_at is null) c
+), held_back as materialized (
+  select w.tenant
+    from (select distinct tenant from waiting) w
+   cross join lateral (
+         select l.max_running_tasks as most from tenants l where l.tenant in (w.tenant, '') order by l.tenant desc limit 1) l
+   where (select count(*) from (select from tasks r where r.holds and r.tenant = w.tenant limit l.most) r) >= l.most
+)
+select w.queue, w.priority, sum(w.queued)::bigint,
+       coalesce(sum(w.queued) filter (where h.tenant is not null), 0)::bigint,
+       min(w.oldest) filter (where h.tenant is null),
+       extract(epoch from now() - min(w.oldest) filter (where h.tenant is null))::float8
+  from waiting w left join held_back h on h.tenant = w.tenant
+ group by w.queue, w.priority
+ order by 3 desc
+ limit %(most)b;
+
+-- name: lock_running
+-- Of a tenant that has a limit, those who open tasks count one after the other. No row: it has none, and nobody waits.
+select pg_advisory_xact_lock(hashtextextended('running tasks of ' || %(tenant)b::text, 0))
+  from (select l.max_running_tasks as most from tenants l
+         where l.tenant in (%(tenant)b::text, '') order by l.tenant desc limit 1) l
+ where l.most is not null;
+
+-- name: count_running
+-- Under that lock, so that the count has what was opened before. What is opened only to be ended does not count.
+select l.most, (select count(*) from (select from tasks r
+                                       where r.holds and r.tenant = %(tenant)b::text and r.ending_state = ''
+                                       limit l.most) r)
+  from (select l.max_running_tasks as most from tenants l
+         where l.tenant in (%(tenant)b::text, '') order by l.tenant desc limit 1) l
+ where l.most is not null;

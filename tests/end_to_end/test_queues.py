@@ -1,0 +1,73 @@
+"""A batch load does not take the last slot of interactive work: a worker that keeps one, and what operators see."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tenure.dev.stack.child import ChildProcess
+from tenure.v1 import task_pb2
+from tests.end_to_end.command import tenure
+from tests.end_to_end.installation import PATIENCE_SECONDS, Installation
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+class PoolWorker(ChildProcess):
+    """A worker of a pool of its own. It is there once it listens."""
+
+    async def serves(self) -> bool:
+        return '"listening"' in self.log()
+
+
+@pytest.fixture
+async def pool(installation: Installation) -> AsyncIterator[str]:
+    """The queue of a worker with two slots, one of them kept for HIGH tasks."""
+    queue, addresses = f"pool-{uuid.uuid4().hex[:12]}", installation.stack.addresses()
+    environment = {
+        "TENURE_WORKER_QUEUES": queue,
+        "TENURE_WORKER_SLOTS": "2",
+        "TENURE_WORKER_RESERVED_SLOTS_HIGH": "1",
+        "TENURE_WORKER_COORDINATOR_ADDRESSES": addresses["coordinator"],
+        "TENURE_WORKER_CHECKPOINT_ADDRESS": addresses["checkpoint"],
+        "TENURE_WORKER_TOOLS_ADDRESS": addresses["tools"],
+        "ANTHROPIC_BASE_URL": addresses["model"],
+    }
+    command = [sys.executable, "-P", "-m", "services.worker"]
+    worker = PoolWorker(queue, command, "", environment, installation.stack.layout.logs / f"{queue}.log")
+    worker.start()
+    try:
+        await worker.wait_ready()
+        yield queue
+    finally:
+        worker.kill()
+
+
+async def depth(installation: Installation, queue: str) -> list[dict[str, Any]]:
+    told = await tenure("--json", "queues", address=installation.stack.gateway_address)
+    return [one for one in told.values if one["queue"] == queue]
+
+
+async def test_a_batch_load_leaves_the_slot_that_is_kept_for_interactive_work(installation: Installation, pool: str):
+    batch = [await installation.submit("sim-long", queue=pool, priority=task_pb2.PRIORITY_LOW) for _ in range(3)]
+    try:
+        await installation.in_state(batch[0], "RUNNING")
+        urgent = await installation.submit("sim-hello", queue=pool, priority=task_pb2.PRIORITY_HIGH)
+        ended = await installation.ended(urgent)
+        assert ended.state == task_pb2.TASK_STATE_SUCCEEDED
+        states = [(await installation.client.get(task_id)).state for task_id in batch]
+        assert states.count(task_pb2.TASK_STATE_RUNNING) == 1
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not (told := await depth(installation, pool)) or told[0]["queued"] != "2":
+                await asyncio.sleep(0.1)
+        assert told[0]["priority"] == "PRIORITY_LOW"
+        assert "oldest_queue_time" in told[0]
+    finally:
+        for task_id in batch:
+            await installation.client.cancel(task_id, "the test is over")

@@ -1,0 +1,110 @@
+"""Whose task goes next."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenure.domain.fairness import UNBOUNDED, Line, Load, Waiting, share
+from tenure.domain.places import Places
+from tenure.domain.task import Priority
+
+HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW
+BEGAN = datetime(2026, 11, 22, tzinfo=UTC)
+
+
+def waiting(tenant: str, count: int = 1, age: int = 0, *, tier: Priority = NORMAL, begun: bool = False) -> Waiting:
+    """`age`: the higher, the older."""
+    return Waiting(Line(tier, tenant, not begun), count, BEGAN - timedelta(seconds=age))
+
+
+def served(some: list[Waiting], places: int, loads: dict[str, Load] | None = None) -> str:
+    """The tenants in the order they are served in; what was begun in capitals."""
+    lines = share(some, loads or {}, Places.open_to_all(places))
+    return "".join(line.tenant if line.is_new else line.tenant.upper() for line in lines)
+
+
+def test_a_tenant_with_ten_thousand_tasks_delays_the_first_of_another_by_one_place_at_most():
+    assert served([waiting("a", 10_000, age=9), waiting("b", 1)], 4) == "abaa"
+    assert served([waiting("a", 10_000, age=9), waiting("b", 1)], 1, {"a": Load(1)}) == "b"
+
+
+def test_who_has_fewest_running_is_served_until_all_have_as_many():
+    loads = {"a": Load(4), "b": Load(1), "c": Load(2)}
+    assert served([waiting("a", 9, age=9), waiting("b", 9), waiting("c", 9)], 7, loads) == "bbcbcab"
+
+
+def test_among_equals_the_oldest_is_first():
+    assert served([waiting("a", age=1), waiting("b", age=3), waiting("c", age=2)], 2) == "bc"
+
+
+def test_what_was_begun_goes_before_what_is_new():
+    assert served([waiting("a", 9, age=9), waiting("a", 2, begun=True)], 4) == "AAaa"
+    loads = {"a": Load(5), "b": Load(1)}
+    assert served([waiting("a", 2, begun=True), waiting("b", 2, age=9)], 4, loads) == "AAbb"
+
+
+def test_a_tenant_with_nothing_running_is_not_kept_out_by_what_others_began():
+    assert served([waiting("a", UNBOUNDED, begun=True), waiting("b", 5, age=9)], 4) == "AbAA"
+    assert served([waiting("a", UNBOUNDED, begun=True), waiting("b", 5, age=9)], 1, {"a": Load(1)}) == "b"
+
+
+def test_tiers_go_before_everything():
+    some = [waiting("a", 9, age=9, begun=True), waiting("b", 2, tier=HIGH), waiting("c", 9, tier=LOW, age=99)]
+    assert served(some, 3, {"b": Load(50)}) == "bbA"
+
+
+def test_what_a_tenant_may_have_running_is_never_exceeded():
+    loads = {"a": Load(1, most=3), "b": Load(7, most=5)}
+    assert served([waiting("a", 9), waiting("a", 1, begun=True), waiting("b", 9, begun=True)], 9, loads) == "Aa"
+    some = [waiting("a", 2, tier=HIGH), waiting("a", 9, tier=LOW)]
+    assert served(some, 9, {"a": Load(0, most=3)}) == "aaa"
+
+
+def test_places_kept_for_higher_tiers_stay_free():
+    some = [waiting("h", 1, tier=HIGH), waiting("n", 9), waiting("l", 9, tier=LOW)]
+    assert [line.tenant for line in share(some, {}, Places(6, 4, 1))] == list("hnnnn")
+    assert [line.tenant for line in share([waiting("n", 2), waiting("l", 9, tier=LOW)], {}, Places(6, 4, 1))] == list(
+        "nnl"
+    )
+
+
+LINES = st.lists(
+    st.tuples(st.sampled_from("abcd"), st.booleans(), st.integers(1, 6), st.integers(0, 3)),
+    unique_by=lambda one: one[:2],
+    max_size=8,
+)
+
+
+@given(LINES, st.dictionaries(st.sampled_from("abcd"), st.integers(0, 5)), st.integers(1, 12))
+def test_no_place_is_left_and_no_tenant_without_a_task_while_another_gets_a_second(some, running, places):
+    asked = [waiting(tenant, count, age, begun=begun) for tenant, begun, count, age in some]
+    lines = share(asked, {tenant: Load(count) for tenant, count in running.items()}, Places.open_to_all(places))
+    assert len(lines) == min(places, sum(each.count for each in asked))
+    assert all(count <= next(w.count for w in asked if w.line == line) for line, count in Counter(lines).items())
+    got = Counter(line.tenant for line in lines)
+    idle = {tenant for tenant, *_ in some if not running.get(tenant)}
+    for left_out in idle - got.keys():
+        assert all(running.get(tenant, 0) + count <= 1 for tenant, count in got.items()), left_out
+
+
+@given(LINES, st.dictionaries(st.sampled_from("abcd"), st.integers(0, 5)), st.integers(1, 12))
+def test_one_round_is_as_many_rounds_of_one_place(some, running, places):
+    """Nothing is better for a tenant because a coordinator has more slots to fill."""
+    left = {Line(NORMAL, tenant, not begun): (count, age) for tenant, begun, count, age in some}
+
+    def standing(line: Line) -> Waiting:
+        return waiting(line.tenant, left[line][0], left[line][1], begun=not line.is_new)
+
+    loads = {tenant: Load(count) for tenant, count in running.items()}
+    at_once = share([standing(line) for line in left], loads, Places.open_to_all(places))
+    singly: list[Line] = []
+    for _ in range(places):
+        for line in share([standing(one) for one in left if left[one][0]], loads, Places.open_to_all(1)):
+            singly.append(line)
+            left[line] = (left[line][0] - 1, left[line][1])
+            loads[line.tenant] = Load(loads.get(line.tenant, Load()).running + 1)
+    assert singly == at_once
