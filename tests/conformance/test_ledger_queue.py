@@ -47,7 +47,9 @@ async def test_offers_are_disjoint_among_coordinators(checkpoint):
     replica = await checkpoint()
     other = await checkpoint(dsn=replica.dsn)
     made = {(await replica.create()).task_id for _ in range(30)}
-    found = await asyncio.gather(*[offers(side, limit=7) for side in (replica, other) for _ in range(4)])
+    kept = Duration(seconds=60)
+    asked = [offers(side, limit=7, reserve_duration=kept) for side in (replica, other) for _ in range(4)]
+    found = await asyncio.gather(*asked)
     ids = [offer.task_id for some in found for offer in some]
     assert len(ids) == len(set(ids))
     rest = [offer.task_id for offer in await offers(replica, limit=30)]

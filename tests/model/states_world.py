@@ -194,6 +194,7 @@ def dress(target):
         "wait_correlation": "''",
         "queued_until": "null",
         "starts_at": "null",
+        "queued_at": "now()" if target is TaskState.QUEUED else "null",
     }
     if held:  # a claim of one's own making
         claim = "'hand-' || (granted + 1)"

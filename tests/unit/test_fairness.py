@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenure.domain.fairness import UNBOUNDED, Line, Load, Waiting, share
@@ -79,6 +79,7 @@ LINES = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(LINES, st.dictionaries(st.sampled_from("abcd"), st.integers(0, 5)), st.integers(1, 12))
 def test_no_place_is_left_and_no_tenant_without_a_task_while_another_gets_a_second(some, running, places):
     asked = [waiting(tenant, count, age, begun=begun) for tenant, begun, count, age in some]
@@ -91,6 +92,7 @@ def test_no_place_is_left_and_no_tenant_without_a_task_while_another_gets_a_seco
         assert all(running.get(tenant, 0) + count <= 1 for tenant, count in got.items()), left_out
 
 
+@settings(deadline=None)
 @given(LINES, st.dictionaries(st.sampled_from("abcd"), st.integers(0, 5)), st.integers(1, 12))
 def test_one_round_is_as_many_rounds_of_one_place(some, running, places):
     """Nothing is better for a tenant because a coordinator has more slots to fill."""

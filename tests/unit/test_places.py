@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenure.domain.places import NO_PLACES, Places, Reserved
@@ -34,6 +34,7 @@ def test_a_worker_whose_slots_rest_keeps_what_is_left_for_the_highest():
     assert Reserved(high=3).places(1, {}) == Places(1, 0, 0)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 8), st.integers(0, 3), st.integers(0, 3), st.lists(st.sampled_from(list(Priority)), max_size=9))
 def test_taking_one_by_one_is_what_holding_them_is(slots, high, normal, tiers):
     reserved = Reserved(high, normal)
@@ -49,6 +50,7 @@ def test_taking_one_by_one_is_what_holding_them_is(slots, high, normal, tiers):
         assert held[LOW] + held[NORMAL] <= max(0, slots - high)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
 def test_places_survive_the_wire(count, kept_for_high, kept_for_normal):
     below_high = max(0, count - kept_for_high)
