@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from services.checkpoint.queries import QUEUE, fetch_one
 from tenure.domain.errors import WrongState
-from tenure.domain.quotas import TENANT_QUOTA, QuotaKind
-from tenure.domain.states import TaskState
+from tenure.domain.quotas import QuotaKind
+from tenure.domain.states import Reason, TaskState
 
 if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection
@@ -29,6 +29,6 @@ async def check_room_to_run(connection: Connection, tenant: str) -> None:
     if found is not None and found[1] >= found[0]:
         raise WrongState(
             f"the tenant has {found[1]} tasks running, of {found[0]} that it may have",
-            reason=TENANT_QUOTA,
+            reason=Reason.TENANT_QUOTA,
             metadata={"state": TaskState.QUEUED.value, "quota": QuotaKind.RUNNING_TASKS.value},
         )

@@ -77,7 +77,9 @@ async def test_an_end_that_no_hint_told_of_is_found_by_the_poll(checkpoint):
         await postgres.execute(
             "insert into ledger.entries select task_id, 3, tenant, 0, '', 1, 0, 2, 'x', now(), '' from ledger.tasks"
         )
-        await postgres.execute("update ledger.tasks set state = 'CANCELLED', ended_at = now(), queued_at = null, sequence = 3")
+        await postgres.execute(
+            "update ledger.tasks set state = 'CANCELLED', ended_at = now(), queued_at = null, sequence = 3"
+        )
     assert await answer == CLOSED
 
 
