@@ -70,13 +70,15 @@ async def test_ten_thousand_tasks_of_one_tenant_delay_nobodys_first_by_more_than
         await fill(postgres, "big", 10_000, older_seconds=3600)
         for number in range(100):
             await fill(postgres, f"small-{number}", 1)
-    first, second = await offers(replica, limit=128), await offers(replica, limit=10)
+    kept = Duration(seconds=60)
+    first = await offers(replica, limit=128, reserve_duration=kept)
+    second = await offers(replica, limit=10, reserve_duration=kept)
     assert Counter(tenants(first)) == {"big": 28, **{f"small-{number}": 1 for number in range(100)}}
     assert tenants(second) == ["big"] * 10
     async with await connect(replica, prepared=False) as postgres:
         await fill(postgres, "newcomer", 3)
-    assert tenants(await offers(replica, limit=1)) == ["newcomer"]
-    assert tenants(await offers(replica, limit=4)) == ["newcomer", "newcomer", "big", "big"]
+    assert tenants(await offers(replica, limit=1, reserve_duration=kept)) == ["newcomer"]
+    assert tenants(await offers(replica, limit=4, reserve_duration=kept)) == ["newcomer", "newcomer", "big", "big"]
 
 
 @pytest.mark.parametrize("begun", [False, True])

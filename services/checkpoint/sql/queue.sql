@@ -50,15 +50,20 @@ with recursive stream as (
   select min(last) as last
     from (select max(h.tenant) as last from head h
            group by h.queue, h.loop, h.priority having count(*) = %(most_tenants)b) full_streams
+), present as materialized (
+  select distinct h.tenant as name from head h cross join page where page.last is null or h.tenant <= page.last
 ), tenant as materialized (
-  select t.name,
-         (select count(*) from (select from tasks r where r.holds and r.tenant = t.name limit %(most_counted)b) r)
-         + (select count(*) from (select from tasks o
-                                   where o.state = 'QUEUED' and o.ending_state = '' and o.tenant = t.name
-                                     and o.offered_until > now() limit %(most_counted)b) o) as running,
-         (select l.max_running_tasks from tenants l where l.tenant in (t.name, '') order by l.tenant desc limit 1) as most
-    from (select distinct h.tenant as name from head h cross join page
-           where page.last is null or h.tenant <= page.last) t
+  -- Nothing is to be counted for a single one without a limit: whatever it has running, it is next.
+  select t.name, t.most,
+         case when t.most is null and (select count(*) from present) = 1 then 0
+              else (select count(*) from (select from tasks r
+                                           where r.holds and r.tenant = t.name limit %(most_counted)b) r)
+                   + (select count(*) from (select from tasks o
+                                             where o.state = 'QUEUED' and o.ending_state = '' and o.tenant = t.name
+                                               and o.offered_until > now() limit %(most_counted)b) o) end as running
+    from (select p.name, (select l.max_running_tasks from tenants l
+                           where l.tenant in (p.name, '') order by l.tenant desc limit 1) as most
+            from present p) t
 ), depth as materialized (
   select greatest(1, least(%(limit)b, 512 / greatest(1, count(*)))) as most from tenant
 ), found as (
