@@ -23,6 +23,7 @@ from services.checkpoint.create import create_task
 from services.checkpoint.foreign import append_foreign
 from services.checkpoint.opening import open_task
 from services.checkpoint.prepared import prepare
+from services.checkpoint.prices import PriceList
 from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS, in_ledger_transaction
 from services.checkpoint.queue import register_grants
 from services.checkpoint.requeue import requeue_lost
@@ -96,7 +97,9 @@ class World:
             **fields,
         )
         commits = [prepare(request, self.verifier, validated=True)]
-        (result,), _ = await in_ledger_transaction(self.pool, partial(commit_batch, commits=commits))
+        (result,), _ = await in_ledger_transaction(
+            self.pool, partial(commit_batch, commits=commits, prices=PriceList())
+        )
         if isinstance(result, Exception):
             raise result
 
