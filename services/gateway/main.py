@@ -12,6 +12,7 @@ from services.gateway.live import LiveText
 from services.gateway.peers import Peers
 from services.gateway.schedules import ScheduleServicer
 from services.gateway.tasks import TaskServicer
+from services.gateway.tenants import TenantServicer
 from services.gateway.webhooks import WebhookServicer
 from tenure.runtime.process import Process
 from tenure.runtime.rpc_server import RpcServer
@@ -21,6 +22,7 @@ from tenure.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
 from tenure.v1.lease_service_pb2_grpc import add_LeaseServiceServicer_to_server
 from tenure.v1.schedule_service_pb2_grpc import add_ScheduleServiceServicer_to_server
 from tenure.v1.task_service_pb2_grpc import add_TaskServiceServicer_to_server
+from tenure.v1.tenant_service_pb2_grpc import add_TenantServiceServicer_to_server
 from tenure.v1.webhook_service_pb2_grpc import add_WebhookServiceServicer_to_server
 from tenure.validators import validate
 
@@ -33,6 +35,7 @@ class Settings:
     checkpoint_address: tuple[Address, ...] = setting("checkpoint services", default=(Address("127.0.0.1:8472"),))
     coordinator_address: tuple[Address, ...] = setting("coordinators", default=(Address("127.0.0.1:8471"),))
     tools_address: tuple[Address, ...] = setting("tool services", default=(Address("127.0.0.1:8473"),))
+    operator_tenants: tuple[str, ...] = setting("tenants whose callers may act on all others", default=("default",))
     heartbeat_seconds: float = setting("silence of a stream before a heartbeat", default=15.0, minimum=0.1)
     common: CommonSettings = group(CommonSettings)
 
@@ -48,6 +51,8 @@ async def compose(process: Process, settings: Settings) -> None:
     leases = LeaseServicer(peers, server.stopping)
     server.add("tenure.v1.LeaseService", add_LeaseServiceServicer_to_server, leases)
     server.add("tenure.v1.ScheduleService", add_ScheduleServiceServicer_to_server, ScheduleServicer(peers))
+    tenants = TenantServicer(peers, settings.operator_tenants)
+    server.add("tenure.v1.TenantService", add_TenantServiceServicer_to_server, tenants)
     server.add("tenure.v1.WebhookService", add_WebhookServiceServicer_to_server, WebhookServicer(peers))
     await serve(process, server)
 

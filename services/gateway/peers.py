@@ -15,6 +15,7 @@ from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from tenure.v1.lease_service_pb2_grpc import LeaseServiceStub
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
+from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tenure.v1.webhook_service_pb2_grpc import WebhookServiceStub
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # these exist for type checkers only
     from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceAsyncStub
     from tenure.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
     from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceAsyncStub
+    from tenure.v1.tenant_service_pb2_grpc import TenantServiceAsyncStub
     from tenure.v1.tool_service_pb2_grpc import ToolServiceAsyncStub
     from tenure.v1.webhook_service_pb2_grpc import WebhookServiceAsyncStub
 
@@ -45,6 +47,7 @@ class Peers:
         self.coordinator: CoordinatorServiceAsyncStub
         self.leases: LeaseServiceAsyncStub
         self.schedules: ScheduleServiceAsyncStub
+        self.tenants: TenantServiceAsyncStub
         self.tools: ToolServiceAsyncStub
         self.webhooks: WebhookServiceAsyncStub
 
@@ -57,6 +60,7 @@ class Peers:
         self.coordinator = CoordinatorServiceStub(channels[1])
         self.leases = LeaseServiceStub(channels[1])
         self.schedules = ScheduleServiceStub(channels[0])
+        self.tenants = TenantServiceStub(channels[0])
         self.tools = ToolServiceStub(channels[2])
         self.webhooks = WebhookServiceStub(channels[0])
         return self

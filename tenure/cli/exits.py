@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
+from tenure.cli.words import seconds_text
 from tenure.domain import errors
 from tenure.domain.states import TaskState
 from tenure.runtime.status import PeerFailed
@@ -45,12 +46,15 @@ _ADVICE: Final = {
     errors.OutOfRange: "leave --after out to begin with the first entry",
 }
 
+_SOON_SECONDS: Final = 10.0
+
 _WITHOUT_ADVICE: Final = frozenset(
     {
         "LEASE_NOT_HELD",
         "LEASE_LOST",
         "SCHEDULE_NOT_FOUND",
         "TASK_PRUNED",
+        "TENANT_NOT_FOUND",
         "TOO_MANY_SCHEDULES",
         "WORKER_NOT_FOUND",
         "WEBHOOK_NOT_FOUND",
@@ -85,6 +89,8 @@ def explain(error: Exception, address: str) -> str:
         return f"nothing answers at {address}: is the stack running? `tenure dev` starts one, --address names another"
     if isinstance(error, errors.LeaseHeld) and error.retry_after_seconds is not None:
         return f"{error.message}; without a renewal it is free in {error.retry_after_seconds:.0f} s"
+    if isinstance(error, errors.LimitReached) and (error.retry_after_seconds or 0.0) > _SOON_SECONDS:
+        return f"{error.message}: there may be room in {seconds_text(error.retry_after_seconds or 0.0)}"
     if isinstance(error, errors.TenureError):
         advice = (
             ""

@@ -25,6 +25,8 @@ from tenure.cli.queues import queues
 from tenure.cli.schedules import schedules
 from tenure.cli.show import entries, get, list_tasks
 from tenure.cli.submit import submit
+from tenure.cli.tenants import tenants
+from tenure.cli.usage import usage
 from tenure.cli.waits import resume, signal, waits
 from tenure.cli.watch import watch
 from tenure.cli.webhooks import webhooks
@@ -116,6 +118,8 @@ for command in (
     leases,
     schedules,
     webhooks,
+    usage,
+    tenants,
     admin,
     keys,
 ):

@@ -13,6 +13,7 @@ from tenure.client.contact import Contact
 from tenure.client.lease_calls import LeaseCalls
 from tenure.client.prunings import PruneCalls
 from tenure.client.schedules import ScheduleCalls
+from tenure.client.tenants import TenantCalls
 from tenure.client.waits import WaitCalls
 from tenure.client.webhooks import WebhookCalls
 from tenure.domain.errors import TryLater
@@ -26,6 +27,7 @@ from tenure.v1.admin_service_pb2_grpc import AdminServiceStub
 from tenure.v1.lease_service_pb2_grpc import LeaseServiceStub
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
+from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
 from tenure.v1.webhook_service_pb2_grpc import WebhookServiceStub
 from tenure.wire.times import duration
 
@@ -42,10 +44,12 @@ PATIENCE: Final = RetryPolicy(max_attempts=5, initial_seconds=0.2, factor=2.0, c
 """With a gateway that has never answered: perhaps there is none."""
 RETURN_PATIENCE: Final = RetryPolicy(max_attempts=12, initial_seconds=0.2, factor=2.0, cap_seconds=2.0)
 """With one that has: it is being started again, and its channel looks for it every 2 s."""
+LONGEST_ASKED_SECONDS: Final = 10.0
+"""Whoever is told to come again later than that decides for themselves: at a tenant's cap it may be a day."""
 LIST_PAGE: Final = 500
 
 
-class Client(LeaseCalls, PruneCalls, ScheduleCalls, WaitCalls, WebhookCalls):
+class Client(LeaseCalls, PruneCalls, ScheduleCalls, TenantCalls, WaitCalls, WebhookCalls):
     """A connection to the gateway: `host:port`, or its replicas as `ip:port,ip:port`.
 
     Errors are those of tenure.domain.errors; TryLater is retried a few times first, and for some ten seconds once the
@@ -65,6 +69,7 @@ class Client(LeaseCalls, PruneCalls, ScheduleCalls, WaitCalls, WebhookCalls):
         self.admin = AdminServiceStub(self._channel)
         self.leases = LeaseServiceStub(self._channel)
         self.schedules = ScheduleServiceStub(self._channel)
+        self.tenants = TenantServiceStub(self._channel)
         self.webhooks = WebhookServiceStub(self._channel)
         return self
 
@@ -291,6 +296,11 @@ class Client(LeaseCalls, PruneCalls, ScheduleCalls, WaitCalls, WebhookCalls):
         self, method: Callable[..., Awaitable[T]], request: Message, timeout_seconds: float = CALL_TIMEOUT_SECONDS
     ) -> T:
         patience = RETURN_PATIENCE if self._answered else self._patience
-        answer = await retrying(lambda: method(request, timeout=timeout_seconds), patience, on=(TryLater,))
+        answer = await retrying(
+            lambda: method(request, timeout=timeout_seconds),
+            patience,
+            on=(TryLater,),
+            longest_seconds=LONGEST_ASKED_SECONDS,
+        )
         self._answered = True
         return answer

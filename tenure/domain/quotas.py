@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tenure.domain.errors import LimitReached
+from tenure.domain.money import usd
 from tenure.domain.states import Reason
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ _WORDS: Final[dict[QuotaKind, str]] = {
     QuotaKind.RUNNING_TASKS: "{used} of {most} running tasks",
     QuotaKind.SUBMITS_PER_MINUTE: "{used} of {most} submits a minute",
     QuotaKind.TOKENS_PER_HOUR: "{used} of {most} tokens an hour",
-    QuotaKind.MONEY_PER_DAY: "{used} of {most} US dollars a day",
+    QuotaKind.MONEY_PER_DAY: "{used} of {most} a day",
 }
 
 
@@ -114,7 +115,7 @@ class QuotaUse:
         return _WORDS[self.quota.kind].format(used=self._amount(self.used), most=self._amount(self.quota.most))
 
     def _amount(self, number: int) -> str:
-        return dollars(number) if self.quota.kind is QuotaKind.MONEY_PER_DAY else f"{number:,}"
+        return usd(number) if self.quota.kind is QuotaKind.MONEY_PER_DAY else f"{number:,}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +124,6 @@ class Start:
 
     after_seconds: float = 0.0
     message: str = ""
-
-
-def dollars(nano_usd: int) -> str:
-    """Exact to a hundredth of a cent, rounded down."""
-    whole, rest = divmod(nano_usd, 10**9)
-    return f"{whole:,}.{rest // 10**5:04d}"
 
 
 def bucket_of(kind: QuotaKind, now: float) -> int:

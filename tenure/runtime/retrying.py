@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,12 +22,14 @@ async def retrying(
     policy: RetryPolicy,
     *,
     on: tuple[type[Exception], ...] = (TryLater,),
+    longest_seconds: float = math.inf,
     luck: Callable[[], float] = random.random,
 ) -> _Result:
     """Run `operation` until it succeeds, at most `policy.max_attempts` times; the last error is raised as it came.
 
     Waits between with full jitter, at least as long as a TryLater asks for. The operation must be repeatable: an
-    error may hide a success. The caller bounds the whole with `asyncio.timeout`.
+    error may hide a success. The caller bounds the whole with `asyncio.timeout`; a TryLater that asks for more than
+    `longest_seconds` is raised at once.
     """
     failures = 0
     while True:
@@ -34,8 +37,8 @@ async def retrying(
             return await operation()
         except on as error:
             failures += 1
-            if policy.exhausted(failures):
-                raise
             asked = error.retry_after_seconds if isinstance(error, TryLater) else None
+            if policy.exhausted(failures) or (asked or 0.0) > longest_seconds:
+                raise
             wait_seconds = policy.wait_seconds(failures, luck(), asked)
         await asyncio.sleep(wait_seconds)

@@ -8,6 +8,7 @@ from services.checkpoint.source_defaults import read_source_defaults
 from services.worker.at_quota import MOST_WAITS, leave_at_quota, wait_at_quota
 from tenure.domain.budget import Denied
 from tenure.domain.errors import LimitReached
+from tenure.domain.money import usd
 from tenure.domain.quotas import (
     LONGEST_HOLD_SECONDS,
     SPANS,
@@ -135,7 +136,10 @@ def test_the_soft_cap_is_four_fifths(used, soft):
 
 
 def test_money_is_told_in_dollars():
-    assert QuotaUse(quota(MONEY, 2_000_000_000), 1_234_560_000).told() == "1.2345 of 2.0000 US dollars a day"
+    assert (
+        QuotaUse(quota(MONEY, 2_000_000_000), 1_234_560_000).told()
+        == f"{usd(1_234_560_000)} of {usd(2_000_000_000)} a day"
+    )
 
 
 def test_a_model_call_waits_for_tokens_and_money_and_for_nothing_else():
