@@ -39,6 +39,7 @@ REASONS: Final = {
     Reason.MODEL_UNPRICED: "its money is capped, and nobody knows what its model costs",
     Reason.BUDGET_GRANTED: "it was granted more budget",
     Reason.STEP_LIMIT: "its steps were used up",
+    Reason.TENANT_QUOTA: "its tenant was at one of its caps",
     Reason.TOOL_IN_DOUBT: "nobody knows whether a call that must not happen twice has happened",
     Reason.MODEL_RATE_LIMITED: "the model's provider asked to slow down",
     Reason.MODEL_UNAVAILABLE: "the model did not answer",
@@ -76,7 +77,7 @@ class Facts:
     """All times in seconds before (or, for what is to come, after) now. None where nobody answered.
 
     `lease_seconds` 0: it has no claim. `waits_for`: the question or event, in words. `until_start`: only while it is
-    held back; `until_too_long`: only while it is timed in the queue.
+    held back; `until_too_long`: only while it is timed in the queue. `caps`: those that its tenant is at, in words.
     """
 
     state: TaskState
@@ -103,6 +104,7 @@ class Facts:
     calls: tuple[CallFact, ...] = ()
     tools_answered: bool = True
     refusals: int | None = 0
+    caps: tuple[str, ...] = ()
 
 
 def explain(facts: Facts) -> list[str]:
@@ -146,6 +148,8 @@ def _standing(facts: Facts) -> Iterator[str]:
         case state if state in WAITING and facts.waits_for:
             until = "" if facts.until_answer is None else f"; in {span(facts.until_answer)} nobody waits any longer"
             yield f"It waits for {facts.waits_for}{until}"
+    if facts.caps and facts.state not in WAITING:
+        yield f"Its tenant is at a cap ({', '.join(facts.caps)}): new tasks and model calls of it may have to wait"
     if facts.until_deadline > 0:
         yield f"Its timeout passes in {span(facts.until_deadline)}"
     else:
