@@ -56,7 +56,8 @@ async def commit_batch(
     tasks, budgets = await lock_tasks(connection, [commit.task_id for commit in commits])
     verdicts = [_judge(tasks.get(commit.task_id), commit) for commit in commits]
     foreign = await read_foreign(connection, _foreign_ranges(commits, verdicts, tasks))
-    quotas = NO_QUOTAS if limited is None else await _quotas(connection, limited, commits, tasks)
+    asking = {commit.tenant for commit in commits if commit.reserve is not None}
+    quotas = await limited.read(connection, asking) if limited is not None and asking else NO_QUOTAS
     results: list[Result] = []
     drafts: list[Draft] = []
     for index, (commit, verdict) in enumerate(zip(commits, verdicts, strict=True)):
@@ -139,14 +140,6 @@ def _unheard(row: TaskRow, commit: PreparedCommit, foreign: list[ledger_pb2.Entr
     grants = (entry.sequence for entry in others if entry.body.operator_request.HasField("grant_budget"))
     unheard = refuse_unheard_success(move.to_state, row.ending, max(words, default=0))
     return unheard or refuse_unheard_limit(move.to_state, move.reason, row.ending, max(grants, default=0))
-
-
-async def _quotas(
-    connection: Connection, limited: LimitedTenants, commits: Sequence[PreparedCommit], tasks: dict[str, TaskRow]
-) -> CallQuotas:
-    """Of the tenants that make model calls."""
-    rows = [tasks[commit.task_id] for commit in commits if commit.reserve is not None and commit.task_id in tasks]
-    return await limited.read(connection, {row.tenant for row in rows}, rows[0].locked_at) if rows else NO_QUOTAS
 
 
 async def _apply(

@@ -15,8 +15,10 @@ from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.v1 import task_service_pb2 as api
+from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.wire.enums import CALL_STATES, STATES
+from tenure.wire.quotas import told
 from tenure.wire.task import budget_to_domain, held_back_seconds, spec_to_domain
 from tenure.wire.times import seconds
 
@@ -38,13 +40,14 @@ async def explain_task(peers: Peers, task_id: str) -> api.ExplainTaskResponse:
         task_id=task_id, after_sequence=max(0, task.sequence - NEWEST_ENTRIES), page_size=NEWEST_ENTRIES
     )
     entries = (await patiently(lambda: peers.checkpoint.ListEntries(page))).entries
-    claims, workers, calls, refusals = await asyncio.gather(
+    claims, workers, calls, refusals, caps = await asyncio.gather(
         _unless_away(_claims(peers, task_id)),
         _unless_away(_workers(peers)),
         _unless_away(_calls(peers, task_id)),
         _unless_away(_refusals(peers, task_id)),
+        _unless_away(_caps(peers)),
     )
-    facts = gather_facts(task, entries, claims, workers, calls, refusals, now=time.time())
+    facts = gather_facts(task, entries, claims, workers, calls, refusals, caps or (), now=time.time())
     return api.ExplainTaskResponse(lines=explain(facts), task=task)
 
 
@@ -55,6 +58,7 @@ def gather_facts(
     workers: Sequence[coordinator.Worker] | None,
     calls: Sequence[tool_pb2.CallTrail] | None,
     refusals: int | None,
+    caps: Sequence[str] = (),
     *,
     now: float,
 ) -> Facts:
@@ -87,6 +91,7 @@ def gather_facts(
         calls=_open_calls(entries, calls or ()),
         tools_answered=calls is not None,
         refusals=refusals,
+        caps=tuple(caps),
     )
 
 
@@ -147,6 +152,13 @@ async def _refusals(peers: Peers, task_id: str) -> int:
     refused = (await peers.checkpoint.ListRefusedWrites(writes, timeout=_TIMEOUT_SECONDS)).refused_writes
     calls = tools.ListRefusedCallsRequest(task_id=task_id)
     return len(refused) + len((await peers.tools.ListRefusedCalls(calls, timeout=_TIMEOUT_SECONDS)).refused_calls)
+
+
+async def _caps(peers: Peers) -> Sequence[str]:
+    """The caps that the caller's tenant, whose task it is, is at."""
+    tenant = (await peers.tenants.GetTenant(tenants.GetTenantRequest(), timeout=_TIMEOUT_SECONDS)).tenant
+    reached = (use for use in tenant.quotas if use.hard_reached)
+    return [told(use.quota.kind, use.used, use.quota.most) for use in reached]
 
 
 async def _unless_away(asked: Awaitable[T]) -> T | None:

@@ -61,11 +61,14 @@ select tenant, own, revision, actor, reason, max_running_tasks, max_submits_per_
 
 -- name: limited
 -- Those whose model calls have to be looked after: read every second by every replica, so by an index that has no others.
+select tenant from tenants where max_tokens_per_hour is not null or max_nano_usd_per_day is not null;
+
+-- name: find_some
+-- Several tenants as they stand.
 select tenant, own, revision, actor, reason, max_running_tasks, max_submits_per_minute, max_tokens_per_hour,
        max_nano_usd_per_day, running_policy, submits_policy, tokens_policy, money_policy, created_at, updated_at,
        extract(epoch from clock_timestamp())::float8
-  from tenants
- where max_tokens_per_hour is not null or max_nano_usd_per_day is not null;
+  from tenants where tenant = any(%(tenants)b::text[]);
 
 -- name: running
 -- How many tasks of a tenant are held, as far as it matters, by the index of these.

@@ -22,7 +22,6 @@ from tenure.runtime import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
-    from datetime import datetime
 
     from services.checkpoint.draft import Draft
     from tenure.runtime.postgres import Connection, Pool
@@ -58,11 +57,11 @@ class CallQuotas:
 
 
 class LimitedTenants:
-    """`run` until cancelled. What is known may be a second old."""
+    """`run` until cancelled. That a tenant has a quota may be known a second late; what it is, is read when it matters."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._rows: dict[str, TenantRow] = {}
+        self._names: frozenset[str] = frozenset()
         self._warnings = Warnings()
 
     async def run(self) -> None:
@@ -76,14 +75,16 @@ class LimitedTenants:
     async def refresh(self) -> None:
         """As the database has them now."""
         async with ledger_connection(self._pool) as connection:
-            found = [TenantRow(*columns) for columns in await fetch_all(connection, TENANTS.limited, {})]
-        self._rows = {row.tenant: row for row in found}
+            self._names = frozenset(name for (name,) in await fetch_all(connection, TENANTS.limited, {}))
 
-    async def read(self, connection: Connection, tenants: Collection[str], moment: datetime) -> CallQuotas:
+    async def read(self, connection: Connection, tenants: Collection[str]) -> CallQuotas:
         """What their model calls have used. Nothing is asked when none of these has a quota for them."""
-        now = moment.timestamp()
-        rows = [self._rows[tenant]._replace(now=now) for tenant in tenants if tenant in self._rows]
-        return CallQuotas(await read_uses(connection, rows, OF_CALLS), self._warnings) if rows else NO_QUOTAS
+        limited = sorted(self._names.intersection(tenants))
+        if not limited:
+            return NO_QUOTAS
+        found = await fetch_all(connection, TENANTS.find_some, {"tenants": limited})
+        uses = await read_uses(connection, [TenantRow(*columns) for columns in found], OF_CALLS)
+        return CallQuotas(uses, self._warnings)
 
 
 NO_QUOTAS: Final = CallQuotas({}, Warnings())
