@@ -57,7 +57,7 @@ class CallQuotas:
 
 
 class LimitedTenants:
-    """`run` until cancelled. That a tenant has a quota may be known a second late; what it is, is read when it matters."""
+    """`run` until cancelled. Who has quotas may be known a second late; what these are is read when it matters."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
