@@ -136,13 +136,16 @@ select key, count(*), count(*) filter (where lost), sum(nano_usd)::bigint, sum(i
  group by key order by key limit %(limit)b;
 
 -- name: usage_of_root
--- The same of one root, whenever it was.
+-- The same of one root, whenever it was: found by the root alone, few, and then looked at for whose they are.
+with found as materialized (
+  select * from token_usage where root_task_id = %(root_task_id)b::text::uuid
+)
 select key, count(*), count(*) filter (where lost), sum(nano_usd)::bigint, sum(input_tokens)::bigint,
        sum(output_tokens)::bigint, sum(cache_creation_input_tokens)::bigint, sum(cache_read_input_tokens)::bigint
   from (select u.*, case %(grouping)b::text when 'ROOT' then root_task_id::text when 'MODEL' then model
                          when 'DAY' then to_char(settled_at at time zone 'UTC', 'YYYY-MM-DD') else tenant end
                     collate "C" as key
-          from token_usage u
-         where root_task_id = %(root_task_id)b::text::uuid and tenant = %(tenant)b) keyed
+          from found u
+         where tenant = %(tenant)b) keyed
  where key > %(after)b
  group by key order by key limit %(limit)b;

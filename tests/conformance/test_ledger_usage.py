@@ -1,0 +1,104 @@
+"""Bills summed up: by every key, each by one index, those of pruned tasks included."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+
+from services.checkpoint.tenants.rows import TENANTS
+from tenure.runtime.tenancy import as_tenant
+from tenure.v1 import tenant_service_pb2 as pb
+from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
+from tests.patience import CALL_SECONDS
+
+ROOT = "00000000-0000-7000-8000-{:012x}"
+TENANTS_COUNT, ROOTS, BILLS = 20, 500, 40_000
+FILL = f"""
+insert into ledger.token_usage (task_id, step, attempt_number, tenant, root_task_id, epoch, model, provider_request_id, lost,
+  input_tokens, output_tokens, cache_creation_input_tokens, cache_read_input_tokens, nano_usd, unpriced, settled_at)
+select ('00000000-0000-7000-8000-' || lpad(to_hex(n %% {ROOTS}), 12, '0'))::uuid, n, 1, 't-' || n %% {TENANTS_COUNT},
+       ('00000000-0000-7000-8000-' || lpad(to_hex(n %% {ROOTS}), 12, '0'))::uuid, 1, 'm-' || n %% 3, '', n %% 10 = 0,
+       100, 10, 0, 300, 7, false, now() - make_interval(mins => n %% 20000)
+  from generate_series(1, {BILLS}) n
+"""  # the numbers are constants of this file
+
+
+@pytest.fixture
+async def billed(checkpoint):
+    """A ledger with as many bills as a busy fortnight leaves."""
+    replica = await checkpoint()
+    await replica.query(FILL)
+    await replica.query("analyze ledger.token_usage")
+    return replica
+
+
+async def sums(replica, tenant, **fields):
+    request = pb.GetTenantUsageRequest(**fields)
+    with as_tenant(tenant):
+        return await TenantServiceStub(replica.channel).GetTenantUsage(request, timeout=CALL_SECONDS)
+
+
+def since(**ago):
+    request = pb.GetTenantUsageRequest()
+    request.begin_time.FromDatetime(datetime.now(UTC) - timedelta(**ago))
+    return {"begin_time": request.begin_time}
+
+
+async def test_sums_by_every_key_are_those_of_the_bills(billed):
+    whole = (await sums(billed, "t-3", **since(days=30))).sums
+    assert [(one.key, one.calls, one.nano_usd) for one in whole] == [("t-3", BILLS // TENANTS_COUNT, 7 * 2000)]
+    usage = whole[0].usage
+    assert (usage.input_tokens, usage.output_tokens, usage.cache_read_input_tokens) == (200_000, 20_000, 600_000)
+    for grouping in (pb.USAGE_GROUPING_ROOT, pb.USAGE_GROUPING_MODEL, pb.USAGE_GROUPING_DAY):
+        parts = (await sums(billed, "t-3", group_by=grouping, page_size=1000, **since(days=30))).sums
+        assert len(parts) > 1
+        assert [one.key for one in parts] == sorted(one.key for one in parts)
+        assert sum(one.calls for one in parts) == 2000
+        assert sum(one.usage.cache_read_input_tokens for one in parts) == 600_000
+
+
+async def test_pages_of_sums_join_without_gap_or_repeat(billed):
+    fields = {"group_by": pb.USAGE_GROUPING_ROOT, **since(days=30)}
+    whole = [one.key for one in (await sums(billed, "t-3", page_size=1000, **fields)).sums]
+    found, token = [], ""
+    while True:
+        page = await sums(billed, "t-3", page_size=10, page_token=token, **fields)
+        found += [one.key for one in page.sums]
+        token = page.next_page_token
+        if not token:
+            break
+    assert found == whole
+
+
+async def test_a_span_has_what_was_settled_in_it_and_a_root_what_it_ever_was(billed):
+    hour = (await sums(billed, "t-3", **since(hours=1))).sums
+    assert hour[0].calls < 20
+    root = (await sums(billed, "t-3", root_task_id=ROOT.format(3))).sums
+    assert [(one.key, one.calls) for one in root] == [("t-3", BILLS // ROOTS)]
+    assert not (await sums(billed, "t-4", root_task_id=ROOT.format(3))).sums, "it is another tenant's"
+
+
+@pytest.mark.parametrize("grouping", ["TENANT", "ROOT", "MODEL", "DAY"])
+async def test_each_of_them_reads_one_index(billed, grouping):
+    now = datetime.now(UTC)
+    shared = {"tenant": "t-3", "grouping": grouping, "after": "", "limit": 100}
+    span = {"begin_at": now - timedelta(days=1), "end_at": now}
+    assert await indexes(billed, TENANTS.usage, **shared, **span) == ["token_usage_tenant"]
+    assert await indexes(billed, TENANTS.usage_of_root, **shared, root_task_id=ROOT.format(3)) == ["token_usage_root"]
+
+
+async def indexes(replica, statement, **parameters):
+    async with await psycopg.AsyncConnection.connect(replica.dsn, autocommit=True) as postgres:
+        await postgres.execute("set search_path to ledger; set enable_seqscan to off")
+        cursor = await postgres.execute(b"explain (format json, analyze) " + statement, parameters)
+        ((found,),) = await cursor.fetchall()
+    plan = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
+    assert not [node for node in nodes(plan) if node["Node Type"] == "Seq Scan"]
+    return [node["Index Name"] for node in nodes(plan) if "Index Name" in node]
+
+
+def nodes(plan):
+    yield plan
+    for inner in plan.get("Plans", ()):
+        yield from nodes(inner)
