@@ -15,8 +15,9 @@ from tests.patience import CALL_SECONDS
 ROOT = "00000000-0000-7000-8000-{:012x}"
 TENANTS_COUNT, ROOTS, BILLS = 20, 500, 40_000
 FILL = f"""
-insert into ledger.token_usage (task_id, step, attempt_number, tenant, root_task_id, epoch, model, provider_request_id, lost,
-  input_tokens, output_tokens, cache_creation_input_tokens, cache_read_input_tokens, nano_usd, unpriced, settled_at)
+insert into ledger.token_usage (task_id, step, attempt_number, tenant, root_task_id, epoch, model, provider_request_id,
+  lost, input_tokens, output_tokens, cache_creation_input_tokens, cache_read_input_tokens, nano_usd, unpriced,
+  settled_at)
 select ('00000000-0000-7000-8000-' || lpad(to_hex(n %% {ROOTS}), 12, '0'))::uuid, n, 1, 't-' || n %% {TENANTS_COUNT},
        ('00000000-0000-7000-8000-' || lpad(to_hex(n %% {ROOTS}), 12, '0'))::uuid, 1, 'm-' || n %% 3, '', n %% 10 = 0,
        100, 10, 0, 300, 7, false, now() - make_interval(mins => n %% 20000)
