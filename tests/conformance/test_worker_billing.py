@@ -6,6 +6,7 @@ import asyncio
 from typing import Final
 
 from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.wire.enums import state_name
 from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
@@ -26,13 +27,13 @@ async def bills(bench, task_ids):
     return listed
 
 
-async def all_are_speaking(bench, output_tokens):
+async def all_are_speaking(bench, output_tokens, tasks=TASKS):
     """Waits until every task has a call that drips, and so was answered in part."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             calls = await asyncio.to_thread(bench.simulator.running)
             dripping = [call for call in calls if call["fault"] == "drip_ms"]
-            if len(dripping) == TASKS and all(call["output_tokens"] >= output_tokens for call in dripping):
+            if len(dripping) == tasks and all(call["output_tokens"] >= output_tokens for call in dripping):
                 return
             await asyncio.sleep(0.02)
 
@@ -68,3 +69,29 @@ async def test_a_run_whose_workers_are_killed_is_billed_within_one_percent(bench
     assert counted == sum(getattr(bill.usage, count) for bill in ledger.values() for count in COUNTS)
     assert abs(counted - billed) <= MOST_OFF * billed, f"{counted} counted, {billed} billed"
     assert sum(task.budget.reserved_tokens for task in tasks) == 0
+
+
+async def test_a_worker_whose_task_is_taken_away_says_what_its_call_used(bench):
+    await bench.start_worker()
+    bench.simulator.order_fault(drip_ms=400, count=1)
+    task_id = await bench.submit("sim-worker-wordy", system=SYSTEM)
+    await all_are_speaking(bench, 10, tasks=1)
+    epoch = (await bench.task(task_id)).epoch
+    await bench.start_worker()
+    request = coordinator_pb.CoordinatorServiceTransferTaskRequest(
+        task_id=task_id, epoch=epoch, reason="needed elsewhere", actor="test"
+    )
+    await bench.coordinator.TransferTask(request, timeout=CALL_SECONDS)
+    name = f"{task_id}/1/1"
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not (bill := (await bills(bench, [task_id]))[name]).HasField("estimated_usage"):
+            await asyncio.sleep(0.05)
+    assert (await bench.ended(task_id)).budget.reserved_tokens == 0
+    (call,) = [call for call in bench.model_calls(task_id) if call["attempt"] == name]
+    assert bill.lost
+    assert bill.provider_request_id == call["request_id"]
+    assert [getattr(bill.usage, count) for count in INPUT] == [call[count] for count in INPUT]
+    assert bill.estimated_usage.output_tokens <= bill.usage.output_tokens <= call["output_tokens"]
+    listed = (await bills(bench, [task_id])).values()
+    counted = sum(getattr(bill.usage, count) for bill in listed for count in COUNTS)
+    assert (await bench.task(task_id)).budget.used_tokens == counted
