@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from services.worker.claim_ledger import ClaimLedger
-from services.worker.estimate import BYTES_PER_TOKEN, Counted, InputEstimate
+from services.worker.estimate import BYTES_PER_TOKEN, Counted, InputEstimate, likely_tokens
 from services.worker.parts import ModelDefaults
 from services.worker.prompt_cache import LEAST_TOKENS
 from tenure.domain.compaction import AskSummary, MakeRoom, Window, make_room, window_of
@@ -35,8 +35,7 @@ class Room:
         self, ledger: ClaimLedger, window: Window, system: str, tools: Sequence[Mapping[str, Any]] = ()
     ) -> None:
         self._ledger, self._window, self._system, self._tools = ledger, window, system, tools
-        self._estimate = InputEstimate(system, tools)
-        self._changes = 0
+        self._measure_anew()
 
     def is_short(self, move: CallModel, to_come: Message | None) -> bool:
         """Whether something is to be decided before the call. `to_come`: what the ledger does not have yet."""
@@ -82,16 +81,27 @@ class Room:
         return summary_messages(point, through_step, fits * BYTES_PER_TOKEN)
 
     def _expected(self, to_come: Message | None) -> int:
-        """Of the next turn: as the provider counted, or as was estimated when results were cleared."""
+        """Of the next turn: as the provider counted, or as was estimated when results were cleared.
+
+        What came since is taken as what it likely is: by a bound, a conversation would be shortened too soon.
+        """
         point = self._ledger.point
         conversation = point.conversation
         cleared = (conversation.expected_messages, conversation.expected_tokens)
-        return self._bound(to_come, point.counted or (cleared if conversation.expected_tokens else None))
+        counted = point.counted or (cleared if conversation.expected_tokens else None)
+        return self._tokens(counted, to_come, likely=True)
 
     def _bound(self, to_come: Message | None, counted: Counted | None) -> int:
-        """A compaction changes messages that were measured: then all are measured anew."""
-        conversation = self._ledger.point.conversation
-        if conversation.changes != self._changes:
-            self._estimate = InputEstimate(self._system, self._tools)
-            self._changes = conversation.changes
-        return self._estimate.upper_bound(conversation.messages, () if to_come is None else (to_come,), counted)
+        return self._tokens(counted, to_come)
+
+    def _tokens(self, counted: Counted | None, to_come: Message | None, *, likely: bool = False) -> int:
+        if self._ledger.point.conversation.changes != self._changes:
+            self._measure_anew()
+        estimate = self._likely if likely else self._bounds
+        return estimate.upper_bound(self._ledger.point.messages, () if to_come is None else (to_come,), counted)
+
+    def _measure_anew(self) -> None:
+        """A compaction changes messages that were measured: then all are measured again."""
+        self._changes = self._ledger.point.conversation.changes
+        self._bounds = InputEstimate(self._system, self._tools)
+        self._likely = InputEstimate(self._system, self._tools, likely_tokens)

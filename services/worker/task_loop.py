@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from services.worker.after_failure import after_failure
 from services.worker.at_quota import leave_at_quota, wait_at_quota
@@ -21,7 +21,8 @@ from services.worker.usage_reports import UsageReport
 from tenure.domain import entries as facts
 from tenure.domain.budget import Denied
 from tenure.domain.compaction import AskSummary, OutOfRoom
-from tenure.domain.conversation import Message
+from tenure.domain.conversation import Message, result_of
+from tenure.domain.entries import ToolIntent
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import Reason, ReleaseReason, TaskState
 from tenure.domain.turn import (
@@ -189,8 +190,7 @@ class TaskLoop(Loop):
 
     def _to_come(self) -> Message | None:
         """The user message that the next attempt will send, as far as it is known before the commit."""
-        uses = {intent.call_id: intent.tool_use_id for intent in self._point.intents.values()}
-        content = [*self._point.pending_content, *_content_of(self._pending, uses)]
+        content = [*self._point.pending_content, *_content_of(self._pending, self._point.intents)]
         content.sort(key=lambda block: block["type"] != "tool_result")  # results come before words
         return {"role": "user", "content": content} if content else None
 
@@ -199,15 +199,13 @@ def _transition(end: CloseOut) -> facts.Transition:
     return facts.Transition(end.to_state, end.reason, end.message, end.result, result_json=end.result_json)
 
 
-def _content_of(pending: Sequence[Fact], uses: Mapping[str, str]) -> list[dict[str, str]]:
-    """For measuring only: what the pending facts add to the next message. `uses`: the provider's ids of calls."""
-    content: list[dict[str, str]] = []
+def _content_of(pending: Sequence[Fact], intents: Mapping[str, ToolIntent]) -> list[dict[str, Any]]:
+    """For measuring only: what the pending facts add to the next message."""
+    content: list[dict[str, Any]] = []
     for _, body in pending:
         match body:
             case facts.ToolOutcome():
-                content.append(
-                    {"type": "tool_result", "tool_use_id": uses[body.call_id], "content": body.outcome.content}
-                )
+                content.append(result_of(intents[body.call_id], body.outcome).block)
             case facts.UserMessage() | facts.ResultRejected():
                 content.append({"type": "text", "text": body.text})
     return content
