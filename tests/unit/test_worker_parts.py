@@ -14,11 +14,13 @@ from services.worker.live_text import MOST_CHARACTERS_PER_DELTA, LiveText
 from services.worker.progress import ProgressHeard
 from services.worker.session_stream import ToSay
 from services.worker.trust_gate import TrustGate
+from tenure.domain.budget import TokenUsage
 from tenure.domain.places import Places
 from tenure.domain.token import Claims
 from tenure.runtime import failpoint
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import token_pb2
+from tenure.wire.task import usage_to_domain
 from tests.patience import PATIENCE_SECONDS
 
 
@@ -208,3 +210,22 @@ async def test_what_was_not_written_is_said_again():
     assert to_say.next() == message
     to_say.said(message)
     assert to_say.next() is None
+
+
+async def test_calls_that_went_on_are_told_once_and_stay_known():
+    holdings, speaking, silent = Holdings(), holding("t1"), holding("t2")
+    holdings.add(speaking)
+    holdings.add(silent)
+    used = [TokenUsage(100, 1)]
+    speaking.progress.begin_call(3, 2, lambda: used[-1])
+    assert not holdings.calls_went_on.is_set()
+    used.append(TokenUsage(100, 20, 5, 6))
+    speaking.progress.hear_call()
+    assert holdings.calls_went_on.is_set()
+    (told,) = holdings.take_calls()
+    assert (told.task_id, told.progress.call.step, told.progress.call.attempt_number) == ("t1", 3, 2)
+    assert usage_to_domain(told.progress.call.usage) == used[-1]
+    assert told.progress.output_tokens == 20
+    assert holdings.take_calls() == []
+    assert speaking.progress.to_wire().HasField("call")
+    assert not silent.progress.to_wire().HasField("call")
