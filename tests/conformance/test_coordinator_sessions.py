@@ -62,7 +62,7 @@ async def test_a_broken_stream_gives_its_tasks_to_others_after_the_grace(fleet: 
 
 
 async def test_coming_back_within_the_grace_keeps_the_claim(fleet: Fleet):
-    replica = await fleet.coordinator(reconnect_grace_seconds="20")
+    replica = await fleet.coordinator(reconnect_grace_seconds="5")
     worker = await fleet.worker(replica)
     task_id = await fleet.submit()
     grant = await worker.next_grant()

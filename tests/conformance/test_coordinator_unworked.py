@@ -23,7 +23,7 @@ SUCCEEDED = {"to_state": task_pb2.TASK_STATE_SUCCEEDED, "reason": "FINAL_ANSWER"
 
 async def test_a_running_task_that_its_worker_came_back_without_goes_on(fleet: Fleet):
     """As when it let go of the task, and the replica it said so to died before it read it."""
-    first, second = await fleet.coordinator(), await fleet.coordinator()
+    first, second = [await fleet.coordinator(start_timeout_seconds="3") for _ in range(2)]
     worker = await fleet.worker(first)
     task_id = await fleet.submit()
     lost = await worker.next_grant()
@@ -115,7 +115,7 @@ async def test_a_claim_left_behind_by_a_task_that_ended_is_deleted(fleet: Fleet)
 
 async def test_a_claim_of_nobody_is_deleted_and_its_task_goes_on(fleet: Fleet):
     """As an unclear one that lands late, after the replica that made it died."""
-    replica = await fleet.coordinator()
+    replica = await fleet.coordinator(start_timeout_seconds="3")
     worker = await fleet.worker(replica, slots=0)
     task_id = await fleet.submit()
     async with lease_store(fleet) as (_, store):
