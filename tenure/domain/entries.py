@@ -252,9 +252,9 @@ class Compaction:
 
 @dataclass(frozen=True, slots=True)
 class QuotaWarning:
-    """The tenant is near one of its caps; this task met it first."""
+    """The tenant is near one of its caps; this task met it first. `kind` None: one of a newer version."""
 
-    kind: QuotaKind
+    kind: QuotaKind | None
     used: int
     most: int
 

@@ -32,11 +32,12 @@ def told(kind: pb.QuotaKind.ValueType, used: int, most: int) -> str:
 
 
 def quota_warning_to_domain(message: ledger_pb2.QuotaWarning) -> facts.QuotaWarning:
-    return facts.QuotaWarning(KINDS.to_domain(message.kind), message.used, message.most)
+    return facts.QuotaWarning(KINDS.find(message.kind), message.used, message.most)
 
 
 def quota_warning_to_wire(fact: facts.QuotaWarning) -> ledger_pb2.QuotaWarning:
-    return ledger_pb2.QuotaWarning(kind=KINDS.to_wire(fact.kind), used=fact.used, most=fact.most)
+    kind = pb.QUOTA_KIND_UNSPECIFIED if fact.kind is None else KINDS.to_wire(fact.kind)
+    return ledger_pb2.QuotaWarning(kind=kind, used=fact.used, most=fact.most)
 
 
 def quota_use_to_wire(use: QuotaUse) -> pb.QuotaUse:
