@@ -10,6 +10,7 @@ import uuid_utils
 from google.protobuf.message import Message
 
 from tenure.client.contact import Contact
+from tenure.client.interventions import InterventionCalls
 from tenure.client.lease_calls import LeaseCalls
 from tenure.client.prunings import PruneCalls
 from tenure.client.schedules import ScheduleCalls
@@ -49,7 +50,7 @@ LONGEST_ASKED_SECONDS: Final = 10.0
 LIST_PAGE: Final = 500
 
 
-class Client(LeaseCalls, PruneCalls, ScheduleCalls, TenantCalls, WaitCalls, WebhookCalls):
+class Client(InterventionCalls, LeaseCalls, PruneCalls, ScheduleCalls, TenantCalls, WaitCalls, WebhookCalls):
     """A connection to the gateway: `host:port`, or its replicas as `ip:port,ip:port`.
 
     Errors are those of tenure.domain.errors; TryLater is retried a few times first, and for some ten seconds once the
@@ -205,42 +206,6 @@ class Client(LeaseCalls, PruneCalls, ScheduleCalls, TenantCalls, WaitCalls, Webh
     async def claims(self, task_id: str = "") -> admin.ListClaimsResponse:
         """Who holds what, or who holds this task."""
         return await self._patiently(self.admin.ListClaims, admin.ListClaimsRequest(task_id=task_id))
-
-    async def requeue(
-        self, task_id: str, reason: str, *, extra_tokens: int = 0, extra_steps: int = 0, extra_nano_usd: int = 0
-    ) -> task_pb2.Task:
-        """Let an ended task go on as its next attempt, or one that waits for its retry at once. Raises WrongState."""
-        asked = admin.RequeueTaskRequest(
-            task_id=task_id,
-            request_id=str(uuid_utils.uuid7()),
-            reason=reason,
-            extra_tokens=extra_tokens,
-            extra_steps=extra_steps,
-            extra_nano_usd=extra_nano_usd,
-        )
-        return (await self._patiently(self.admin.RequeueTask, asked)).task
-
-    async def grant_budget(
-        self, task_id: str, reason: str, *, extra_tokens: int = 0, extra_nano_usd: int = 0
-    ) -> task_pb2.Task:
-        """Raise the caps of a task's tree. Gives its root, which goes on if it was COST_EXCEEDED. Raises WrongState."""
-        asked = admin.GrantBudgetRequest(
-            task_id=task_id,
-            request_id=str(uuid_utils.uuid7()),
-            reason=reason,
-            extra_tokens=extra_tokens,
-            extra_nano_usd=extra_nano_usd,
-        )
-        return (await self._patiently(self.admin.GrantBudget, asked)).task
-
-    async def close_out(
-        self, task_id: str, to_state: task_pb2.TaskState.ValueType, reason: str, result: str = ""
-    ) -> task_pb2.Task:
-        """Ask for a task's end as FAILED, TIMED_OUT or CANCELLED; recorded once this returns. Raises WrongState."""
-        asked = admin.CloseOutTaskRequest(
-            task_id=task_id, request_id=str(uuid_utils.uuid7()), reason=reason, to_state=to_state, result=result
-        )
-        return (await self._patiently(self.admin.CloseOutTask, asked)).task
 
     async def transfer(self, task_id: str, reason: str, to_worker_id: str = "") -> task_pb2.Task:
         """Take a running task from its worker, once, so that it goes on elsewhere. Raises WrongState, NotFound."""
