@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from services.checkpoint.arrays import Bools, Byteas, Column, Int8s, Texts
 from services.checkpoint.draft import time_of
+from services.checkpoint.kinds import KINDS
 from services.checkpoint.queries import QUERIES
 from services.checkpoint.tenants.windows import count_calls
 from tenure.domain.states import Reason
@@ -115,6 +116,12 @@ _BUDGET_COLUMNS: Final[Columns] = {
 }
 
 
+_WARNINGS: Final = {
+    KINDS["budget_warning"]: Reason.BUDGET_WARNING,
+    KINDS["quota_warning"]: Reason.QUOTA_WARNING,
+}
+
+
 async def write(connection: Connection, drafts: Sequence[Draft]) -> None:
     """Write what the drafts hold, in the transaction that locked their rows."""
     touched = [draft for draft in drafts if draft.has_work]
@@ -122,9 +129,11 @@ async def write(connection: Connection, drafts: Sequence[Draft]) -> None:
         return
     locked_at = time_of(touched)
     await connection.execute(QUERIES.write, {"locked_at": locked_at, **_step_arrays(touched)})
-    if warnings := [row for draft in touched for row in draft.warnings]:
-        warned = {"task_ids": [row.task_id for row in warnings], "sequences": [row.sequence for row in warnings]}
-        await connection.execute(QUERIES.warn, {"locked_at": locked_at, "reason": Reason.BUDGET_WARNING, **warned})
+    warnings = [row for draft in touched for row in draft.warnings]
+    for kind, reason in _WARNINGS.items():
+        if rows := [row for row in warnings if row.kind == kind]:
+            warned = {"task_ids": [row.task_id for row in rows], "sequences": [row.sequence for row in rows]}
+            await connection.execute(QUERIES.warn, {"locked_at": locked_at, "reason": reason, **warned})
     moved = [draft for draft in touched if draft.moved]
     if moved:
         await connection.execute(QUERIES.move, {"locked_at": locked_at, **_move_arrays(moved)})

@@ -69,6 +69,8 @@ def _told(change: task_pb2.TaskChange) -> str:
     state = TaskState(state_name(change.state))
     if change.reason == Reason.BUDGET_WARNING:
         said = f"most of its budget is used: {budget_text(task.budget)}"
+    elif change.reason == Reason.QUOTA_WARNING:
+        said = "its tenant is near one of its caps: tenure tenants get"
     elif change.cancel_requested:
         said = f"is to end ({change.reason})"
     elif state is TaskState.RUNNING:

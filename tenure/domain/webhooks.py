@@ -23,6 +23,11 @@ TEST_EVENT: Final = "webhook.test"
 MISSED_EVENT: Final = "webhook.missed"
 CANCEL_REQUESTED_EVENT: Final = "task.cancel_requested"
 BUDGET_WARNING_EVENT: Final = "task.budget_warning"
+WARNING_EVENTS: Final = {
+    Reason.BUDGET_WARNING: BUDGET_WARNING_EVENT,
+    Reason.QUOTA_WARNING: "task.quota_warning",
+}
+"""Changes that are no move are told by their reason."""
 
 MOST_BODY_BYTES: Final = 64 * 1024
 MOST_REPLAYED: Final = 1000
@@ -76,7 +81,7 @@ def state_event(state: TaskState) -> str:
 
 
 DEFAULT_EVENTS: Final = frozenset(
-    {state_event(state) for state in TERMINAL | WAITING} | {BUDGET_WARNING_EVENT},
+    {state_event(state) for state in TERMINAL | WAITING} | set(WARNING_EVENTS.values()),
 )
 KNOWN_EVENTS: Final = frozenset({state_event(state) for state in TaskState} | {CANCEL_REQUESTED_EVENT}) | DEFAULT_EVENTS
 """What this release can tell of. Others may be asked for: a newer one may send them."""
@@ -84,8 +89,8 @@ KNOWN_EVENTS: Final = frozenset({state_event(state) for state in TaskState} | {C
 
 def event_of(state: TaskState, reason: str, *, cancel_requested: bool) -> str:
     """What a change is called. A warning, or one that asks for the end, is no second arrival in the task's state."""
-    if reason == Reason.BUDGET_WARNING:
-        return BUDGET_WARNING_EVENT
+    if reason in WARNING_EVENTS:
+        return WARNING_EVENTS[reason]
     return CANCEL_REQUESTED_EVENT if cancel_requested else state_event(state)
 
 

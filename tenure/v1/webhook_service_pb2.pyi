@@ -318,7 +318,8 @@ class CreateWebhookRequest(message.Message):
     @builtins.property
     def event_types(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """At most 50 types as `task.succeeded`, or with `*` for the last part as `task.*`. Unknown ones are kept for releases that send
-        them. Empty: task.succeeded, failed, timed_out, cancelled, cost_exceeded, waiting_user, waiting_external, budget_warning.
+        them. Empty: task.succeeded, failed, timed_out, cancelled, cost_exceeded, waiting_user, waiting_external, budget_warning,
+        quota_warning.
         """
 
     @builtins.property

@@ -185,16 +185,17 @@ async def test_the_soft_cap_is_told_once_by_the_task_that_met_it(checkpoint):
     await limit(replica, TOKENS, 1000)
     owner = await replica.claim((await replica.create()).task_id)
     await spend(owner, 850)
-    await until_heeded(owner, denied=False)
     await until_warned(replica, owner)
     await replica.create()
     assert len(await replica.query("select sequence from ledger.entries where kind = 19")) == 1
     assert (await use_of(replica, TOKENS)).HasField("warn_time")
+    told = await replica.query("select task_id::text, state from ledger.changes where reason = 'QUOTA_WARNING'")
+    assert told == [(owner.task.task_id, "RUNNING")]
 
 
 async def until_warned(replica, owner):
     async with asyncio.timeout(PATIENCE_SECONDS):
-        for step in range(1000, 2000):
+        for step in range(2, 50):
             if "quota_warning" in kinds(await replica.entries(owner.task.task_id)):
                 return
             response = await owner.commit(reserve=reserve(step=step, input_tokens=10, output=10))

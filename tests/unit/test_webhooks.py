@@ -52,6 +52,8 @@ class TestEvents:
     def test_a_warning_is_no_second_arrival_in_the_state_either(self):
         told = event_of(TaskState.RUNNING, "BUDGET_WARNING", cancel_requested=False)
         assert told == BUDGET_WARNING_EVENT == "task.budget_warning"
+        assert event_of(TaskState.RUNNING, "QUOTA_WARNING", cancel_requested=False) == "task.quota_warning"
+        assert wants([], "task.quota_warning")
 
     def test_a_star_stands_for_the_last_part(self):
         assert wants(["task.*"], "task.running")

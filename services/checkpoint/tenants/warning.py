@@ -64,6 +64,7 @@ def append_warning(draft: Draft, use: QuotaUse) -> ledger_pb2.Entry:
     fact = QuotaWarning(use.quota.kind, use.used, use.quota.most)
     body = ledger_pb2.EntryBody(quota_warning=quota_warning_to_wire(fact))
     draft.append(KINDS["quota_warning"], body.SerializeToString(), step=row.step, actor=LEDGER, by_claim=False)
+    draft.warnings.append(draft.entries[-1])
     return ledger_pb2.Entry(
         sequence=row.sequence,
         attempt=row.attempt,
