@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class Announcement:
     """What others want to hear once the transaction is durable. `task_ids`: what grew, by `growths` where known;
-    `changed_tenants`: who has new rows in `changes`.
+    `changed_tenants`: who has new rows in `changes`; `families`: there is news for parents or sub-agents.
     """
 
     task_ids: set[str] = field(default_factory=set)
@@ -25,6 +25,7 @@ class Announcement:
     ending_task_ids: set[str] = field(default_factory=set)
     ended_task_ids: set[str] = field(default_factory=set)
     changed_tenants: set[str] = field(default_factory=set)
+    families: bool = False
     growths: dict[str, Growth] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
@@ -39,6 +40,7 @@ class Announcement:
         self.ended_task_ids |= other.ended_task_ids
         self.changed_tenants |= other.changed_tenants
         self.claimable = self.claimable or other.claimable
+        self.families = self.families or other.families
         self.growths |= other.growths
 
     def without_growths(self) -> Announcement:
@@ -54,11 +56,18 @@ def announcement_of(drafts: Sequence[Draft]) -> Announcement:
         if draft.entries:
             told.task_ids.add(draft.row.task_id)
             told.growths[draft.row.task_id] = Growth(draft.entries, time_of(touched), draft.ended)
-        told.claimable = told.claimable or draft.claimable
-        if draft.moved or draft.warnings:
+        told.claimable = told.claimable or draft.claimable or bool(draft.spawned)
+        told.families = told.families or _tells_family(draft)
+        if draft.moved or draft.warnings or draft.spawned:
             told.changed_tenants.add(draft.row.tenant)
         if draft.ended:
             told.ended_task_ids.add(draft.row.task_id)
         elif draft.moved and draft.row.ending_state:
             told.ending_task_ids.add(draft.row.task_id)
     return told
+
+
+def _tells_family(draft: Draft) -> bool:
+    """Whether the move is news to its parent or its sub-agents: as the statement that writes it decides."""
+    row = draft.row
+    return draft.moved and (row.sub_agents > 0 or (draft.ended and row.parent_task_id is not None))

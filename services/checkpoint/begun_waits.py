@@ -19,7 +19,8 @@ def begin_wait(row: TaskRow, wait: Wait, sequence: int) -> task_pb2.Wait:
     kept = wait_to_wire(wait)
     kept.wait_id = f"w{sequence}"
     timeout_seconds = row.task_policy.timeouts.wait_seconds(wait.kind, wait.timeout_seconds)
-    row.wait_deadline_at = row.locked_at + timedelta(seconds=timeout_seconds)
+    left_seconds = max(0.0, timeout_seconds - wait.elapsed_seconds)
+    row.wait_deadline_at = row.locked_at + timedelta(seconds=left_seconds)
     kept.begin_time.CopyFrom(timestamp(row.locked_at))
     kept.deadline_time.CopyFrom(timestamp(row.wait_deadline_at))
     row.wait = kept.SerializeToString()

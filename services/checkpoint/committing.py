@@ -6,6 +6,7 @@ harms no neighbour.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from services.checkpoint.announcement import Announcement, announcement_of
@@ -15,6 +16,8 @@ from services.checkpoint.foreign_facts import ForeignRange, read_foreign
 from services.checkpoint.growth import entries_of
 from services.checkpoint.rows import TaskRow, lock_tasks
 from services.checkpoint.signals import take_kept
+from services.checkpoint.spawning import spawn
+from services.checkpoint.sub_agents import awaited, end_wait, wait_for
 from services.checkpoint.tenants.calls import NO_QUOTAS, CallQuotas, LimitedTenants
 from services.checkpoint.writing import write
 from tenure.domain.admission import CommitVerdict, decide_commit
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from services.checkpoint.prepared import Move, PreparedCommit
     from services.checkpoint.prices import PriceList
     from tenure.domain.budget import ReserveRequest
+    from tenure.domain.waits import Wait
     from tenure.runtime.postgres import Connection
     from tenure.v1 import ledger_pb2
 
@@ -166,10 +170,16 @@ async def _apply(
         settled = commit.settlement
         draft.settle(settled.usage, model=settled.model, provider_request_id=settled.provider_request_id)
         draft.warn()
+    begun = len(draft.entries)
+    for call in commit.spawns:
+        await spawn(connection, draft, call, commit.traceparent)
+    added = draft.entries[begun:]
     reserved = None if commit.reserve is None else _reserve(draft, commit.reserve, prices, quotas, commit.holder)
     if commit.move is not None:
-        _move(draft, commit)
+        sub_agents = await awaited(connection, draft, commit.move.wait)
+        _move(draft, commit, wait_for(draft, commit.move.wait, sub_agents))
         await take_kept(connection, draft)
+        end_wait(draft, sub_agents)
         await carry_out_ending(connection, draft)
     response = pb.CommitResponse(
         sequence=row.sequence,
@@ -179,11 +189,20 @@ async def _apply(
         state=STATES.to_wire(row.state),
     )
     draft.committed = True  # also without a fact: a denied reserve is an answer that a repeat must get again
-    response.foreign_entries.extend(entries_of(draft.warnings, row.locked_at))  # in the stored answer, too
+    told = sorted([*draft.warnings, *added], key=attrgetter("sequence"))
+    response.foreign_entries.extend(entries_of(told, row.locked_at))  # in the stored answer, too
     row.commit_number, row.last_commit_id = commit.commit_number, commit.commit_id
     row.last_commit_hash, row.last_base = commit.payload_hash, base
     row.last_reply = response.SerializeToString(deterministic=True)
-    response.foreign_entries.extend(foreign)
+    return _with_foreign(response, foreign)
+
+
+def _with_foreign(response: pb.CommitResponse, foreign: list[ledger_pb2.Entry]) -> pb.CommitResponse:
+    """In the order of the ledger: what came before the commit, then what came of it."""
+    if foreign:
+        added = list(response.foreign_entries)
+        del response.foreign_entries[:]
+        response.foreign_entries.extend([*foreign, *added])
     return response
 
 
@@ -225,7 +244,7 @@ def _reserve(
     )
 
 
-def _move(draft: Draft, commit: PreparedCommit) -> None:
+def _move(draft: Draft, commit: PreparedCommit, wait: Wait | None) -> None:
     """The owner's move. A pending ending wins over the owner's own: it was acknowledged; the result is kept."""
     move, ending = commit.move, draft.row.ending
     assert move is not None
@@ -242,7 +261,7 @@ def _move(draft: Draft, commit: PreparedCommit) -> None:
         result=move.result,
         result_json=move.result_json,
         retry_delay_seconds=move.retry_delay_seconds,
-        wait=move.wait,
+        wait=wait,
         error_class=move.error_class,
         by_claim=True,
     )
@@ -251,8 +270,7 @@ def _move(draft: Draft, commit: PreparedCommit) -> None:
 def _answer_again(row: TaskRow, foreign: list[ledger_pb2.Entry]) -> pb.CommitResponse:
     """The stored answer; the foreign entries it had are still where they were."""
     response = pb.CommitResponse.FromString(row.last_reply)
-    response.foreign_entries.extend(foreign)
-    return response
+    return _with_foreign(response, foreign)
 
 
 def _foreign_ranges(

@@ -31,6 +31,17 @@ if TYPE_CHECKING:
     from tenure.v1 import checkpoint_service_pb2 as pb
 
 
+class Place(NamedTuple):
+    """Where a task stands in its tree; a root is its own."""
+
+    task_id: str
+    root_task_id: str
+    parent_task_id: str = ""
+    depth: int = 0
+    spawn_call_id: str = ""
+    spawn_index: int = 0
+
+
 class Created(NamedTuple):
     """The task, new or found again, and what to announce."""
 
@@ -95,7 +106,7 @@ async def insert_task(
 ) -> str | None:
     """The new task's row and budget. None: the request_id was used before, or a task of an exclusive source lives."""
     task_id = str(uuid_utils.uuid7())
-    parameters = {**_row(task_id, tenant, request_id, digest, spec), **_start(admission)}
+    parameters = {**row_of(Place(task_id, task_id), tenant, request_id, digest, spec), **_start(admission)}
     if await fetch_one(connection, QUERIES.create_task, parameters) is None:
         return None
     await connection.execute(
@@ -134,14 +145,21 @@ async def insert_first_entries(
 ) -> None:
     """The goal, and what comes next: the move into the queue, or where the history comes from."""
     submitted = ledger_pb2.TaskSubmitted(spec=spec_to_wire(spec), request_id=request_id)
+    parameters = first_entries(task_id, tenant, submitted, second)
+    await connection.execute(QUERIES.create_entries, parameters)
+
+
+def first_entries(
+    task_id: str, tenant: str, submitted: ledger_pb2.TaskSubmitted, second: ledger_pb2.EntryBody
+) -> dict[str, Any]:
+    """What `create_entries` is given."""
     bodies = [ledger_pb2.EntryBody(submitted=submitted), second]
-    parameters = {
+    return {
         "task_id": task_id,
         "tenant": tenant,
         "kinds": [KINDS[body.WhichOneof("body") or ""] for body in bodies],
         "bodies": [body.SerializeToString() for body in bodies],
     }
-    await connection.execute(QUERIES.create_entries, parameters)
 
 
 def _start(admission: Admission) -> dict[str, Any]:
@@ -153,9 +171,15 @@ def _start(admission: Admission) -> dict[str, Any]:
     }
 
 
-def _row(task_id: str, tenant: str, request_id: str, digest: bytes, spec: TaskSpec) -> dict[str, Any]:
+def row_of(place: Place, tenant: str, request_id: str, digest: bytes, spec: TaskSpec) -> dict[str, Any]:
+    """What `create_task` is given."""
     return {
-        "task_id": task_id,
+        **place._asdict(),
+        "reason": Reason.SPAWNED if place.depth else Reason.SUBMITTED,
+        "message": "",
+        "held_seconds": 0.0,
+        "own_max_tokens": spec.limits.max_tokens if place.depth else 0,
+        "own_max_nano_usd": spec.limits.max_nano_usd if place.depth else 0,
         "tenant": tenant,
         "request_id": request_id,
         "request_hash": digest,

@@ -70,7 +70,8 @@ class Draft:
     """What happens to one task.
 
     `moved`: more than a step's columns changed; `committed`: a commit was counted; `deadline_at`: its new deadline;
-    `warnings`: those of its entries that the ledger added by itself, and tells in `changes`.
+    `warnings`: those of its entries that the ledger added by itself, and tells in `changes`;
+    `spawned`: tasks that were created with it.
     """
 
     row: TaskRow
@@ -79,6 +80,7 @@ class Draft:
     bills: list[Bill] = field(default_factory=list)
     result: bytes = b""
     result_json: bytes = b""
+    spawned: tuple[str, ...] = ()
     moved: bool = False
     committed: bool = False
     claimable: bool = False

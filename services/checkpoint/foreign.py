@@ -16,11 +16,13 @@ from services.checkpoint.operating import conclude, intervene, root_of
 from services.checkpoint.queries import QUERIES, fetch_one, in_ledger_transaction
 from services.checkpoint.rows import TaskRow, lock_tasks
 from services.checkpoint.snapshots import read_task
+from services.checkpoint.spawning import spawn
 from services.checkpoint.writing import write
 from tenure.domain.endings import Ending
 from tenure.domain.errors import AlreadyExists, WrongState
 from tenure.domain.messages import refuse_message
 from tenure.domain.states import TERMINAL, Reason, TaskState
+from tenure.domain.sub_agents import SPAWN_SUB_AGENTS
 from tenure.runtime.failpoint import failpoint
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
@@ -74,7 +76,9 @@ async def _at_its_place(connection: Connection, tenant: str, asked: pb.AppendFor
 
 async def _append(connection: Connection, draft: Draft, request: pb.AppendForeignRequest) -> None:
     if request.WhichOneof("fact") == "wait_answer":
-        waits.answer_wait(draft, request.wait_answer, request.actor, request.request_id)
+        allowed = waits.answer_wait(draft, request.wait_answer, request.actor, request.request_id)
+        if allowed is not None and allowed.tool == SPAWN_SUB_AGENTS:
+            await spawn(connection, draft, allowed, has_leave=True)
         return
     asked: OperatorRequest | None = None
     if request.WhichOneof("fact") == "cancel_request":

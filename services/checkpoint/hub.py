@@ -53,6 +53,7 @@ class Hub:
         self._ends: dict[str, set[asyncio.Event]] = {}
         self._queues: set[QueueWatch] = set()
         self._changes: dict[str, set[asyncio.Event]] = {}
+        self.families = asyncio.Event()
         self.closed = False
         self._watchers = metrics.cell("tenure_watchers")
 
@@ -69,6 +70,8 @@ class Hub:
                 changed.set()
         for queue in self._queues:
             queue.tell(claimable=news.claimable, ending_task_ids=news.ending_task_ids)
+        if news.families:
+            self.families.set()
 
     def wake_all(self) -> None:
         """News may have been missed: everybody looks for himself."""

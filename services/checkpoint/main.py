@@ -14,6 +14,7 @@ from services.checkpoint.change_pruning import ChangePruner
 from services.checkpoint.change_watching import ChangeWatching
 from services.checkpoint.clearing import Clearing
 from services.checkpoint.committer import LedgerCommitter, commit_batcher
+from services.checkpoint.families import Families
 from services.checkpoint.hub import Hub
 from services.checkpoint.price_file import load_prices
 from services.checkpoint.pruning import TaskPruner
@@ -113,6 +114,7 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     duties.start("poll", replicas.run_poll)
     _sweep(duties, sweeper)
     duties.start("schedules", ScheduleSweeper(pool, replicas.announce, settings.sweep_interval_seconds, defaults).run)
+    duties.start("families", Families(pool, replicas.announce, hub.families, settings.sweep_interval_seconds).run)
     duties.start("prune changes", ChangePruner(pool, settings.change_retention_seconds).run)
     networks, kept_seconds = Networks(settings.webhook.allowed_networks), settings.change_retention_seconds
     webhooks = WebhookDispatcher(pool, networks, settings.webhook, settings.sweep_interval_seconds, kept_seconds)

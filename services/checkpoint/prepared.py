@@ -11,8 +11,10 @@ from uuid import UUID
 from services.checkpoint.kinds import KINDS, WRITTEN_BY_OWNERS
 from tenure.domain.budget import ReserveRequest, TokenUsage
 from tenure.domain.endings import CallOpened, CallSettled
+from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.states import TERMINAL, TaskState
+from tenure.domain.sub_agents import SPAWN_SUB_AGENTS
 from tenure.runtime.signing import SignedBytes
 from tenure.v1 import token_pb2
 from tenure.validators import CALL_ID, validate
@@ -83,6 +85,8 @@ class PreparedCommit(NamedTuple):
     move: Move | None
     reserve: ReserveRequest | None
     size_bytes: int
+    spawns: tuple[ToolIntent, ...] = ()
+    traceparent: str = ""
 
     @property
     def step(self) -> int:
@@ -113,6 +117,8 @@ def prepare(request: pb.CommitRequest, verifier: Verifier, *, validated: bool) -
         move=_move(request),
         reserve=_reserve(request),
         size_bytes=sum(len(fact.body) for fact in facts),
+        spawns=_spawns(request),
+        traceparent=request.traceparent,
     )
 
 
@@ -161,6 +167,20 @@ def _calls(request: pb.CommitRequest) -> list[CallOpened | CallSettled]:
         if CALL_ID.match(call_id) is None:
             raise InvalidRequest(violations=[(f"entries[{index}].body", 'call_id must be "<step>.<index>"')])
     return calls
+
+
+def _spawns(request: pb.CommitRequest) -> tuple[ToolIntent, ...]:
+    """Calls that come to sub-agents. What is waited for is known only when they are there."""
+    intents = (entry.body.tool_intent for entry in request.entries if entry.body.HasField("tool_intent"))
+    spawns = tuple(
+        ToolIntent(one.call_id, one.tool_use_id, one.tool, one.arguments_json)
+        for one in intents
+        if one.tool == SPAWN_SUB_AGENTS
+    )
+    if spawns and request.transition.HasField("wait"):
+        told = "comes in a commit after that with the intent of spawn_sub_agents"
+        raise InvalidRequest(violations=[("transition.wait", told)])
+    return spawns
 
 
 def _settlement(request: pb.CommitRequest) -> Settlement | None:

@@ -86,6 +86,8 @@ class TaskRow:
     model_prices: bytes
     own_max_tokens: int
     own_max_nano_usd: int
+    parent_task_id: str | None
+    sub_agents: int
 
     def __post_init__(self) -> None:
         """What the database gives as text and list becomes what the rules speak of."""

@@ -61,6 +61,9 @@ class _Snapshot(NamedTuple):
     used_nano_usd: int
     reserved_nano_usd: int
     unpriced_calls: int
+    depth: int
+    spawn_call_id: str
+    spawn_index: int
 
     def task(self) -> task_pb2.Task:
         state = TaskState(self.state)
@@ -92,6 +95,9 @@ class _Snapshot(NamedTuple):
             wait=task_pb2.Wait.FromString(self.wait) if self.wait else None,
             forked_from=self._forked_from(),
             result_json=self.result_json.decode(),
+            depth=self.depth,
+            spawn_call_id=self.spawn_call_id,
+            spawn_index=self.spawn_index,
             used_nano_usd=self.own_nano_usd,
         )
 

@@ -17,8 +17,10 @@ from services.checkpoint.draft import LEDGER, Draft
 from services.checkpoint.phase_timeouts import carry_out, what_follows
 from services.checkpoint.queries import QUERIES, fetch_all, in_ledger_transaction
 from services.checkpoint.rows import lock_tasks
+from services.checkpoint.sub_agents import awaited, end_wait
 from services.checkpoint.writing import write
 from tenure.domain.states import Reason, TaskState
+from tenure.domain.sub_agents import outcome_of_sub_agents
 from tenure.domain.timeouts import Phase
 from tenure.domain.waits import NO_ANSWER
 from tenure.runtime import metrics
@@ -85,9 +87,13 @@ async def expire_waits(pool: Pool) -> list[Draft]:
     async def change(connection: Connection, draft: Draft) -> None:
         wait = current_wait(draft.row)
         assert wait is not None, "what has a deadline is a wait, and its row was locked when it was judged"
+        sub_agents = await awaited(connection, draft, wait)
+        if end_wait(draft, sub_agents):  # the last one ended just in time, and nobody had told its parent
+            return
         action = draft.row.task_policy.timeouts.action_of_wait(wait.at_deadline)
         move = what_follows(draft, Phase.WAIT, "nobody answered what the task waited for", action)
-        answer = waits.Answer(NO_ANSWER, LEDGER, "")
+        outcome = None if sub_agents is None else outcome_of_sub_agents(sub_agents.all)
+        answer = waits.Answer(NO_ANSWER, LEDGER, "", outcome)
         if move is None:
             waits.resolve(draft, wait, answer)
             return

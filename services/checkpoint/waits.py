@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from services.checkpoint.begun_waits import current_wait
 from services.checkpoint.draft import LEDGER
 from services.checkpoint.kinds import KINDS
+from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import InvalidRequest, WrongState
 from tenure.domain.states import Reason, TaskState
+from tenure.domain.sub_agents import STOPPED
 from tenure.domain.tools import NOT_RUN, Outcome
 from tenure.domain.waits import (
     NO_ANSWER,
@@ -20,6 +22,7 @@ from tenure.domain.waits import (
     WaitAnswer,
     WaitAnswerKind,
     WaitKind,
+    leaves_call_open,
     outcome_of_answer,
     refuse_answer,
 )
@@ -34,11 +37,12 @@ if TYPE_CHECKING:
 
 
 class Answer(NamedTuple):
-    """What was said, by whom, and under which id of theirs."""
+    """What was said, by whom, and under which id of theirs. `outcome`: what the call comes to, unless that was said."""
 
     said: WaitAnswer
     actor: str
     request_id: str
+    outcome: Outcome | None = None
 
 
 def said_by(answer: pb.WaitAnswer) -> WaitAnswer:
@@ -49,8 +53,10 @@ def said_by(answer: pb.WaitAnswer) -> WaitAnswer:
     )
 
 
-def answer_wait(draft: Draft, asked: pb.WaitAnswer, actor: str, request_id: str) -> None:
-    """A person's answer. Raises WrongState (WAIT_OVER) when it is not for the present wait; InvalidRequest."""
+def answer_wait(draft: Draft, asked: pb.WaitAnswer, actor: str, request_id: str) -> ToolIntent | None:
+    """A person's answer; the call that got leave by it. Raises WrongState (WAIT_OVER) when it is not for the present
+    wait; InvalidRequest.
+    """
     wait = current_wait(draft.row)
     if wait is None or wait.wait_id != asked.wait_id:
         raise wait_over(draft.row)
@@ -59,6 +65,9 @@ def answer_wait(draft: Draft, asked: pb.WaitAnswer, actor: str, request_id: str)
     if refusal is not None:
         raise refusal
     resolve(draft, wait, Answer(said, actor, request_id))
+    if not leaves_call_open(wait.kind, said.kind, said.text):
+        return None
+    return ToolIntent(wait.call_id, "", wait.tool, said.edited_arguments_json or wait.arguments_json)
 
 
 def wait_over(row: TaskRow) -> WrongState:
@@ -81,6 +90,8 @@ def deliver(draft: Draft, payload: str, actor: str, request_id: str) -> None:
 def resolve(draft: Draft, wait: Wait, answer: Answer) -> None:
     """The answer, what the call comes to, and the move back into the queue."""
     told = "nobody answered in time" if answer.said is NO_ANSWER else f"answered by {answer.actor}"
+    if wait.kind is WaitKind.SUB_AGENTS:
+        told = "not all sub-agents ended in time" if answer.said is NO_ANSWER else "all sub-agents have ended"
     reason = Reason.WAIT_EXPIRED if answer.said is NO_ANSWER else Reason.WAIT_RESOLVED
     record(draft, wait, answer)
     draft.move(TaskState.QUEUED, reason, told, actor=answer.actor)
@@ -104,19 +115,20 @@ def record(draft: Draft, wait: Wait, answer: Answer) -> None:
     if said.extra_budget_tokens:
         draft.budget.raise_caps(said.extra_budget_tokens)
     at = draft.row.locked_at.astimezone(UTC).isoformat(timespec="seconds")
-    outcome = outcome_of_answer(wait, said, actor=answer.actor, at=at)
+    outcome = answer.outcome or outcome_of_answer(wait, said, actor=answer.actor, at=at)
     if outcome is not None:
-        _close_call(draft, wait.call_id, outcome, answer.actor)
+        close_call(draft, wait.call_id, outcome, answer.actor)
 
 
 def abandon(draft: Draft) -> None:
     """The task is to end. The call that waits was never executed: nobody's claim is needed to say that it was not."""
     wait = current_wait(draft.row)
     if wait is not None and wait.call_id in draft.row.open_calls:
-        _close_call(draft, wait.call_id, NOT_RUN, LEDGER)
+        close_call(draft, wait.call_id, STOPPED if wait.kind is WaitKind.SUB_AGENTS else NOT_RUN, LEDGER)
 
 
-def _close_call(draft: Draft, call_id: str, outcome: Outcome, actor: str) -> None:
+def close_call(draft: Draft, call_id: str, outcome: Outcome, actor: str) -> None:
+    """What the call came to, known without anybody's claim."""
     told = ledger_pb2.ToolOutcome(call_id=call_id, outcome=outcome_to_wire(outcome))
     _append(draft, ledger_pb2.EntryBody(tool_outcome=told), actor)
     draft.row.open_calls = tuple(call for call in draft.row.open_calls if call != call_id)

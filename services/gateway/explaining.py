@@ -123,6 +123,9 @@ def _worker(worker: coordinator.Worker) -> WorkerFact:
 def _waits_for(wait: task_pb2.Wait) -> str:
     if wait.kind == task_pb2.WAIT_KIND_EVENT:
         return f"the event {wait.correlation_id}"
+    if wait.kind == task_pb2.WAIT_KIND_SUB_AGENTS:
+        ids = wait.sub_agent_task_ids
+        return f"its {len(ids)} sub-agent{'s' if len(ids) > 1 else ''}: {', '.join(ids)}"
     if wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL:
         return f"leave to call {wait.tool} ({wait.call_id})"
     return f"an answer to: {wait.question}"

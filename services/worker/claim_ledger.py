@@ -16,10 +16,12 @@ from tenure.domain.budget import Denied, Granted, ReserveRequest
 from tenure.domain.errors import SequenceConflict, TryLater, Unavailable
 from tenure.domain.fold import ResumePoint, fold
 from tenure.domain.retry import RetryPolicy
+from tenure.domain.sub_agents import SPAWN_SUB_AGENTS
 from tenure.runtime import semconv
 from tenure.runtime.retrying import retrying
 from tenure.runtime.status import PeerFailed
-from tenure.runtime.telemetry import span
+from tenure.runtime.telemetry import link, span
+from tenure.runtime.trace_context import traceparent
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.entries import new_entry
 from tenure.wire.enums import STATES
@@ -71,6 +73,7 @@ class ClaimLedger:
             await retrying(attempt, TRIES, on=(TryLater, PeerFailed))
             opening.set_attribute(semconv.SEQUENCE, self.point.sequence)
         self._holding.progress.sequence = self.point.sequence
+        link(self.point.parent_trace)
         _log.info("task opened", extra={"sequence": self.point.sequence})
 
     async def append(self, own: Sequence[Fact]) -> None:
@@ -122,6 +125,7 @@ class ClaimLedger:
             entries=[new_entry(step, body) for step, body in written.own],
             reserve=None if reserve is None else _reserve_to_wire(reserve),
             transition=None if transition is None else _transition_to_wire(transition),
+            traceparent=traceparent() if _spawns(written.own) else "",
         )
 
     def _fold_in(self, written: _Written, response: pb.CommitResponse) -> None:
@@ -142,6 +146,11 @@ class ClaimLedger:
             self.point.apply(facts.Entry(sequence, *fact))
         if self.point.sequence != response.sequence or next(ours, None) is not None:
             raise SequenceConflict("the ledger holds entries that this answer did not tell of")
+
+
+def _spawns(own: Sequence[Fact]) -> bool:
+    """Whether the traces of other tasks are to be linked to this one's."""
+    return any(isinstance(body, facts.ToolIntent) and body.tool == SPAWN_SUB_AGENTS for _, body in own)
 
 
 def _size(fact: Fact) -> int:

@@ -149,7 +149,7 @@ class Loop:
         if left := after_calls(self._point, self._spec.policy, unusual):
             return left
         for ask in move.asks:
-            wanted = wait_of(ask)
+            wanted = wait_of(ask, self._spec.agent.approve_tools, self._point.allowed_calls)
             if isinstance(wanted, Wait):
                 return move_to_wait(wanted)
             self._pending.append((move.step, facts.ToolOutcome(ask.call_id, wanted)))

@@ -71,4 +71,6 @@ INVARIANTS: Final[dict[str, Invariant]] = {
     ),
     "I36": Invariant("A fork begins with what was said and done in another task, and counts none of it as its own."),
     "I37": Invariant("A wait is answered once, and nothing of a waiting task runs before its answer."),
+    "I38": Invariant("Sub-agents are those of the call that spawned them, once, and each knows its parent."),
+    "I39": Invariant("A parent goes on when its last sub-agent has ended, or is late; nobody is left behind."),
 }

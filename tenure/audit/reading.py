@@ -20,6 +20,7 @@ from tenure.domain.entries import (
 )
 from tenure.domain.epochs import Fence, describe_epoch
 from tenure.domain.states import TERMINAL, WAITING, TaskState
+from tenure.domain.sub_agents import SPAWN_SUB_AGENTS
 from tenure.domain.task import DEFAULT_LOOP
 from tenure.domain.waits import leaves_call_open
 
@@ -78,13 +79,17 @@ def intents(task: TaskHistory) -> dict[str, tuple[LedgerEntry, ToolIntent]]:
 
 
 def settled_by_waits(task: TaskHistory) -> Iterator[tuple[LedgerEntry, str]]:
-    """The outcomes that came without a claim, of the calls for which the task waited: the ledger's own."""
-    waiting = ""
+    """The outcomes that came without a claim, of calls for which the task waited, or that were refused to spawn: the
+    ledger's own.
+    """
+    waiting, spawns = "", set[str]()
     for entry in own(task.entries):
         match entry.body:
             case Transition(to_state=to_state, wait=wait):
                 waiting = wait.call_id if wait is not None and to_state in WAITING else ""
-            case ToolOutcome(call_id=call_id) if not entry.epoch and call_id == waiting:
+            case ToolIntent(tool=tool, call_id=call_id) if tool == SPAWN_SUB_AGENTS:
+                spawns.add(call_id)
+            case ToolOutcome(call_id=call_id) if not entry.epoch and (call_id == waiting or call_id in spawns):
                 yield entry, call_id
             case _:
                 pass

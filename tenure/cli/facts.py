@@ -119,6 +119,9 @@ def _operator(fact: ledger_pb2.OperatorRequest) -> str:
 
 
 def _resolution(fact: ledger_pb2.WaitResolution) -> str:
+    if fact.wait_kind == task_pb2.WAIT_KIND_SUB_AGENTS:
+        late = fact.answer_kind == ledger_pb2.WAIT_ANSWER_KIND_NO_ANSWER
+        return f"{fact.wait_id}: {'not all sub-agents ended in time' if late else 'all sub-agents have ended'}"
     if fact.answer_kind == ledger_pb2.WAIT_ANSWER_KIND_NO_ANSWER:
         told = f"{fact.wait_id} was not answered in time"
     else:
@@ -170,6 +173,12 @@ def _compaction(fact: ledger_pb2.Compaction) -> str:
             return "made the conversation shorter"
 
 
+def _spawned(fact: ledger_pb2.SubAgentsSpawned) -> str:
+    tools = f", with {', '.join(fact.tools.names) or 'no tools'}" if fact.HasField("tools") else ""
+    ids = ", ".join(fact.task_ids)
+    return f"{fact.call_id}: {count_text(len(fact.task_ids), 'sub-agent')} of {fact.max_tokens:,} tokens{tools}: {ids}"
+
+
 _OF_KIND: Final[dict[str, Callable[[Any], str]]] = {
     "submitted": lambda fact: goal_text(fact.spec),
     "transition": _transition,
@@ -191,4 +200,5 @@ _OF_KIND: Final[dict[str, Callable[[Any], str]]] = {
     "compaction": _compaction,
     "quota_warning": lambda fact: f"the tenant has used {told(fact.kind, fact.used, fact.most)}",
     "budget_warning": _warning,
+    "sub_agents_spawned": _spawned,
 }

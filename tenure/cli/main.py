@@ -26,6 +26,7 @@ from tenure.cli.schedules import schedules
 from tenure.cli.show import entries, get, list_tasks
 from tenure.cli.submit import submit
 from tenure.cli.tenants import tenants
+from tenure.cli.tree import tree
 from tenure.cli.usage import usage
 from tenure.cli.waits import resume, signal, waits
 from tenure.cli.watch import watch
@@ -102,6 +103,7 @@ for command in (
     wait,
     get,
     list_tasks,
+    tree,
     follow,
     cancel,
     waits,

@@ -103,6 +103,8 @@ class Narrator:
                 yield self._line("", describe(entry), "dim")
             case "budget_warning":
                 yield self._line("  ! ", describe(entry), "yellow")
+            case "sub_agents_spawned":
+                yield self._line("  ⑂ ", describe(entry), "cyan")
             case "compaction":
                 yield self._line("  ≡ ", describe(entry), "dim")
             case "quota_warning":

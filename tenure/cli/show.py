@@ -132,6 +132,7 @@ def _show_task(context: Context, task: task_pb2.Task, forks: list[str]) -> None:
         ("result", f"must fit {one_line(task.spec.result_schema_json, 200)}" if task.spec.result_schema_json else ""),
         ("labels", " ".join(f"{key}={value}" for key, value in sorted(task.spec.labels.items()))),
         ("cancel", "requested" if task.cancel_requested else ""),
+        ("spawned by", _parent(task)),
         ("forked from", _origin(task)),
         ("forks", _forks(forks)),
     ]
@@ -146,6 +147,13 @@ def _show_task(context: Context, task: task_pb2.Task, forks: list[str]) -> None:
         context.console.print()
         is_plain = not context.console.is_terminal
         context.console.print(result_shown(task, is_plain=is_plain), soft_wrap=is_plain)
+
+
+def _parent(task: task_pb2.Task) -> str:
+    """The call that a sub-agent comes from; the tree is another command."""
+    if not task.parent_task_id:
+        return ""
+    return f"{task.parent_task_id}, call {task.spawn_call_id} · depth {task.depth} in the tree of {task.root_task_id}"
 
 
 def _origin(task: task_pb2.Task) -> str:

@@ -13,7 +13,17 @@ from rich.text import Text
 from tenure.cli.context import Context, pass_context
 from tenure.cli.parameters import find_task, task_argument
 from tenure.cli.tables import make_table
-from tenure.cli.words import ago, arguments_text, distinct_ids, one_line, seconds_text, short_id, unix_seconds, why
+from tenure.cli.words import (
+    ago,
+    arguments_text,
+    count_text,
+    distinct_ids,
+    one_line,
+    seconds_text,
+    short_id,
+    unix_seconds,
+    why,
+)
 from tenure.client import Client
 from tenure.domain.errors import WrongState
 from tenure.domain.waits import ALLOW, DENY, EDIT
@@ -124,14 +134,22 @@ def wait_rows(task: task_pb2.Task) -> list[tuple[str, str]]:
         return []
     wait = task.wait
     return [
-        ("waits for", wait.question or f"the event {wait.correlation_id}"),
+        ("waits for", _awaited(wait)),
         ("event", wait.correlation_id if wait.question else ""),
         ("call", f"{wait.tool} {arguments_text(wait.arguments_json)}" if wait.tool else ""),
         ("context", wait.context),
         ("reference", wait.reference),
         ("options", ", ".join(wait.options)),
+        ("sub-agents", "\n".join(wait.sub_agent_task_ids)),
         ("deadline", f"{_left(wait)}, then {_policy(wait)}"),
     ]
+
+
+def _awaited(wait: task_pb2.Wait) -> str:
+    """In words."""
+    if wait.kind == task_pb2.WAIT_KIND_SUB_AGENTS:
+        return count_text(len(wait.sub_agent_task_ids), "sub-agent")
+    return wait.question or (f"the event {wait.correlation_id}" if wait.correlation_id else "")
 
 
 def _show_waits(context: Context, listed: Sequence[task_pb2.Task]) -> None:
@@ -139,10 +157,11 @@ def _show_waits(context: Context, listed: Sequence[task_pb2.Task]) -> None:
     table = make_table("TASK", "SINCE", "DEADLINE", "WAITS FOR", "OPTIONS")
     for task in listed:
         wait = task.wait
-        asked = wait.question or (f"the event {wait.correlation_id}" if wait.correlation_id else task.message)
+        asked = _awaited(wait) or task.message
         if wait.tool:
             asked = f"{wait.tool} {arguments_text(wait.arguments_json)}"
-        options = ", ".join(wait.options) or ("" if wait.correlation_id else "a reply")
+        is_for_others = bool(wait.correlation_id) or wait.kind == task_pb2.WAIT_KIND_SUB_AGENTS
+        options = ", ".join(wait.options) or ("" if is_for_others else "a reply")
         table.add_row(
             ids[task.task_id],
             ago(_since(task)),

@@ -36,8 +36,8 @@ class Work(Protocol):
     async def call_tool(self, tool: str, arguments: Mapping[str, Any] | None = None) -> str:
         """What the tool said. Written down, fenced and executed like an agent's call: its effect class holds.
 
-        `wait_external`, `ask_user` and `request_approval` wait as they do for agents: the function is let go, and begun
-        again with the answer. Raises ToolFailed when the call did not succeed.
+        `wait_external`, `ask_user`, `request_approval` and `spawn_sub_agents` wait as they do for agents: the function
+        is let go, and begun again with the answer. Raises ToolFailed when the call did not succeed.
         """
 
     async def call_tools(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Outcome]:

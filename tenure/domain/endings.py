@@ -14,6 +14,7 @@ from tenure.domain.deaths import Deaths
 from tenure.domain.entries import ToolIntent, ToolOutcome
 from tenure.domain.errors import InvalidRequest, TenureError, WrongState
 from tenure.domain.states import MOVES, TERMINAL, WAITING, Reason, TaskState
+from tenure.domain.sub_agents import SPAWN_SUB_AGENTS, STOPPED
 from tenure.domain.task import LeaseLostPolicy
 from tenure.domain.tools import IN_DOUBT, NOT_RUN, CallStandings, CallState, Outcome
 
@@ -109,11 +110,14 @@ def outcomes_of_ended_calls(open_intents: Iterable[ToolIntent], standings: CallS
     """
     never_came = (CallState.NOT_RUN, None)
     return [
-        ToolOutcome(intent.call_id, _outcome(*standings.get(intent.call_id, never_came))) for intent in open_intents
+        ToolOutcome(intent.call_id, _outcome(intent.tool, *standings.get(intent.call_id, never_came)))
+        for intent in open_intents
     ]
 
 
-def _outcome(state: CallState, recorded: Outcome | None) -> Outcome:
+def _outcome(tool: str, state: CallState, recorded: Outcome | None) -> Outcome:
     if state is CallState.FINISHED and recorded is not None:
         return recorded
+    if tool == SPAWN_SUB_AGENTS and state is CallState.NOT_RUN:
+        return STOPPED
     return IN_DOUBT if state in {CallState.STARTED, CallState.IN_DOUBT} else NOT_RUN

@@ -8,6 +8,7 @@ from typing import Any, Final
 from tenure.domain.budget import BudgetWarning, TokenUsage
 from tenure.domain.money import Prices
 from tenure.domain.quotas import QuotaKind
+from tenure.domain.spawned import SpawnedBy, SubAgentsSpawned
 from tenure.domain.states import TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import Outcome, ToolDefinition
@@ -23,6 +24,7 @@ class Submitted:
 
     spec: TaskSpec
     request_id: str = ""
+    spawned_by: SpawnedBy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +282,7 @@ Body = (
     | Compaction
     | QuotaWarning
     | BudgetWarning
+    | SubAgentsSpawned
 )
 
 

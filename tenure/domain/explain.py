@@ -47,6 +47,9 @@ REASONS: Final = {
     Reason.FUNCTION_RETURNED: "its function returned",
     Reason.FUNCTION_FAILED: "its function failed",
     Reason.FUNCTION_DIVERGED: "its function is not the one that began it",
+    Reason.SPAWNED: "its parent spawned it",
+    Reason.PARENT_ENDED: "its parent came to an end",
+    Reason.NOT_AWAITED: "its parent waits for it no longer",
     Reason.OPERATOR_REQUEUE: "an operator requeued it",
     Reason.OPERATOR_TRANSFER: "an operator took it from its worker",
     Reason.OPERATOR_CLOSE_OUT: "an operator closed it out",
@@ -225,7 +228,9 @@ def _what_moves_it(facts: Facts) -> str:
         TaskState.RUNNING: "its worker; tenure admin transfer takes it to another, tenure cancel ends it",
         TaskState.RETRY_SCHEDULED: "time; tenure admin requeue queues it at once",
         TaskState.WAITING_USER: "a person: tenure resume, or tenure cancel",
-        TaskState.WAITING_EXTERNAL: "the event: tenure signal, or tenure cancel",
+        TaskState.WAITING_EXTERNAL: "the end of the last of them (tenure tree), or tenure cancel"
+        if facts.reason == Reason.SUB_AGENTS_AWAITED
+        else "the event: tenure signal, or tenure cancel",
     }
     return f"What moves it: {moves[facts.state]}"
 

@@ -1,8 +1,7 @@
 """The fold of a ledger into a resume point: what any worker, at any time, goes on from.
 
-The same fold serves a first start, a resume after a takeover and every step in between, so that a resumed task cannot
-differ from one that was never interrupted. Facts of others (a user's message) take effect at the next model attempt,
-for every reader alike.
+The same fold serves a first start, a resume and every step in between, so that a resumed task cannot differ from one
+that was never interrupted. Facts of others (a message) take effect at the next model attempt, for every reader alike.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tenure.domain.budget import BudgetWarning
 from tenure.domain.conversation import Conversation, Message, Result, result_of, text_block
 from tenure.domain.entries import (
     PROMPT_TOO_LONG,
@@ -20,14 +18,11 @@ from tenure.domain.entries import (
     Body,
     CancelRequest,
     Compaction,
-    ControlFailure,
     ControlStep,
     Entry,
-    Forked,
     ModelAttempt,
     ModelFailure,
     OperatorRequest,
-    QuotaWarning,
     Requeue,
     ResultRejected,
     Submitted,
@@ -65,6 +60,7 @@ class ResumePoint:
     sequence: int = 0
     state: TaskState = TaskState.QUEUED
     spec: TaskSpec | None = None
+    parent_trace: str = ""
     tools: tuple[ToolDefinition, ...] | None = None
     step: int = 0
     conversation: Conversation = field(default_factory=Conversation)
@@ -135,7 +131,8 @@ class ResumePoint:
     def _fold(self, step: int, body: Body) -> None:  # noqa: C901, PLR0912 - one case for each kind of fact, and nothing else
         match body:
             case Submitted():
-                self.spec = body.spec
+                self.spec, by = body.spec, body.spawned_by
+                self.parent_trace = "" if by is None else by.traceparent
                 self.conversation.goal = body.spec.goal
                 self._texts.append(body.spec.goal)
             case Transition():
@@ -163,8 +160,6 @@ class ResumePoint:
                 self._control_step(step, body)
             case OperatorRequest(act=Requeue(extra_steps=extra)):
                 self.extra_steps += extra
-            case OperatorRequest() | Forked() | ControlFailure() | QuotaWarning() | BudgetWarning():
-                pass  # what came of it is a transition, or entries like any other; or it is for people
             case WaitResolution():
                 self._resolve(body)
             case ResultRejected():
@@ -172,6 +167,8 @@ class ResumePoint:
                 self._texts.append(body.text)
             case Compaction():
                 self._compact(body)
+            case _:
+                pass  # what came of it is a transition, or entries like any other; or it is for people
 
     def _transition(self, body: Transition) -> None:
         if self.state in TERMINAL or body.from_state is None:

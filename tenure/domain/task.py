@@ -18,6 +18,12 @@ DEFAULT_MAX_STEPS: Final = 200
 DEFAULT_TIMEOUT_SECONDS: Final = 24 * 3600.0
 MAX_TIMEOUT_SECONDS: Final = 24 * 3600.0
 DEFAULT_RESULT_CORRECTIONS: Final = 3
+DEFAULT_MAX_DEPTH: Final = 3
+DEFAULT_MAX_FAN_OUT: Final = 8
+DEFAULT_MAX_LIVING: Final = 100
+MOST_DEPTH: Final = 8
+MOST_FAN_OUT: Final = 64
+MOST_LIVING: Final = 1000
 MAX_START_DELAY_SECONDS: Final = 366 * 24 * 3600.0
 
 
@@ -88,6 +94,15 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class SubAgentLimits:
+    """How far a tree of agents may grow: levels below the root, sub-agents of one call, tasks that have not ended."""
+
+    max_depth: int = DEFAULT_MAX_DEPTH
+    max_fan_out: int = DEFAULT_MAX_FAN_OUT
+    max_living: int = DEFAULT_MAX_LIVING
+
+
+@dataclass(frozen=True, slots=True)
 class TaskPolicy:
     """What to do when things go wrong."""
 
@@ -96,6 +111,7 @@ class TaskPolicy:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     max_result_corrections: int = DEFAULT_RESULT_CORRECTIONS
     timeouts: Timeouts = field(default_factory=Timeouts)
+    sub_agents: SubAgentLimits = SubAgentLimits()
 
 
 @dataclass(frozen=True, slots=True)

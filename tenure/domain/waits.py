@@ -1,8 +1,8 @@
 """Waits: what a task waits for, which answers a wait takes, and what the waiting call comes to.
 
-A wait is of one tool call that nobody executes: asking a person, waiting for an event, or a call that needs a person's
-leave. It takes one answer. The ledger writes the call's outcome with it, so that the next owner finds the call closed;
-only a call that got leave stays open, for the next owner to execute.
+A wait is of one tool call that nobody executes: asking a person, waiting for an event or for sub-agents, or a call
+that needs a person's leave. It takes one answer. The ledger writes the call's outcome with it, so that the next owner
+finds the call closed; only a call that got leave stays open, for the next owner to execute.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class WaitKind(StrEnum):
     QUESTION = "QUESTION"
     TOOL_APPROVAL = "TOOL_APPROVAL"
     EVENT = "EVENT"
+    SUB_AGENTS = "SUB_AGENTS"
 
 
 class WaitDeadlinePolicy(StrEnum):
@@ -58,11 +59,14 @@ class WaitAnswerKind(StrEnum):
     REPLY = "REPLY"
     PAYLOAD = "PAYLOAD"
     NO_ANSWER = "NO_ANSWER"
+    SUB_AGENTS = "SUB_AGENTS"
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """One wait. `wait_id` is the ledger's; `timeout_seconds` is what its asker wants, and is not kept."""
+    """One wait. `wait_id` and `sub_agents` are the ledger's; `timeout_seconds` is what its asker wants,
+    `elapsed_seconds` what of it had passed when the wait began: neither is kept.
+    """
 
     kind: WaitKind
     call_id: str
@@ -76,11 +80,16 @@ class Wait:
     arguments_json: str = ""
     timeout_seconds: float = 0.0
     wait_id: str = ""
+    sub_agents: tuple[str, ...] = ()
+    elapsed_seconds: float = 0.0
 
     @property
     def is_for_person(self) -> bool:
         """Whether the task is to be WAITING_USER; else WAITING_EXTERNAL."""
-        return self.kind is not WaitKind.EVENT
+        return self.kind not in _FOR_OTHERS
+
+
+_FOR_OTHERS: Final = frozenset({WaitKind.EVENT, WaitKind.SUB_AGENTS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +104,20 @@ class WaitAnswer:
 
 
 NO_ANSWER: Final = WaitAnswer(WaitAnswerKind.NO_ANSWER)
+SUB_AGENTS_ENDED: Final = WaitAnswer(WaitAnswerKind.SUB_AGENTS)
 
 
 def default_timeout_seconds(kind: WaitKind) -> float:
     """How long a wait lasts when nobody says."""
-    return DEFAULT_EVENT_SECONDS if kind is WaitKind.EVENT else DEFAULT_PERSON_SECONDS
+    return DEFAULT_EVENT_SECONDS if kind in _FOR_OTHERS else DEFAULT_PERSON_SECONDS
 
 
 def refuse_answer(wait: Wait, answer: WaitAnswer) -> InvalidRequest | None:
     """Why this is no answer to this wait."""
     if wait.kind is WaitKind.EVENT:
         return _invalid("correlation_id", "this task waits for an event: send it by its correlation_id")
+    if wait.kind is WaitKind.SUB_AGENTS:
+        return _invalid("wait_id", "this task waits for its sub-agents: their ends answer it")
     if answer.kind is WaitAnswerKind.DECISION and answer.text not in wait.options:
         choices = ", ".join(wait.options) or "none, it wants a reply"
         return _invalid("decision", f"must be one of the wait's options: {choices}")

@@ -55,6 +55,15 @@ def span(
     return Exporting.tracer.start_as_current_span(name, context_of(parent), attributes=attributes, kind=kind)
 
 
+def link(traceparent: str) -> None:
+    """Links the current span to that one, of another trace. "" or a text that is none: nothing happens."""
+    if Exporting.tracer is None or (told := context_of(traceparent)) is None:
+        return
+    other = trace.get_current_span(told).get_span_context()
+    if other.is_valid:
+        trace.get_current_span().add_link(other)
+
+
 @asynccontextmanager
 async def telemetry(
     service: str, environment: Mapping[str, str], *, instance: str = "", version: str = ""

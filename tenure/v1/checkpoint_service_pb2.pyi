@@ -254,12 +254,15 @@ class CommitRequest(message.Message):
     ENTRIES_FIELD_NUMBER: builtins.int
     TRANSITION_FIELD_NUMBER: builtins.int
     RESERVE_FIELD_NUMBER: builtins.int
+    TRACEPARENT_FIELD_NUMBER: builtins.int
     commit_id: builtins.str
     """The caller's id of this commit, a UUID: recognises a repeat."""
     commit_number: builtins.int
     """1, 2, 3 ... within the claim."""
     known_sequence: builtins.int
     """The newest sequence the caller knows: what others appended since comes back."""
+    traceparent: builtins.str
+    """The caller's trace, a W3C traceparent: those of sub-agents that this commit spawns are linked to it. May be empty."""
     @builtins.property
     def token(self) -> token_pb2.FencingToken:
         """The token of the claim."""
@@ -288,10 +291,11 @@ class CommitRequest(message.Message):
         entries: abc.Iterable[ledger_pb2.NewEntry] | None = ...,
         transition: Transition | None = ...,
         reserve: Reserve | None = ...,
+        traceparent: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["reserve", b"reserve", "token", b"token", "transition", b"transition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["commit_id", b"commit_id", "commit_number", b"commit_number", "entries", b"entries", "known_sequence", b"known_sequence", "reserve", b"reserve", "token", b"token", "transition", b"transition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["commit_id", b"commit_id", "commit_number", b"commit_number", "entries", b"entries", "known_sequence", b"known_sequence", "reserve", b"reserve", "token", b"token", "traceparent", b"traceparent", "transition", b"transition"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -331,7 +335,8 @@ class Transition(message.Message):
     @builtins.property
     def wait(self) -> task_pb2.Wait:
         """For WAITING_USER and WAITING_EXTERNAL: for what, without what the ledger gives. The call must be open and never have been
-        handed to the tool service. Absent for calls in doubt: such a wait has no answer of its own.
+        handed to the tool service. Absent for calls in doubt: such a wait has no answer of its own. Sub-agents are waited for in a
+        commit after that of their intent; its answer tells whether there are any.
         """
 
     @builtins.property
@@ -518,7 +523,9 @@ class CommitResponse(message.Message):
     """The state after this commit."""
     @builtins.property
     def foreign_entries(self) -> containers.RepeatedCompositeFieldContainer[ledger_pb2.Entry]:
-        """What others appended after known_sequence: before this commit, and what the ledger itself added to it."""
+        """What others appended after known_sequence and before this commit; and what the ledger itself added to it: warnings, the
+        sub-agents that a call of spawn_sub_agents came to, or its outcome when it was refused.
+        """
 
     @builtins.property
     def budget(self) -> task_pb2.BudgetStatus:

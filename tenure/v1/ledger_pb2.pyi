@@ -40,6 +40,8 @@ class _WaitAnswerKindEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_WaitAns
     """The event came."""
     WAIT_ANSWER_KIND_NO_ANSWER: _WaitAnswerKind.ValueType  # 4
     """Nobody answered until the deadline."""
+    WAIT_ANSWER_KIND_SUB_AGENTS: _WaitAnswerKind.ValueType  # 5
+    """The last sub-agent ended. What they came to is the call's outcome."""
 
 class WaitAnswerKind(_WaitAnswerKind, metaclass=_WaitAnswerKindEnumTypeWrapper):
     """How a wait came to its answer."""
@@ -54,6 +56,8 @@ WAIT_ANSWER_KIND_PAYLOAD: WaitAnswerKind.ValueType  # 3
 """The event came."""
 WAIT_ANSWER_KIND_NO_ANSWER: WaitAnswerKind.ValueType  # 4
 """Nobody answered until the deadline."""
+WAIT_ANSWER_KIND_SUB_AGENTS: WaitAnswerKind.ValueType  # 5
+"""The last sub-agent ended. What they came to is the call's outcome."""
 
 @typing.final
 class TaskSubmitted(message.Message):
@@ -63,21 +67,59 @@ class TaskSubmitted(message.Message):
 
     SPEC_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
+    SPAWNED_BY_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The caller's id of the submit."""
     @builtins.property
     def spec(self) -> task_pb2.TaskSpec:
         """What was submitted."""
 
+    @builtins.property
+    def spawned_by(self) -> SpawnedBy:
+        """Set on sub-agents."""
+
     def __init__(
         self,
         *,
         spec: task_pb2.TaskSpec | None = ...,
         request_id: builtins.str = ...,
+        spawned_by: SpawnedBy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["spawned_by", b"spawned_by", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["request_id", b"request_id", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["request_id", b"request_id", "spawned_by", b"spawned_by", "spec", b"spec"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class SpawnedBy(message.Message):
+    """The call that spawned a sub-agent."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    CALL_ID_FIELD_NUMBER: builtins.int
+    INDEX_FIELD_NUMBER: builtins.int
+    TRACEPARENT_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """The parent."""
+    call_id: builtins.str
+    """Its call."""
+    index: builtins.int
+    """Which of the call's goals; counts from 0."""
+    traceparent: builtins.str
+    """The parent's trace, a W3C traceparent: the sub-agent's is linked to it. Empty: it had none."""
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        call_id: builtins.str = ...,
+        index: builtins.int = ...,
+        traceparent: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["call_id", b"call_id", "index", b"index", "task_id", b"task_id", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -976,6 +1018,51 @@ class BudgetWarning(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class SubAgentsSpawned(message.Message):
+    """The sub-agents of a call were created: in the transaction of its intent, or of the leave that it needed. A call that is
+    refused has its outcome there instead. Their task_ids are UUIDv5 of the parent's task_id and "<call_id>/<index>", so no call
+    spawns twice.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: builtins.int
+    TASK_IDS_FIELD_NUMBER: builtins.int
+    MAX_TOKENS_FIELD_NUMBER: builtins.int
+    TOOLS_FIELD_NUMBER: builtins.int
+    DEADLINE_TIME_FIELD_NUMBER: builtins.int
+    call_id: builtins.str
+    """The call."""
+    max_tokens: builtins.int
+    """What each may use up, in tokens of the root's budget."""
+    @builtins.property
+    def task_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The sub-agents, in the order of the goals."""
+
+    @builtins.property
+    def tools(self) -> task_pb2.ToolAllowlist:
+        """The tools they may use; absent: all of the tenant's."""
+
+    @builtins.property
+    def deadline_time(self) -> timestamp_pb2.Timestamp:
+        """Those that have not ended then are cancelled, and the agent goes on."""
+
+    def __init__(
+        self,
+        *,
+        call_id: builtins.str = ...,
+        task_ids: abc.Iterable[builtins.str] | None = ...,
+        max_tokens: builtins.int = ...,
+        tools: task_pb2.ToolAllowlist | None = ...,
+        deadline_time: timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["deadline_time", b"deadline_time", "tools", b"tools"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["call_id", b"call_id", "deadline_time", b"deadline_time", "max_tokens", b"max_tokens", "task_ids", b"task_ids", "tools", b"tools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class EntryBody(message.Message):
     """One fact, without the envelope. The field number is the entry's kind, in the database too."""
 
@@ -1001,6 +1088,7 @@ class EntryBody(message.Message):
     COMPACTION_FIELD_NUMBER: builtins.int
     QUOTA_WARNING_FIELD_NUMBER: builtins.int
     BUDGET_WARNING_FIELD_NUMBER: builtins.int
+    SUB_AGENTS_SPAWNED_FIELD_NUMBER: builtins.int
     @builtins.property
     def submitted(self) -> TaskSubmitted:
         """The goal was accepted."""
@@ -1081,6 +1169,10 @@ class EntryBody(message.Message):
     def budget_warning(self) -> BudgetWarning:
         """The budget grows short."""
 
+    @builtins.property
+    def sub_agents_spawned(self) -> SubAgentsSpawned:
+        """Sub-agents were created."""
+
     def __init__(
         self,
         *,
@@ -1104,12 +1196,13 @@ class EntryBody(message.Message):
         compaction: Compaction | None = ...,
         quota_warning: QuotaWarning | None = ...,
         budget_warning: BudgetWarning | None = ...,
+        sub_agents_spawned: SubAgentsSpawned | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "budget_warning", b"budget_warning", "cancel_request", b"cancel_request", "compaction", b"compaction", "control_failure", b"control_failure", "control_step", b"control_step", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "quota_warning", b"quota_warning", "result_rejected", b"result_rejected", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "budget_warning", b"budget_warning", "cancel_request", b"cancel_request", "compaction", b"compaction", "control_failure", b"control_failure", "control_step", b"control_step", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "quota_warning", b"quota_warning", "result_rejected", b"result_rejected", "sub_agents_spawned", b"sub_agents_spawned", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "budget_warning", b"budget_warning", "cancel_request", b"cancel_request", "compaction", b"compaction", "control_failure", b"control_failure", "control_step", b"control_step", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "quota_warning", b"quota_warning", "result_rejected", b"result_rejected", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "budget_warning", b"budget_warning", "cancel_request", b"cancel_request", "compaction", b"compaction", "control_failure", b"control_failure", "control_step", b"control_step", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "quota_warning", b"quota_warning", "result_rejected", b"result_rejected", "sub_agents_spawned", b"sub_agents_spawned", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = typing.Literal["submitted", "transition", "tools_defined", "model_attempt", "model_failure", "attempt_lost", "assistant_message", "tool_intent", "tool_outcome", "user_message", "cancel_request", "wait_resolution", "operator_request", "forked", "control_step", "control_failure", "result_rejected", "compaction", "quota_warning", "budget_warning"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = typing.Literal["submitted", "transition", "tools_defined", "model_attempt", "model_failure", "attempt_lost", "assistant_message", "tool_intent", "tool_outcome", "user_message", "cancel_request", "wait_resolution", "operator_request", "forked", "control_step", "control_failure", "result_rejected", "compaction", "quota_warning", "budget_warning", "sub_agents_spawned"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

@@ -235,6 +235,8 @@ class _WaitKindEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_WaitKind.Valu
     """A call of a tool in `agent.approve_tools` waits for a person's leave. Answered by "allow", "deny" or "edit"."""
     WAIT_KIND_EVENT: _WaitKind.ValueType  # 4
     """The agent waits for an event outside (tool wait_external). Answered by the event with its correlation_id."""
+    WAIT_KIND_SUB_AGENTS: _WaitKind.ValueType  # 5
+    """The agent waits for sub-agents of its own (tool spawn_sub_agents). Answered by the end of the last of them."""
 
 class WaitKind(_WaitKind, metaclass=_WaitKindEnumTypeWrapper):
     """What a waiting task waits for."""
@@ -249,6 +251,8 @@ WAIT_KIND_TOOL_APPROVAL: WaitKind.ValueType  # 3
 """A call of a tool in `agent.approve_tools` waits for a person's leave. Answered by "allow", "deny" or "edit"."""
 WAIT_KIND_EVENT: WaitKind.ValueType  # 4
 """The agent waits for an event outside (tool wait_external). Answered by the event with its correlation_id."""
+WAIT_KIND_SUB_AGENTS: WaitKind.ValueType  # 5
+"""The agent waits for sub-agents of its own (tool spawn_sub_agents). Answered by the end of the last of them."""
 
 class _WaitDeadlinePolicy:
     ValueType = typing.NewType("ValueType", builtins.int)
@@ -345,6 +349,7 @@ class Wait(message.Message):
     AT_DEADLINE_FIELD_NUMBER: builtins.int
     TOOL_FIELD_NUMBER: builtins.int
     ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
+    SUB_AGENT_TASK_IDS_FIELD_NUMBER: builtins.int
     wait_id: builtins.str
     """The wait, unique in its task; given by the ledger."""
     kind: WaitKind.ValueType
@@ -377,6 +382,10 @@ class Wait(message.Message):
     def deadline_time(self) -> timestamp_pb2.Timestamp:
         """Until when; given by the ledger, by its database's time."""
 
+    @builtins.property
+    def sub_agent_task_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Of SUB_AGENTS: for which, in the order of their goals; given by the ledger."""
+
     def __init__(
         self,
         *,
@@ -393,10 +402,11 @@ class Wait(message.Message):
         at_deadline: WaitDeadlinePolicy.ValueType = ...,
         tool: builtins.str = ...,
         arguments_json: builtins.str = ...,
+        sub_agent_task_ids: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["begin_time", b"begin_time", "deadline_time", b"deadline_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "at_deadline", b"at_deadline", "begin_time", b"begin_time", "call_id", b"call_id", "context", b"context", "correlation_id", b"correlation_id", "deadline_time", b"deadline_time", "kind", b"kind", "options", b"options", "question", b"question", "reference", b"reference", "tool", b"tool", "wait_id", b"wait_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "at_deadline", b"at_deadline", "begin_time", b"begin_time", "call_id", b"call_id", "context", b"context", "correlation_id", b"correlation_id", "deadline_time", b"deadline_time", "kind", b"kind", "options", b"options", "question", b"question", "reference", b"reference", "sub_agent_task_ids", b"sub_agent_task_ids", "tool", b"tool", "wait_id", b"wait_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -682,6 +692,36 @@ class Timeouts(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class SubAgentLimits(message.Message):
+    """How far an agent may spread its work over sub-agents. All of a tree have the limits of its root."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    MAX_DEPTH_FIELD_NUMBER: builtins.int
+    MAX_FAN_OUT_FIELD_NUMBER: builtins.int
+    MAX_LIVING_FIELD_NUMBER: builtins.int
+    max_depth: builtins.int
+    """How deep below the root; absent: 3, 0: no sub-agents, at most 8."""
+    max_fan_out: builtins.int
+    """Of one call; 0: 8, at most 64."""
+    max_living: builtins.int
+    """Tasks of the tree that have not ended, the root included; 0: 100, at most 1,000."""
+    def __init__(
+        self,
+        *,
+        max_depth: builtins.int | None = ...,
+        max_fan_out: builtins.int = ...,
+        max_living: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["_max_depth", b"_max_depth", "max_depth", b"max_depth"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_max_depth", b"_max_depth", "max_depth", b"max_depth", "max_fan_out", b"max_fan_out", "max_living", b"max_living"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_depth: _TypeAlias = typing.Literal["max_depth"]  # noqa: Y015
+    _WhichOneofArgType__max_depth: _TypeAlias = typing.Literal["_max_depth", b"_max_depth"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_depth) -> _WhichOneofReturnType__max_depth | None: ...
+
+@typing.final
 class TaskPolicy(message.Message):
     """What to do when things go wrong."""
 
@@ -692,6 +732,7 @@ class TaskPolicy(message.Message):
     RETRY_FIELD_NUMBER: builtins.int
     TIMEOUTS_FIELD_NUMBER: builtins.int
     MAX_RESULT_CORRECTIONS_FIELD_NUMBER: builtins.int
+    SUB_AGENTS_FIELD_NUMBER: builtins.int
     on_lease_lost: LeaseLostPolicy.ValueType
     """On a lost lease."""
     on_in_doubt: InDoubtPolicy.ValueType
@@ -708,6 +749,10 @@ class TaskPolicy(message.Message):
     def timeouts(self) -> Timeouts:
         """On phases that take too long."""
 
+    @builtins.property
+    def sub_agents(self) -> SubAgentLimits:
+        """On agents that spawn sub-agents."""
+
     def __init__(
         self,
         *,
@@ -716,10 +761,11 @@ class TaskPolicy(message.Message):
         retry: RetryPolicy | None = ...,
         timeouts: Timeouts | None = ...,
         max_result_corrections: builtins.int | None = ...,
+        sub_agents: SubAgentLimits | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections", "max_result_corrections", b"max_result_corrections", "retry", b"retry", "timeouts", b"timeouts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections", "max_result_corrections", b"max_result_corrections", "retry", b"retry", "sub_agents", b"sub_agents", "timeouts", b"timeouts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections", "max_result_corrections", b"max_result_corrections", "on_in_doubt", b"on_in_doubt", "on_lease_lost", b"on_lease_lost", "retry", b"retry", "timeouts", b"timeouts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections", "max_result_corrections", b"max_result_corrections", "on_in_doubt", b"on_in_doubt", "on_lease_lost", b"on_lease_lost", "retry", b"retry", "sub_agents", b"sub_agents", "timeouts", b"timeouts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_result_corrections: _TypeAlias = typing.Literal["max_result_corrections"]  # noqa: Y015
     _WhichOneofArgType__max_result_corrections: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections"]  # noqa: Y015
@@ -1032,8 +1078,11 @@ class Task(message.Message):
     FORKED_FROM_FIELD_NUMBER: builtins.int
     RESULT_JSON_FIELD_NUMBER: builtins.int
     USED_NANO_USD_FIELD_NUMBER: builtins.int
+    DEPTH_FIELD_NUMBER: builtins.int
+    SPAWN_CALL_ID_FIELD_NUMBER: builtins.int
+    SPAWN_INDEX_FIELD_NUMBER: builtins.int
     task_id: builtins.str
-    """UUIDv7."""
+    """UUIDv7; of a sub-agent UUIDv5, derived from the call that spawned it."""
     tenant: builtins.str
     """Whose it is."""
     state: TaskState.ValueType
@@ -1070,6 +1119,12 @@ class Task(message.Message):
     """
     used_nano_usd: builtins.int
     """What this task's own model calls cost, in nano US dollars."""
+    depth: builtins.int
+    """How deep below its root; 0 for a root."""
+    spawn_call_id: builtins.str
+    """Of a sub-agent: the parent's call that spawned it."""
+    spawn_index: builtins.int
+    """Of a sub-agent: which of the call's goals; counts from 0."""
     @builtins.property
     def spec(self) -> TaskSpec:
         """What was submitted."""
@@ -1147,10 +1202,13 @@ class Task(message.Message):
         forked_from: ForkedFrom | None = ...,
         result_json: builtins.str = ...,
         used_nano_usd: builtins.int = ...,
+        depth: builtins.int = ...,
+        spawn_call_id: builtins.str = ...,
+        spawn_index: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "forked_from", b"forked_from", "next_retry_time", b"next_retry_time", "spec", b"spec", "start_time", b"start_time", "update_time", b"update_time", "usage", b"usage", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt", b"attempt", "budget", b"budget", "cancel_requested", b"cancel_requested", "claim_count", b"claim_count", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "epoch", b"epoch", "forked_from", b"forked_from", "message", b"message", "next_retry_time", b"next_retry_time", "owner", b"owner", "parent_task_id", b"parent_task_id", "reason", b"reason", "result", b"result", "result_json", b"result_json", "root_task_id", b"root_task_id", "sequence", b"sequence", "spec", b"spec", "start_time", b"start_time", "state", b"state", "step", b"step", "task_id", b"task_id", "tenant", b"tenant", "update_time", b"update_time", "usage", b"usage", "used_nano_usd", b"used_nano_usd", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt", b"attempt", "budget", b"budget", "cancel_requested", b"cancel_requested", "claim_count", b"claim_count", "create_time", b"create_time", "deadline_time", b"deadline_time", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "forked_from", b"forked_from", "message", b"message", "next_retry_time", b"next_retry_time", "owner", b"owner", "parent_task_id", b"parent_task_id", "reason", b"reason", "result", b"result", "result_json", b"result_json", "root_task_id", b"root_task_id", "sequence", b"sequence", "spawn_call_id", b"spawn_call_id", "spawn_index", b"spawn_index", "spec", b"spec", "start_time", b"start_time", "state", b"state", "step", b"step", "task_id", b"task_id", "tenant", b"tenant", "update_time", b"update_time", "usage", b"usage", "used_nano_usd", b"used_nano_usd", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -44,6 +44,7 @@ def _commit(request: checkpoint.CommitRequest, v: Violations) -> None:
     check_token(request.token, v)
     v.uuid("commit_id", request.commit_id)
     v.require(request.commit_number >= 1, "commit_number", "must be 1 or more")
+    v.length("traceparent", request.traceparent, 0, 128)
     v.require(request.known_sequence >= 0, "known_sequence", "must not be negative")
     v.require(len(request.entries) <= MAX_ENTRIES, "entries", f"at most {MAX_ENTRIES}")
     v.require(request.ByteSize() <= MAX_COMMIT_BYTES, "entries", f"at most {MAX_COMMIT_BYTES} bytes together")

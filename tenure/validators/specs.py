@@ -6,7 +6,14 @@ from typing import Any
 
 from tenure.domain.money import MOST_NANO_USD
 from tenure.domain.result_schema import problem_of_schema
-from tenure.domain.task import CONTROL_LOOP, MAX_TIMEOUT_SECONDS, offered_function
+from tenure.domain.task import (
+    CONTROL_LOOP,
+    MAX_TIMEOUT_SECONDS,
+    MOST_DEPTH,
+    MOST_FAN_OUT,
+    MOST_LIVING,
+    offered_function,
+)
 from tenure.v1 import task_pb2
 from tenure.validators.control import check_control
 from tenure.validators.fields import check_duration, check_labels
@@ -49,6 +56,9 @@ def check_policy(policy: task_pb2.TaskPolicy, v: Violations, field: str) -> None
     v.known(f"{field}.on_in_doubt", task_pb2.InDoubtPolicy, policy.on_in_doubt)
     _retry(policy.retry, v, f"{field}.retry")
     check_timeouts(policy.timeouts, v, f"{field}.timeouts")
+    v.between(f"{field}.sub_agents.max_depth", policy.sub_agents.max_depth, 0, MOST_DEPTH)
+    v.between(f"{field}.sub_agents.max_fan_out", policy.sub_agents.max_fan_out, 0, MOST_FAN_OUT)
+    v.between(f"{field}.sub_agents.max_living", policy.sub_agents.max_living, 0, MOST_LIVING)
 
 
 def _agent(agent: task_pb2.AgentSpec, v: Violations, field: str) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 from tenure.domain import entries as facts
 from tenure.domain.budget import BudgetWarning, TokenUsage
+from tenure.domain.spawned import SubAgentsSpawned
 from tenure.v1 import ledger_pb2, task_pb2
-from tenure.wire import control
+from tenure.wire import control, sub_agents
 from tenure.wire.compaction import compaction_to_domain, compaction_to_wire
 from tenure.wire.enums import STATES
 from tenure.wire.operators import operator_request_to_domain, operator_request_to_wire
@@ -19,8 +20,6 @@ from tenure.wire.task import (
     budget_to_wire,
     prices_to_domain,
     prices_to_wire,
-    spec_to_domain,
-    spec_to_wire,
     usage_to_domain,
     usage_to_wire,
 )
@@ -174,7 +173,7 @@ def _answer_to_wire(fact: facts.AssistantMessage) -> ledger_pb2.EntryBody:
 
 
 _TO_DOMAIN: dict[str, Callable[[Any], facts.Body]] = {
-    "submitted": lambda m: facts.Submitted(spec_to_domain(m.spec), m.request_id),
+    "submitted": sub_agents.submitted_to_domain,
     "transition": _transition_to_domain,
     "tools_defined": lambda m: facts.ToolsDefined(
         tuple(tool_to_domain(tool) for tool in m.tools), tuple(m.unknown_names)
@@ -196,12 +195,11 @@ _TO_DOMAIN: dict[str, Callable[[Any], facts.Body]] = {
     "compaction": compaction_to_domain,
     "quota_warning": quota_warning_to_domain,
     "budget_warning": lambda m: BudgetWarning(m.limit, budget_to_domain(m.budget)),
+    "sub_agents_spawned": sub_agents.spawned_to_domain,
 }
 
 _TO_WIRE: dict[type, Callable[[Any], ledger_pb2.EntryBody]] = {
-    facts.Submitted: lambda f: ledger_pb2.EntryBody(
-        submitted=ledger_pb2.TaskSubmitted(spec=spec_to_wire(f.spec), request_id=f.request_id)
-    ),
+    facts.Submitted: lambda f: ledger_pb2.EntryBody(submitted=sub_agents.submitted_to_wire(f)),
     facts.Transition: _transition_to_wire,
     facts.ToolsDefined: lambda f: ledger_pb2.EntryBody(
         tools_defined=ledger_pb2.ToolsDefined(
@@ -243,6 +241,7 @@ _TO_WIRE: dict[type, Callable[[Any], ledger_pb2.EntryBody]] = {
     ),
     facts.Compaction: lambda f: ledger_pb2.EntryBody(compaction=compaction_to_wire(f)),
     facts.QuotaWarning: lambda f: ledger_pb2.EntryBody(quota_warning=quota_warning_to_wire(f)),
+    SubAgentsSpawned: lambda f: ledger_pb2.EntryBody(sub_agents_spawned=sub_agents.spawned_to_wire(f)),
 }
 
 

@@ -20,6 +20,7 @@ from tenure.domain.task import (
     ControlWork,
     Limits,
     Source,
+    SubAgentLimits,
     TaskPolicy,
     TaskSpec,
 )
@@ -95,6 +96,11 @@ def policy_to_wire(policy: TaskPolicy) -> task_pb2.TaskPolicy:
         ),
         max_result_corrections=policy.max_result_corrections,
         timeouts=timeouts_to_wire(policy.timeouts),
+        sub_agents=task_pb2.SubAgentLimits(
+            max_depth=policy.sub_agents.max_depth,
+            max_fan_out=policy.sub_agents.max_fan_out,
+            max_living=policy.sub_agents.max_living,
+        ),
     )
 
 
@@ -227,4 +233,14 @@ def policy_to_domain(policy: task_pb2.TaskPolicy) -> TaskPolicy:
             policy.max_result_corrections if policy.HasField("max_result_corrections") else DEFAULT_RESULT_CORRECTIONS
         ),
         timeouts=timeouts_to_domain(policy.timeouts),
+        sub_agents=_sub_agents_to_domain(policy.sub_agents),
+    )
+
+
+def _sub_agents_to_domain(limits: task_pb2.SubAgentLimits) -> SubAgentLimits:
+    default = SubAgentLimits()
+    return SubAgentLimits(
+        max_depth=limits.max_depth if limits.HasField("max_depth") else default.max_depth,
+        max_fan_out=limits.max_fan_out or default.max_fan_out,
+        max_living=limits.max_living or default.max_living,
     )

@@ -22,6 +22,7 @@ def wait_to_domain(wait: task_pb2.Wait) -> Wait:
         tool=wait.tool,
         arguments_json=wait.arguments_json,
         wait_id=wait.wait_id,
+        sub_agents=tuple(wait.sub_agent_task_ids),
     )
 
 
@@ -38,6 +39,7 @@ def wait_to_wire(wait: Wait) -> task_pb2.Wait:
         at_deadline=WAIT_DEADLINES.to_wire(wait.at_deadline),
         tool=wait.tool,
         arguments_json=wait.arguments_json,
+        sub_agent_task_ids=wait.sub_agents,
     )
 
 

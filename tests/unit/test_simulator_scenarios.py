@@ -27,6 +27,7 @@ BUILT_IN_ARGUMENTS = {
     "request_approval": {"question", "context", "reference"},
     "ask_user": {"question"},
     "wait_external": {"correlation_id", "timeout_seconds"},
+    "spawn_sub_agents": {"goals", "deadline_seconds"},
 }
 OPTIONAL_ARGUMENTS = {"delay_ms"}
 

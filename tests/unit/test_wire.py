@@ -12,6 +12,7 @@ from tenure.domain.errors import Unavailable
 from tenure.domain.money import Prices, Rates, Tier
 from tenure.domain.quotas import QuotaKind
 from tenure.domain.retry import RetryPolicy
+from tenure.domain.spawned import SpawnedBy, SubAgentsSpawned
 from tenure.domain.states import TaskState
 from tenure.domain.task import (
     AgentSpec,
@@ -45,6 +46,7 @@ SPEC = TaskSpec(
     source=Source(SourceKind.SCHEDULER, "nightly", "42"),
     result_schema_json='{"type": "object"}',
 )
+TASK_ID = "019d3c00-0000-7000-8000-000000000001"
 USAGE = TokenUsage(1, 2, 3, 4)
 RATES = Rates(5, 6, 7, 8)
 BODIES = [
@@ -57,6 +59,9 @@ BODIES = [
     facts.AssistantMessage(1, ({"type": "text", "text": "a\u0000é"},), "end_turn", USAGE, "m", "req_2", 0.5),
     facts.ToolIntent("1.0", "toolu_1", "t", '{"n":1}'),
     facts.ToolOutcome("1.0", Outcome(OutcomeStatus.TIMED_OUT, "too slow", True, "X", 2.0, 3, "outputs/1.0.txt")),
+    facts.Submitted(SPEC, "r3", SpawnedBy(TASK_ID, "2.0", 1, "00-trace")),
+    SubAgentsSpawned("2.0", (TASK_ID,), 500, ("t",)),
+    SubAgentsSpawned("2.1", (TASK_ID,), 500),
     facts.Compaction(facts.ClearedResults(3, 2, 9000, 5000)),
     facts.Compaction(facts.Summary(3, "so far")),
     facts.QuotaWarning(QuotaKind.TOKENS_PER_HOUR, 850, 1000),

@@ -28,6 +28,7 @@ select clock_timestamp() as locked_at,
        held.has_result_schema,
        held.policy, held.timeout_retries, held.queued_until,
        held.used_nano_usd, held.model_nano_usd, held.model_prices, held.own_max_tokens, held.own_max_nano_usd,
+       held.parent_task_id::text, held.sub_agents,
        money.max_tokens, money.used_tokens, money.reserved_tokens,
        money.max_nano_usd, money.used_nano_usd, money.reserved_nano_usd, money.unpriced_calls,
        money.warned_tokens, money.warned_nano_usd
@@ -146,10 +147,16 @@ update tasks t
             result_json, timeout_retries, queued_until, own_max_tokens, own_max_nano_usd)
  where t.task_id = c.task_id
 returning t.change_xid, t.tenant, t.task_id, t.sequence, t.state, t.reason,
-          t.ending_state <> '' and t.ended_at is null as cancel_requested, t.updated_at
+          t.ending_state <> '' and t.ended_at is null as cancel_requested, t.updated_at,
+          t.parent_task_id, t.ended_at, t.sub_agents
+), told as (
+  insert into family_news (parent_task_id, parent_moved)
+  select parent_task_id, false from moved where parent_task_id is not null and ended_at is not null
+  union all
+  select task_id, true from moved where sub_agents > 0
 )
 insert into changes (xid, tenant, task_id, sequence, state, reason, cancel_requested, changed_at)
-select * from moved;
+select change_xid, tenant, task_id, sequence, state, reason, cancel_requested, updated_at from moved;
 
 -- name: warn
 -- Warnings among the entries just written, told in `changes` with the state that the task is still in: a move of the same
@@ -172,11 +179,14 @@ select w.change_xid, w.tenant, w.task_id, c.sequence, w.state, %(reason)b::text,
 -- The unique (tenant, request_id) decides between two submits at once; the loser waits and finds the winner's row. So does
 -- the index of living tasks of exclusive sources. All clocks of a task that is to start later run from then, whether it was
 -- asked for or its tenant is at a cap.
-insert into tasks (task_id, tenant, request_id, request_hash, root_task_id, queue, priority, loop, tools, labels, max_steps,
+insert into tasks (task_id, tenant, request_id, request_hash, root_task_id, parent_task_id, depth, spawn_call_id,
+                   spawn_index, own_max_tokens, own_max_nano_usd, queue, priority, loop, tools, labels, max_steps,
                    on_lease_lost, reason, message, sequence, change_xid, deadline_at, exclusive_source, has_result_schema,
                    policy, queued_until, starts_at, queued_at)
-select %(task_id)b::text::uuid, %(tenant)b, %(request_id)b, %(request_hash)b, %(task_id)b::text::uuid, %(queue)b,
-       %(priority)b, %(loop)b, %(tools)b::text[], %(labels)b::text::jsonb, %(max_steps)b, %(on_lease_lost)b,
+select %(task_id)b::text::uuid, %(tenant)b, %(request_id)b, %(request_hash)b, %(root_task_id)b::text::uuid,
+       nullif(%(parent_task_id)b::text, '')::uuid, %(depth)b, %(spawn_call_id)b::text, %(spawn_index)b,
+       %(own_max_tokens)b, %(own_max_nano_usd)b, %(queue)b, %(priority)b, %(loop)b, %(tools)b::text[],
+       %(labels)b::text::jsonb, %(max_steps)b, %(on_lease_lost)b,
        %(reason)b, %(message)b, 2, pg_current_xact_id(), begin_at + make_interval(secs => %(timeout_seconds)b),
        %(exclusive_source)b::text, %(has_result_schema)b::boolean,
        %(policy)b::bytea, begin_at + make_interval(secs => %(queued_seconds)b::float8),
@@ -224,7 +234,8 @@ select t.task_id::text, t.tenant, f.body, t.state, t.reason, t.message, t.attemp
        b.max_tokens, b.used_tokens, b.reserved_tokens, t.result, t.claim_count, t.ending_state,
        t.parent_task_id::text, t.root_task_id::text, t.created_at, t.updated_at, t.started_at, t.ended_at,
        t.next_retry_at, t.deadline_at, t.wait, t.forked_from_task_id::text, t.forked_from_sequence,
-       t.result_json, t.used_nano_usd, b.max_nano_usd, b.used_nano_usd, b.reserved_nano_usd, b.unpriced_calls
+       t.result_json, t.used_nano_usd, b.max_nano_usd, b.used_nano_usd, b.reserved_nano_usd, b.unpriced_calls,
+       t.depth, t.spawn_call_id, t.spawn_index
   from unnest(%(task_ids)b::text[]::uuid[]) with ordinality as asked(task_id, place)
   join tasks t using (task_id)
   join budgets b using (root_task_id)

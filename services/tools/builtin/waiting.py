@@ -1,4 +1,4 @@
-"""request_approval, ask_user and wait_external: what an agent calls to wait for a person or an event.
+"""request_approval, ask_user, wait_external and spawn_sub_agents: what an agent calls to wait for others.
 
 Nothing is run: the task's loop commits a wait instead of executing such a call; the ledger writes its outcome with the
 answer. They are defined here so that they are offered, allowed and recorded like every other tool.
@@ -10,6 +10,8 @@ from typing import Any, Final
 
 from services.tools.builtin.definitions import define
 from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailed
+from tenure.domain.sub_agents import MAX_GOAL_CHARACTERS, MAX_TOOLS, MOST_TOKENS, SPAWN_SUB_AGENTS
+from tenure.domain.task import MOST_FAN_OUT
 from tenure.domain.tools import EffectClass
 from tenure.domain.waiting_calls import ASK_USER, REQUEST_APPROVAL, WAIT_EXTERNAL
 from tenure.domain.waits import (
@@ -51,8 +53,44 @@ _CORRELATION: Final = {
 }
 
 
+_GOALS: Final = {
+    "goals": {
+        "type": "array",
+        "items": {"type": "string", "minLength": 1, "maxLength": MAX_GOAL_CHARACTERS},
+        "minItems": 1,
+        "maxItems": MOST_FAN_OUT,
+        "description": "what each of them is to do: one sub-agent a goal. They know nothing but their goal",
+    }
+}
+_SHARES: Final[dict[str, Any]] = {
+    "tools": {
+        "type": "array",
+        "items": {"type": "string"},
+        "maxItems": MAX_TOOLS,
+        "description": "the tools they may use, among your own; all of yours unless given",
+    },
+    "max_tokens": {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": MOST_TOKENS,
+        "description": "what each of them may use up; an equal share of what is left unless given",
+    },
+    "deadline_seconds": {
+        "type": "number",
+        "minimum": MIN_WAIT_SECONDS,
+        "maximum": MAX_WAIT_SECONDS,
+        "description": f"how long to wait for them; who is late is stopped. {DEFAULT_EVENT_SECONDS:g} unless given",
+    },
+}
+_SPAWN: Final = (
+    "Have sub-agents work on goals in parallel, and wait until all of them have ended. The answer has for each, in the "
+    "order of the goals, its result, or [timeout], [cost_exceeded], [failed: why] or [cancelled] and what it had said "
+    "so far."
+)
+
+
 def waiting_tools() -> list[Tool]:
-    """The three; running one says that its loop should have waited."""
+    """The four; running one says that its loop should have waited."""
     return [
         _tool(
             REQUEST_APPROVAL,
@@ -77,6 +115,7 @@ def waiting_tools() -> list[Tool]:
             },
             required=("correlation_id",),
         ),
+        _tool(SPAWN_SUB_AGENTS, _SPAWN, {**_GOALS, **_SHARES}, required=("goals",)),
     ]
 
 

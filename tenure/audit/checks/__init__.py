@@ -17,6 +17,7 @@ from tenure.audit.checks import (
     roots,
     sequences,
     streams,
+    sub_agents,
     submits,
     transitions,
     waits,
@@ -37,4 +38,5 @@ CHECKS: Final[tuple[Check | SumCheck, ...]] = (
     *submits.CHECKS,
     *forks.CHECKS,
     *waits.CHECKS,
+    *sub_agents.CHECKS,
 )

@@ -24,6 +24,7 @@ from tenure.audit.task_history import TaskHistory
 from tenure.audit.tool_hashes import arguments_hash, outcome_hash
 from tenure.domain.entries import ToolIntent, ToolOutcome
 from tenure.domain.epochs import describe_epoch
+from tenure.domain.sub_agents import SPAWN_SUB_AGENTS, STOPPED
 from tenure.domain.tools import CallState, EffectClass, Outcome, OutcomeStatus
 
 RECORDING_TOOLS: Final = frozenset({"append_record", "append_record_unsafe"})
@@ -138,11 +139,14 @@ def outcomes_are_what_the_tools_recorded(task: TaskHistory) -> Iterator[str]:
     calls = {call.call_id: call for call in task.calls}
     ours = drives_itself(task) or drives_functions(task)
     by_waits = {entry.sequence for entry, _ in settled_by_waits(task)}
+    spawns = {call_id for call_id, (_, intent) in intents(task).items() if intent.tool == SPAWN_SUB_AGENTS}
     for entry, told in of_kind(own(task.entries), ToolOutcome):
         call = calls.get(told.call_id)
         if call is not None:
             if why := _contradiction(told.outcome, call):
                 yield f"{place(entry)} says {told.outcome.status} of {_named(told.call_id, call)}, but {why}"
+        elif told.outcome == STOPPED and told.call_id in spawns:
+            continue  # an owner that ended its task: sub-agents are no matter of the tools
         elif ours and told.outcome.status not in _WITHOUT_RECORD and entry.sequence not in by_waits:
             yield f"{place(entry)} says {told.outcome.status} of call {told.call_id}; the tools have no record of it"
 

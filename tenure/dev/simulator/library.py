@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 SHIPPED = Path(__file__).parent / "scenarios"
 DEFAULT_SCENARIO = "research"
 PREFIX = "sim-"
+BY_GOAL = "sim-by-goal"
 MAX_STEPS = 1_000_000
 MAX_STEP_TEXT_BYTES = 1_000_000
 # steps-<N>, then optionally a tool's name, a latency, a text's size, a window: steps-1000-write_file-50ms-2400b-8000w
@@ -49,8 +50,13 @@ class ScenarioLibrary:
     def names(self) -> list[str]:
         return sorted(self._scenarios)
 
-    def find(self, model: str) -> Scenario | None:
-        """The scenario a model's name asks for: `sim-<name>`, or `research` for any real model's name."""
+    def find(self, model: str, goal: str = "") -> Scenario | None:
+        """The scenario a model's name asks for: `sim-<name>`, or `research` for any real model's name.
+
+        `sim-by-goal`: the one that the goal's first word names, else `echo`: sub-agents have their parent's model.
+        """
+        if model == BY_GOAL:
+            return self.find(PREFIX + next(iter(goal.split()), "")) or self._scenarios["echo"]
         if not model.startswith(PREFIX):
             return self._scenarios[DEFAULT_SCENARIO]
         name = model.removeprefix(PREFIX)

@@ -12,6 +12,7 @@ from tenure.dev.simulator.delivery import Delivery, deliver
 from tenure.dev.simulator.model_reply import compose
 from tenure.dev.simulator.scenario import FaultKind
 from tenure.dev.simulator.summaries import is_summary_wanted, summary_text, turn_of
+from tenure.dev.simulator.templates import text_of
 from tenure.dev.simulator.tokens import InputTokens, PromptCache, count_request, prompt_hash
 from tenure.dev.simulator.validation import check_count, check_create
 
@@ -56,7 +57,7 @@ class MessagesEndpoint:
         try:
             body = check_count(_parsed(request))
             call.model = body["model"]
-            self._find_scenario(body["model"])
+            self._find_scenario(body)
             _raise_status(self.faults.next_ordered("count_tokens", body["model"]))
             tokens = count_request(body)
             call.status, call.ending, call.answered = 200, "complete", True
@@ -77,7 +78,7 @@ class MessagesEndpoint:
         body = check_create(_parsed(request))
         call.model, call.stream = body["model"], body.get("stream", False)
         call.user_id = (body.get("metadata") or {}).get("user_id")
-        scenario = self._find_scenario(body["model"])
+        scenario = self._find_scenario(body)
         call.prompt_hash = prompt_hash(body)
         room = _room(scenario, body)
         call.turn = turn_of(body["messages"])
@@ -92,10 +93,10 @@ class MessagesEndpoint:
             compose(turn, body, room), self._price(turn, body), turn.deltas, self._latency_ms(turn, fault), fault
         )
 
-    def _find_scenario(self, model: str) -> Scenario:
-        scenario = self.library.find(model)
+    def _find_scenario(self, body: Mapping[str, Any]) -> Scenario:
+        scenario = self.library.find(body["model"], text_of(body["messages"][0]["content"]))
         if scenario is None:
-            raise ApiError(404, f"model: {model}")
+            raise ApiError(404, f"model: {body['model']}")
         return scenario
 
     def _price(self, turn: Turn, body: Mapping[str, Any]) -> InputTokens:

@@ -1,0 +1,221 @@
+"""Sub-agents: what a call may spawn, what each of them is, and what the call comes to.
+
+They are created by the ledger in the transaction of their call's intent, under ids derived from it: whoever resumes the
+parent finds them there. They draw on the budget of the root under caps of their own. Nothing here is wider than what
+the parent itself has: its tools, its approvals, its clock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from uuid import UUID, uuid5
+
+from tenure.domain.arguments import Arguments
+from tenure.domain.budget import Budget
+from tenure.domain.states import TERMINAL, TaskState
+from tenure.domain.task import DEFAULT_LOOP, MAX_TIMEOUT_SECONDS, MOST_FAN_OUT, TaskSpec
+from tenure.domain.tools import Outcome, OutcomeStatus
+from tenure.domain.waits import WaitKind, default_timeout_seconds
+
+SPAWN_SUB_AGENTS: Final = "spawn_sub_agents"
+
+MAX_GOAL_CHARACTERS: Final = 64_000
+MAX_TOOLS: Final = 128
+MOST_TOKENS: Final = 10**12
+MIN_TIMEOUT_SECONDS: Final = 1.0
+MOST_RESULT_BYTES: Final = 64 * 1024
+"""Of all results of a call together, as of any tool's output."""
+MOST_TOLD_CHARACTERS: Final = 500
+
+STOPPED: Final = Outcome(
+    OutcomeStatus.CANCELLED, "The sub-agents of this call were stopped, or never begun: the task was ended first."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """What a call asks for. `tools` None: the parent's; `max_tokens` 0: an equal share of what is left."""
+
+    goals: tuple[str, ...]
+    tools: tuple[str, ...] | None
+    max_tokens: int
+    deadline_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """Who spawns, under its lock. `budgets`: its root's and its own; `living`: tasks of its tree that have not ended,
+    the root included.
+    """
+
+    task_id: str
+    spec: TaskSpec
+    depth: int
+    budgets: tuple[Budget, ...]
+    living: int
+    is_to_end: bool = False
+
+    @property
+    def tokens_left(self) -> int:
+        """What it may give away: nobody else's reservation, and no more than it may use itself."""
+        free = [budget.free_tokens for budget in self.budgets]
+        return min((tokens for tokens in free if tokens is not None), default=MOST_TOKENS)
+
+    @property
+    def nano_usd_left(self) -> int | None:
+        """The same in money; None: it is not capped."""
+        free = [budget.free_nano_usd for budget in self.budgets]
+        return min((nano_usd for nano_usd in free if nano_usd is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What each sub-agent gets. `max_nano_usd` 0: money is not capped."""
+
+    max_tokens: int
+    tools: tuple[str, ...] | None
+    max_nano_usd: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SubAgent:
+    """A sub-agent as its parent's call sees it."""
+
+    task_id: str
+    state: TaskState
+    reason: str = ""
+    message: str = ""
+    result: str = ""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in TERMINAL
+
+
+def read_spawn(arguments_json: str) -> Spawn:
+    """Raises Unfit."""
+    given = Arguments(arguments_json)
+    spawn = Spawn(
+        goals=given.texts("goals", MOST_FAN_OUT, MAX_GOAL_CHARACTERS),
+        tools=given.names("tools", MAX_TOOLS),
+        max_tokens=given.count("max_tokens", MOST_TOKENS),
+        deadline_seconds=given.seconds("deadline_seconds", default_timeout_seconds(WaitKind.SUB_AGENTS)),
+    )
+    given.refuse_rest()
+    return spawn
+
+
+def spawns_at_once(spec: TaskSpec, tool: str) -> bool:
+    """Whether the intent itself spawns: such a call is allowed, and needs no person's leave first."""
+    allowed = spec.agent.tools is None or SPAWN_SUB_AGENTS in spec.agent.tools
+    return tool == SPAWN_SUB_AGENTS and allowed and SPAWN_SUB_AGENTS not in spec.agent.approve_tools
+
+
+def sub_agent_id(parent_task_id: str, call_id: str, index: int) -> str:
+    """The same for ever: no call spawns twice."""
+    return str(uuid5(UUID(parent_task_id), f"{call_id}/{index}"))
+
+
+def decide_spawn(asked: Spawn, parent: Parent) -> Share | Outcome:
+    """What each gets; or the call's outcome, in words for the model: a refused spawn fails no task."""
+    refusal = _refuse_tree(asked, parent) or _refuse_tools(asked, parent)
+    if refusal:
+        return Outcome(OutcomeStatus.NOT_ALLOWED, f"No sub-agents were begun: {refusal}.")
+    count, left = len(asked.goals), parent.tokens_left
+    share = asked.max_tokens or left // (count + 1)
+    if share < 1 or count * share > left:
+        each = f"{count} times {share:,} tokens are more" if share > 0 else f"{count} sub-agents need more"
+        told = f"No sub-agents were begun: {each} than the {max(0, left):,} that are left."
+        return Outcome(OutcomeStatus.NOT_ALLOWED, told)
+    money = parent.nano_usd_left
+    if money is not None and money // (count + 1) < 1:
+        return Outcome(OutcomeStatus.NOT_ALLOWED, "No sub-agents were begun: no money is left for them.")
+    tools = parent.spec.agent.tools if asked.tools is None else asked.tools
+    return Share(share, tools, 0 if money is None else money // (count + 1))
+
+
+def _refuse_tree(asked: Spawn, parent: Parent) -> str:
+    limits, count = parent.spec.policy.sub_agents, len(asked.goals)
+    if parent.is_to_end:
+        return "the task is to end"
+    if parent.depth >= limits.max_depth:
+        return f"agents at depth {parent.depth} may have none (the limit is {limits.max_depth})"
+    if count > limits.max_fan_out:
+        return f"one call may begin {limits.max_fan_out} at most, this one asks for {count}"
+    if parent.living + count > limits.max_living:
+        return f"{parent.living} tasks of this tree are alive, and with {count} more they were over {limits.max_living}"
+    return ""
+
+
+def _refuse_tools(asked: Spawn, parent: Parent) -> str:
+    """Never wider than the parent's."""
+    own = parent.spec.agent.tools
+    wider = () if asked.tools is None or own is None else sorted(set(asked.tools) - set(own))
+    return f"they cannot have tools that you do not have: {', '.join(wider)[:MOST_TOLD_CHARACTERS]}" if wider else ""
+
+
+def spec_of_sub_agent(parent: TaskSpec, goal: str, share: Share, seconds_left: float) -> TaskSpec:
+    """The parent's spec, but for the goal and what is its own. `seconds_left`: until the parent's deadline."""
+    timeout_seconds = min(max(seconds_left, MIN_TIMEOUT_SECONDS), MAX_TIMEOUT_SECONDS)
+    loop = DEFAULT_LOOP if parent.control is not None else parent.agent.loop
+    return replace(
+        parent,
+        goal=goal,
+        agent=replace(parent.agent, tools=share.tools, loop=loop),
+        limits=replace(
+            parent.limits,
+            max_tokens=share.max_tokens,
+            max_nano_usd=share.max_nano_usd,
+            timeout_seconds=timeout_seconds,
+        ),
+        source=replace(parent.source, exclusive=False),
+        control=None,
+        result_schema_json="",
+        start_time=None,
+    )
+
+
+def outcome_of_sub_agents(sub_agents: Sequence[SubAgent]) -> Outcome:
+    """What the call comes to, whatever they came to: that is for the parent to judge."""
+    if not sub_agents:
+        return Outcome(OutcomeStatus.FAILED, "This call has no sub-agents.")
+    most_bytes = MOST_RESULT_BYTES // len(sub_agents)
+    told = [_told(one, most_bytes) for one in sub_agents]
+    content = json.dumps({"sub_agents": told}, ensure_ascii=False)
+    return Outcome(OutcomeStatus.SUCCEEDED, content, truncated=any("cut_at_bytes" in one for one in told))
+
+
+def _told(one: SubAgent, most_bytes: int) -> dict[str, Any]:
+    told: dict[str, Any] = {"task_id": one.task_id, "state": one.state.value}
+    text = _cut(one.result, most_bytes)
+    if one.state is TaskState.SUCCEEDED:
+        told["result"] = text
+    else:
+        told["result"] = _marker(one)
+        if text and one.has_ended:
+            told["partial_result"] = text
+    if len(text) < len(one.result):
+        told["cut_at_bytes"] = most_bytes
+    return told
+
+
+def _marker(one: SubAgent) -> str:
+    """`[timeout]` also when it goes on: nobody waits for it any longer, and it is stopped."""
+    match one.state:
+        case TaskState.COST_EXCEEDED:
+            return "[cost_exceeded]"
+        case TaskState.CANCELLED:
+            return "[cancelled]"
+        case TaskState.FAILED:
+            why = ": ".join(part for part in (one.reason, one.message) if part)
+            return f"[failed: {why[:MOST_TOLD_CHARACTERS]}]"
+        case _:
+            return "[timeout]"
+
+
+def _cut(text: str, most_bytes: int) -> str:
+    data = text.encode()
+    return text if len(data) <= most_bytes else data[:most_bytes].decode(errors="ignore")
