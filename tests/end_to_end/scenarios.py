@@ -45,6 +45,10 @@ output = 1000
 
 SCENARIOS: Final[dict[str, Any]] = {
     "long": [{"text": "word " * 400, "latency_ms": 600000, "deltas": 200}],
+    "team-long": [
+        {"text": "Others.", "calls": [{"name": "spawn_sub_agents", "arguments": {"goals": ["long one", "long two"]}}]},
+        {"text": "Never."},
+    ],
     "e2e-paced": [*map(paced, range(1, 9)), {"text": "All is done."}],
     "e2e-keyed-paced": [*map(keyed, range(1, 6)), {"text": "All is done."}],
     "e2e-keyed": one_slow("append_record", {"file": "{{goal}}", "line": "once", "delay_ms": 3000}),

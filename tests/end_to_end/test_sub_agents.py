@@ -1,0 +1,45 @@
+"""Agents that have others work for them: a tree through the gateway, and a cancel that goes down it."""
+
+from __future__ import annotations
+
+import json
+
+from tenure.v1 import task_pb2
+from tests.end_to_end.command import tenure
+from tests.end_to_end.installation import Installation, check_whole
+
+SUCCEEDED = task_pb2.TASK_STATE_SUCCEEDED
+CANCELLED = task_pb2.TASK_STATE_CANCELLED
+
+
+async def tree_of(install: Installation, root: str) -> list[task_pb2.Task]:
+    wanted = task_pb2.TaskFilter(root_task_id=root)
+    return sorted([one async for one in install.client.list_tasks(wanted)], key=lambda one: one.depth)
+
+
+async def test_a_tree_of_agents_comes_to_one_answer(installation: Installation) -> None:
+    root = await installation.submit("sim-by-goal", "teams at work")
+    ended = await installation.ended(root)
+    assert ended.state == SUCCEEDED
+    found = await tree_of(installation, root)
+    assert [one.depth for one in found] == [0, 1, 1, 2, 2]
+    assert {one.state for one in found} == {SUCCEEDED}
+    entries = await installation.entries(root)
+    check_whole(entries)
+    (outcome,) = [one.body.tool_outcome.outcome for one in entries if one.body.HasField("tool_outcome")]
+    told = json.loads(outcome.content)["sub_agents"]
+    assert "They said" in told[0]["result"]
+    used = sum(len(installation.model_calls(one.task_id)) for one in found)
+    assert used == 7  # two of each parent, one of each of the others
+    shown = await tenure("tree", found[-1].task_id, address=installation.stack.gateway_address)
+    assert all(one.task_id[:13] in shown.out for one in found)
+
+
+async def test_a_cancel_stops_all_agents_below(installation: Installation) -> None:
+    root = await installation.submit("sim-by-goal", "team-long at work")
+    await installation.in_state(root, "WAITING_EXTERNAL")
+    for below in (await tree_of(installation, root))[1:]:
+        await installation.speaking(below.task_id)
+    await installation.client.cancel(root, "enough")
+    for one in await tree_of(installation, root):
+        assert (await installation.ended(one.task_id)).state == CANCELLED
