@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test check static lint types imports protos protos-fresh faults bench clean
+.PHONY: help setup demo dev test check lint types imports protos protos-fresh faults bench clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,12 +30,12 @@ dev: setup ## Run the whole stack here until Ctrl-C
 test: setup ## All tests, on real etcd, Postgres and processes
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
-check: setup static ## Everything that needs no server
-	$(BIN)/python -m pytest -q tests/unit tests/contract -m 'not server'
-
-static: setup lint types imports ## What is told without running anything; `make check` begins with it
+check: setup lint types imports protos-fresh ## What is told without running anything: lint, types, imports, protos
 	$(BIN)/buf lint
 	$(BIN)/buf format --diff --exit-code
+
+protos-fresh:
+	$(BIN)/python -m pytest -q tests/contract/test_protos.py
 
 lint:
 	$(BIN)/ruff check .

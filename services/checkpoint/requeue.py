@@ -66,6 +66,8 @@ async def _requeue(lost: Sequence[pb.RequeueLostRequest.Lost], connection: Conne
             _put_back(draft, one)
         elif one.reason == Reason.START_TIMEOUT and _is_unopened(row, one.claim_id):
             _leave_unopened(draft, one)
+        else:
+            continue
         await carry_out_ending(connection, draft)
         drafts += [draft] if draft.has_work else []
     await write(connection, drafts)
