@@ -114,6 +114,7 @@ def record(draft: Draft, wait: Wait, answer: Answer) -> None:
     _append(draft, ledger_pb2.EntryBody(wait_resolution=resolution), answer.actor)
     if said.extra_budget_tokens:
         draft.budget.raise_caps(said.extra_budget_tokens)
+        draft.row.raise_own_caps(said.extra_budget_tokens, nano_usd=0)
     at = draft.row.locked_at.astimezone(UTC).isoformat(timespec="seconds")
     outcome = answer.outcome or outcome_of_answer(wait, said, actor=answer.actor, at=at)
     if outcome is not None:

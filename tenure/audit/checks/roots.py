@@ -20,6 +20,7 @@ from tenure.audit.task_history import TaskHistory
 from tenure.audit.violation import Violation
 from tenure.domain.budget import Budget
 from tenure.domain.entries import ModelAttempt, Submitted
+from tenure.domain.spawned import SubAgentsSpawned
 from tenure.domain.states import TERMINAL
 
 
@@ -80,7 +81,8 @@ class _Root:
 
     changes: list[_Change] = field(default_factory=list)
     after: list[_Change] = field(default_factory=list)
-    tasks: int = 0
+    known: set[str] = field(default_factory=set)
+    spawned: set[str] = field(default_factory=set)
     has_itself: bool = False
     at_rest: bool = True
     stands: _Stand | None = None
@@ -91,14 +93,15 @@ class _Root:
         reserved = _come_to(changes).reserved
         if reserved != NOTHING:
             self.after.append(_Change(math.nextafter(changes[-1].at, math.inf), reserved=NOTHING - reserved))
-        self.tasks += 1
+        self.known.add(task.task_id)
+        self.spawned |= _spawned(task)
         self.has_itself |= is_root
         self.at_rest &= "settled" in task.collected or (task.row is not None and task.row.state in TERMINAL)
 
     def violations(self) -> Iterator[str]:
         """What does not add up."""
         come_to = _come_to(self.changes)
-        is_whole = self.has_itself and (self.tasks == 1 or self.at_rest)
+        is_whole = self.has_itself and self.spawned <= self.known and (len(self.known) == 1 or self.at_rest)
         if is_whole and self.stands is not None and self.stands != come_to:
             yield f"the budget has {self.stands}, its entries come to {come_to}"
         if moment := self._first_moment_beyond():
@@ -151,7 +154,7 @@ class _Roots:
         if alone is not None:
             taken = alone.used + alone.reserved
             root.changes.append(_Change(0.0, alone.cap, alone.used, alone.reserved, taken, begins=True))
-            root.tasks, root.has_itself, root.stands = 1, True, alone
+            root.known, root.has_itself, root.stands = {root_id}, True, alone
         return root
 
     def _read(self, root_id: str, budget: Budget | None) -> None:
@@ -176,6 +179,13 @@ def _changes(task: TaskHistory, *, is_root: bool) -> Iterator[_Change]:
                 yield _Change(at, reserved=set_aside_for(attempt))
             case None:
                 pass
+
+
+def _spawned(task: TaskHistory) -> set[str]:
+    """The sub-agents it has, collected or not."""
+    return {
+        task_id for entry in task.entries if isinstance(entry.body, SubAgentsSpawned) for task_id in entry.body.task_ids
+    }
 
 
 def _come_to(changes: list[_Change]) -> _Stand:
