@@ -38,3 +38,21 @@ def documented() -> Iterator[tuple[str, ...]]:
 
 def test_every_verb_is_documented_and_every_documented_verb_exists():
     assert set(documented()) == set(verbs(cli))
+
+
+def test_no_page_names_a_verb_that_does_not_exist():
+    root = PAGE.parents[1]
+    pages = [*root.glob("*.md"), *root.glob("docs/*.md"), *root.glob("examples/**/*.md"), *root.glob("deploy/**/*.md")]
+    named = {
+        (page.name, *words)
+        for page in pages
+        for words in re.findall(r"`tenure ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?", page.read_text())
+    }
+    assert len(named) > 20
+    unknown = [(page, verb) for page, verb, _ in named if verb not in cli.commands]
+    unknown += [
+        (page, f"{verb} {second}")
+        for page, verb, second in named
+        if second and isinstance(group := cli.commands.get(verb), click.Group) and second not in group.commands
+    ]
+    assert not unknown
