@@ -219,6 +219,32 @@ async def test_a_call_that_needs_leave_spawns_when_it_has_it(checkpoint):
     await in_state(replica, parent.task_id, QUEUED)
 
 
+async def test_an_approvers_tokens_raise_a_sub_agents_own_cap_with_its_roots(checkpoint):
+    replica = await checkpoint()
+    parent, _ = await spawner(replica, limits=task_pb2.Limits(max_tokens=9000))
+    task_id = ids(parent.task.task_id, 2)[0]
+    child = await replica.claim(task_id)
+    cap = child.task.spec.limits.max_tokens
+    await child.commit(reserve=reserve())
+    asked = entry(1, tool_intent=ledger_pb2.ToolIntent(call_id="1.0", tool_use_id="u", tool="request_approval"))
+    await child.commit(answer(tokens=10), asked)
+    large = reserve(step=2, input_tokens=cap)
+    assert (await child.commit(reserve=large)).reserve.denied.reason == "TOKEN_LIMIT"
+    approval = task_pb2.Wait(kind=task_pb2.WAIT_KIND_APPROVAL, call_id="1.0", options=["approve", "deny"])
+    user = task_pb2.TASK_STATE_WAITING_USER
+    await child.commit(transition=pb.Transition(to_state=user, reason="APPROVAL_REQUESTED", wait=approval))
+    wait_id = (await replica.get(task_id)).wait.wait_id
+    said = pb.WaitAnswer(wait_id=wait_id, decision="approve", extra_budget_tokens=500)
+    request = pb.AppendForeignRequest(task_id=task_id, request_id="r-1", actor="bob", wait_answer=said)
+    for _ in range(2):
+        await replica.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)
+    assert (await replica.get(parent.task.task_id)).budget.max_tokens == 9500
+    own = "select own_max_tokens from ledger.tasks where task_id = %s"
+    assert await replica.query(own, task_id) == [(cap + 500,)]
+    again = await replica.claim(task_id)
+    assert (await again.commit(reserve=large)).reserve.HasField("granted")
+
+
 async def test_late_sub_agents_are_stopped_at_the_deadline_and_their_parent_goes_on(checkpoint):
     replica = await checkpoint()
     parent = await waiting(replica)
