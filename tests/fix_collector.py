@@ -20,7 +20,7 @@ from tests.patience import PATIENCE_SECONDS
 
 
 class ExportedSpan(NamedTuple):
-    """A span as it arrived. Numbers and texts only: the attributes we set."""
+    """A span as it arrived. Numbers and texts only: the attributes we set. `links`: to these spans of these traces."""
 
     service: str
     name: str
@@ -28,6 +28,7 @@ class ExportedSpan(NamedTuple):
     trace_id: bytes
     span_id: bytes
     parent_id: bytes
+    links: frozenset[tuple[bytes, bytes]]
 
 
 @dataclass(slots=True)
@@ -64,12 +65,7 @@ class _Traces(trace_service_pb2_grpc.TraceServiceServicer):
         for resource in request.resource_spans:
             service = _plain(resource.resource.attributes)["service.name"]
             for scope in resource.scope_spans:
-                self._collector.spans += [
-                    ExportedSpan(
-                        service, one.name, _plain(one.attributes), one.trace_id, one.span_id, one.parent_span_id
-                    )
-                    for one in scope.spans
-                ]
+                self._collector.spans += [_span(service, one) for one in scope.spans]
         self._collector.arrived.set()
         return trace_service_pb2.ExportTraceServiceResponse()
 
@@ -83,6 +79,11 @@ class _Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):
             for scope in resource.scope_metrics:
                 self._collector.metrics |= {metric.name for metric in scope.metrics}
         return metrics_service_pb2.ExportMetricsServiceResponse()
+
+
+def _span(service: str, one: Any) -> ExportedSpan:
+    links = frozenset((link.trace_id, link.span_id) for link in one.links)
+    return ExportedSpan(service, one.name, _plain(one.attributes), one.trace_id, one.span_id, one.parent_span_id, links)
 
 
 def _plain(attributes: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tenure.client import Client
 from tenure.dev.stack import Stack
+from tenure.v1 import task_pb2
 from tests.end_to_end.conftest import options
 from tests.end_to_end.installation import Installation
 from tests.fix_collector import Collector
@@ -35,4 +36,19 @@ async def test_claims_model_calls_tools_and_commits_are_spans(collector: Collect
         run = await collector.span("execute_tool write_file", service="tenure-tools", **call)
         assert (run.trace_id, run.parent_id) == (asked.trace_id, asked.span_id)
         assert asked.trace_id == agent.trace_id
+        await check_links(installation, collector)
     assert {"tenure_grants_total", "tenure_batched_items_total", "tenure_tool_calls_total"} <= collector.metrics
+
+
+async def check_links(installation: Installation, collector: Collector) -> None:
+    """Each sub-agent has a trace of its own, linked to a span of its parent's that spawned it."""
+    root = await installation.ended(await installation.submit("sim-by-goal", "team at work"))
+    tree = installation.client.list_tasks(task_pb2.TaskFilter(root_task_id=root.task_id))
+    below = [task.task_id async for task in tree if task.task_id != root.task_id]
+    assert len(below) == 2
+    spawning = await collector.span("invoke_agent messages", **{"tenure.task.id": root.task_id})
+    for task_id in below:
+        agent = await collector.span("invoke_agent messages", **{"tenure.task.id": task_id})
+        [(trace_id, span_id)] = agent.links
+        assert trace_id == spawning.trace_id != agent.trace_id
+        assert span_id in {span.span_id for span in collector.spans if span.trace_id == trace_id}
