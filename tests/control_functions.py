@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,14 @@ async def asking(work: Work, given: dict[str, Any]) -> Any:
         return failed.outcome.status
 
 
+async def spawning(work: Work, given: dict[str, Any]) -> list[str]:
+    """Has others do it, and says what they came to."""
+    await work.step("prepare", trace, given, "prepare")
+    told = json.loads(await work.call_tool("spawn_sub_agents", {"goals": given["goals"]}))
+    await work.step("gather", trace, given, "gather")
+    return [one["result"] for one in told["sub_agents"]]
+
+
 async def stubborn(work: Work, given: dict[str, Any]) -> None:
     """Blocks a thread, and does not let itself be cancelled."""
     while True:
@@ -119,6 +128,7 @@ FUNCTIONS = {
     "records": records,
     "failing": failing,
     "asking": asking,
+    "spawning": spawning,
     "stubborn": stubborn,
     "changed": changed,
     "returning": returning,

@@ -16,9 +16,11 @@ from tenure.dev.stack.errors import ServiceDied
 from tenure.dev.stack.service import ServiceProcess
 from tenure.domain import entries as facts
 from tenure.domain.retry import RetryPolicy
+from tenure.domain.spawned import SubAgentsSpawned
 from tenure.domain.states import TaskState
 from tenure.domain.task import AgentSpec, ControlWork, Limits, TaskPolicy, TaskSpec
 from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_pb2
 from tenure.wire.enums import state_name
 from tenure.wire.task import spec_to_wire
 from tests.fix_simulator import REPOSITORY
@@ -37,17 +39,17 @@ class Functions:
         self.bench, self.folder, self.queue = bench, folder, queue
         self.file = f"record-{uuid.uuid4().hex}"
 
-    async def worker(self, *, failpoints: str = "", modules: str = MODULE) -> ServiceProcess:
+    async def worker(self, *, failpoints: str = "", modules: str = MODULE, loops: str = "control") -> ServiceProcess:
         """One of the test's own, that has the functions and no model."""
         self.queue = self.bench.queue
-        return await self.bench.start_worker(failpoints=failpoints, loops="control", control_modules=modules)
+        return await self.bench.start_worker(failpoints=failpoints, loops=loops, control_modules=modules)
 
-    async def submit(self, function: str, given: Any = None, *, limits: Limits | None = None) -> str:
-        """By default it is given its files."""
+    async def submit(self, function: str, given: Any = None, *, limits: Limits | None = None, model: str = "") -> str:
+        """By default it is given its files. `model`: of its sub-agents."""
         control = ControlWork(function, json.dumps(self.given() if given is None else given))
         spec = TaskSpec(
             goal="",
-            agent=AgentSpec(loop="control"),
+            agent=AgentSpec(loop="control", model=model),
             limits=limits or Limits(),
             policy=SOON,
             queue=self.queue,
@@ -129,6 +131,30 @@ async def test_killed_workers_are_replaced_and_nothing_happens_twice(functions: 
     assert functions.effects() == EFFECTS
     steps = [step.name for step in await functions.bench.bodies(task_id, facts.ControlStep)]
     assert steps == ["total", "gate"]
+
+
+async def test_a_function_has_sub_agents_once_whoever_resumes_it_and_goes_on_with_their_answers(
+    functions: Functions,
+) -> None:
+    """Killed between the call and the wait for it; begun from the beginning twice, there and with the answers."""
+    dying = await functions.worker(failpoints="worker.after_intent=1#kill9")
+    goals = ["hello one", "hello two"]
+    task_id = await functions.submit("spawning", functions.given(goals=goals), model="sim-by-goal")
+    await functions.bench.died(dying)
+    await functions.worker(loops="control,messages")
+    task = await functions.bench.ended(task_id)
+    assert state_name(task.state) == TaskState.SUCCEEDED, task.message
+    [spawned] = await functions.bench.bodies(task_id, SubAgentsSpawned)
+    tree = pb.CheckpointServiceListTasksRequest(filter=task_pb2.TaskFilter(root_task_id=task_id))
+    found = (await functions.bench.ledger.ListTasks(tree, timeout=CALL_SECONDS)).tasks
+    assert {one.task_id for one in found} == {task_id, *spawned.task_ids}
+    below = [await functions.bench.task(one) for one in spawned.task_ids]
+    assert [(one.spec.goal, one.spec.agent.loop) for one in below] == [(goal, "messages") for goal in goals]
+    assert json.loads(task.result) == [one.result for one in below]
+    assert all(one.result for one in below)
+    assert functions.made() == ["prepare", "gather"]
+    assert task.claim_count >= 3
+    assert len(await functions.bench.bodies(task_id, facts.ToolOutcome)) == 1
 
 
 async def test_a_drain_gives_a_function_back_at_once(functions: Functions) -> None:
