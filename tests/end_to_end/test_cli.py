@@ -42,7 +42,18 @@ async def test_submit_prints_the_id_alone_and_wait_prints_the_result(run):
 async def test_a_goal_may_come_from_standard_input_and_every_option_reaches_the_task(run):
     done = await run(
         *("--json", "submit", "-", "--model", "sim-hello", "--system", "be brief", "--tools", "read_file,list_files"),
-        *("--max-tokens", "5000", "--max-steps", "7", "--timeout", "10m", "--max-output-tokens", "100"),
+        *(
+            "--max-tokens",
+            "5000",
+            "--max-steps",
+            "7",
+            "--timeout",
+            "10m",
+            "--max-output-tokens",
+            "100",
+            "--max-cost",
+            "0.5",
+        ),
         *("--priority", "high", "--queue", "elsewhere", "--label", "a=1", "--label", "b=2", "--on-in-doubt", "tell"),
         *("--loop", "of-my-own", "--on-lease-lost", "time-out", "--retries", "0"),
         stdin="from a pipe\n",
@@ -53,7 +64,7 @@ async def test_a_goal_may_come_from_standard_input_and_every_option_reaches_the_
     assert spec["agent"]["system"] == "be brief"
     assert spec["agent"]["tools"] == {"names": ["read_file", "list_files"]}
     assert spec["agent"]["max_output_tokens"] == 100
-    assert spec["limits"] == {"max_tokens": 5000, "max_steps": 7, "timeout": "600s"}
+    assert spec["limits"] == {"max_tokens": 5000, "max_nano_usd": 500_000_000, "max_steps": 7, "timeout": "600s"}
     assert (spec["priority"], spec["queue"], spec["labels"]) == ("PRIORITY_HIGH", "elsewhere", {"a": "1", "b": "2"})
     assert spec["agent"]["loop"] == "of-my-own"
     policy = spec["policy"]
