@@ -150,6 +150,29 @@ async def test_at_its_tokens_an_hour_a_running_task_waits_and_goes_on_when_the_c
     assert (await replica.get(owner.task.task_id)).state == task_pb2.TASK_STATE_RUNNING
 
 
+async def test_at_its_money_a_day_no_further_call_is_made_and_the_one_in_flight_is_billed(checkpoint):
+    """A hundred tokens of output, at 25,000 nano dollars each. Its neighbour has nothing to wait for."""
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    await owner.commit(reserve=reserve(input_tokens=10, output=100, model="claude-opus-4-8"))
+    await limit(replica, MONEY, 2_000_000)
+    await owner.commit(answer(tokens=100))
+    used = (await use_of(replica, MONEY)).used
+    assert await replica.query("select sum(nano_usd)::bigint from ledger.token_usage") == [(used,)] == [(2_500_000,)]
+    denied = (await until_heeded(owner, denied=True)).denied
+    assert denied.reason == "TENANT_QUOTA"
+    assert "tenant default has used $0.0025 of $0.0020 a day" in denied.message
+    assert 0 < denied.retry_after.ToSeconds() <= 300
+    with refused() as told:
+        await replica.create()
+    assert (told.value.metadata["quota"], told.value.metadata["most"]) == ("MONEY_PER_DAY", "2000000")
+    with as_tenant("other"):
+        await replica.create()
+    await limit(replica, MONEY, 3_000_000)
+    await until_heeded(owner, denied=False)
+    await replica.create()
+
+
 async def test_what_was_used_before_a_limit_was_set_counts_and_is_what_was_billed(checkpoint):
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)

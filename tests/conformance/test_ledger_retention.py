@@ -18,7 +18,9 @@ from tenure.runtime.postgres import PoolOptions, open_pool
 from tenure.runtime.tenancy import as_tenant
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, schedule_service_pb2, task_pb2
+from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
+from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
 from tenure.wire.times import timestamp
 from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, reserve, words
 
@@ -105,6 +107,28 @@ async def test_an_ended_task_goes_with_all_that_hangs_on_it_and_its_bills_stay(c
         " where tenant = 'default' and model = 'm' group by 1"
     )
     assert (day.date(), tokens) == (datetime.now(day.tzinfo).date(), 10)
+
+
+async def test_what_pruned_tasks_used_is_still_in_the_usage_of_their_tenant(checkpoint):
+    replica = await checkpoint()
+    gone = [(await ended(replica)).task.task_id for _ in range(2)]
+    left = (await ended(replica, labels={"tenure.retention": "keep"})).task.task_id
+    by_tenant, by_root = tenants.USAGE_GROUPING_TENANT, tenants.USAGE_GROUPING_ROOT
+    before = [await usage(replica, by_tenant), await usage(replica, by_root)]
+    assert await prune(replica) == 2
+    assert [await is_there(replica, task_id) for task_id in (*gone, left)] == [False, False, True]
+    assert [await usage(replica, by_tenant), await usage(replica, by_root)] == before
+    [[whole], roots] = before
+    assert (whole.key, whole.calls, whole.usage.output_tokens) == ("default", 3, 30)
+    assert {(one.key, one.calls, one.usage.output_tokens) for one in roots} == {(one, 1, 10) for one in (*gone, left)}
+
+
+async def usage(replica, grouping):
+    """What was billed in the last hour."""
+    request = tenants.GetTenantUsageRequest(
+        group_by=grouping, begin_time=timestamp(datetime.now(UTC) - timedelta(hours=1))
+    )
+    return list((await TenantServiceStub(replica.channel).GetTenantUsage(request, timeout=TIMEOUT_SECONDS)).sums)
 
 
 async def test_what_has_not_ended_ended_lately_or_is_to_be_kept_stays(checkpoint):

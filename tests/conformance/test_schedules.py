@@ -15,7 +15,9 @@ from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, No
 from tenure.runtime.rpc_channel import open_channel
 from tenure.v1 import schedule_service_pb2 as pb
 from tenure.v1 import task_pb2
+from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
+from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
 from tests.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint
 from tests.patience import PATIENCE_SECONDS
 
@@ -274,6 +276,34 @@ class TestOverlap:
         await schedules.come_due(schedule, 2)
         await schedules.until(schedule, 2)
         assert (await schedules.replica.get(first.task_id)).state == task_pb2.TASK_STATE_CANCELLED
+
+
+class TestQuotas:
+    async def test_beyond_its_tenants_rate_a_run_is_put_off_where_others_are_refused(self, schedules):
+        """The rate is used up for minutes by what was put off before: no slow machine sees the end of that."""
+        replica = schedules.replica
+        await self.limit(replica, tenants.QUOTA_POLICY_DELAY)
+        for _ in range(4):
+            await replica.create()
+        await self.limit(replica, tenants.QUOTA_POLICY_REFUSE)
+        schedule = await schedules.create()
+        await schedules.come_due(schedule)
+        (run,) = await schedules.until(schedule, 1, STARTED, FAILED)
+        assert run.outcome == STARTED
+        task = await replica.get(run.task_id)
+        assert (task.state, task.reason) == (task_pb2.TASK_STATE_QUEUED, "TENANT_QUOTA")
+        delay = "select extract(epoch from starts_at - created_at)::int from ledger.tasks where task_id = %s"
+        assert (await replica.query(delay, task.task_id))[0][0] > 60
+        for asking in (replica.create(), schedules.trigger(schedule.schedule_id)):
+            with pytest.raises(LimitReached) as refused:
+                await asking
+            assert refused.value.reason == "TENANT_QUOTA"
+
+    async def limit(self, replica: Checkpoint, policy: tenants.QuotaPolicy.ValueType) -> None:
+        """One submit a minute."""
+        quota = tenants.Quota(kind=tenants.QUOTA_KIND_SUBMITS_PER_MINUTE, most=1, policy=policy)
+        asked = tenants.UpdateTenantLimitsRequest(quotas=[quota], reason="their plan", actor="olga")
+        await TenantServiceStub(replica.channel).UpdateTenantLimits(asked, timeout=TIMEOUT_SECONDS)
 
 
 class TestUpdates:
