@@ -10,6 +10,7 @@ from tenure.audit.task_history import TaskHistory
 from tenure.domain.entries import (
     Body,
     Forked,
+    GrantBudget,
     OperatorRequest,
     Requeue,
     Submitted,
@@ -60,8 +61,18 @@ def ends(entries: Iterable[LedgerEntry]) -> Iterator[LedgerEntry]:
 
 
 def requeues(entries: Iterable[LedgerEntry]) -> Iterator[LedgerEntry]:
-    """The entries by which operators asked for the next attempt."""
-    return (entry for entry, asked in of_kind(entries, OperatorRequest) if isinstance(asked.act, Requeue))
+    """The entries by which operators asked for the next attempt; a grant does if it had ended for want of it."""
+    state: TaskState | None = None
+    for entry in entries:
+        match entry.body:
+            case Transition(to_state=to_state):
+                state = to_state
+            case OperatorRequest(act=Requeue()):
+                yield entry
+            case OperatorRequest(act=GrantBudget()) if state is TaskState.COST_EXCEEDED:
+                yield entry
+            case _:
+                pass
 
 
 def ended_for_good(entries: Iterable[LedgerEntry]) -> LedgerEntry | None:

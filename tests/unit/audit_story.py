@@ -226,10 +226,16 @@ class Story:
 
     def requeue(self, extra_tokens: int = 0) -> None:
         """An operator lets the ended task go on."""
+        self._begin_again(facts.Requeue(extra_tokens), Reason.OPERATOR_REQUEUE)
+
+    def grant(self, extra_tokens: int) -> None:
+        """The same, of a task that ended for want of budget."""
+        self._begin_again(facts.GrantBudget(extra_tokens), Reason.BUDGET_GRANTED)
+
+    def _begin_again(self, act: facts.Requeue | facts.GrantBudget, reason: str) -> None:
         self.task_attempt += 1
-        request = facts.OperatorRequest("once more", facts.Requeue(extra_tokens))
-        self.entry(request, owned=False, actor="olga")
-        self.move(TaskState.QUEUED, Reason.OPERATOR_REQUEUE, owned=False)
+        self.entry(facts.OperatorRequest("once more", act), owned=False, actor="olga")
+        self.move(TaskState.QUEUED, reason, owned=False)
 
     def row(self) -> seen.TaskRow:
         usage = sum((bill.usage for bill in self.bills), start=TokenUsage())
@@ -375,6 +381,23 @@ def requeued() -> Story:
     story.answer("search")
     story.settle(0, story.execute(0))
     story.attempt(3)
+    story.answer()
+    story.end()
+    return story
+
+
+def granted() -> Story:
+    """Ended at its cap, which an operator raised; the next attempt succeeds."""
+    story = Story()
+    story.submit()
+    story.claim("worker-1")
+    story.attempt(1)
+    story.answer("search")
+    story.settle(0, story.execute(0))
+    story.end(TaskState.COST_EXCEEDED, Reason.TOKEN_LIMIT)
+    story.grant(extra_tokens=100)
+    story.claim("worker-2")
+    story.attempt(2)
     story.answer()
     story.end()
     return story

@@ -150,6 +150,13 @@ def nobody_asked_for_the_attempt(story: Story) -> None:
     story.entries[index] = replace(story.entries[index], body=facts.UserMessage("go on"))
 
 
+def granted_to_one_that_was_cancelled(story: Story) -> None:
+    """More budget is nothing that it had ended for."""
+    index = first(story, facts.OperatorRequest)
+    granted = facts.OperatorRequest("more", facts.GrantBudget(extra_tokens=100))
+    story.entries[index] = replace(story.entries[index], body=granted)
+
+
 def beyond_the_raised_cap(story: Story) -> None:
     index = first(story, facts.ModelAttempt, 1)
     story.entries[index] = replace(story.entries[index], body=facts.ModelAttempt(1, "model", 100, 50, CAP))
@@ -190,6 +197,9 @@ FAULTS = [
     fault("I21", "something follows the end", something_follows_the_end, "follows the end of the task"),
     fault("I21 I23", "an attempt that is not counted", the_attempt_goes_on, "follows the end of the task", requeued),
     fault("I20 I21 I23", "nobody asked for it", nobody_asked_for_the_attempt, "no operator had asked", requeued),
+    fault(
+        "I20 I21 I23", "granted after a cancel", granted_to_one_that_was_cancelled, "no operator had asked", requeued
+    ),
     fault("I17", "beyond the raised cap", beyond_the_raised_cap, f"of {CAP + 100}", requeued),
     fault("I22", "the result changed", record("tasks", result="other"), "has another result"),
     fault("I23", "asked after the cancel", asked_after_the_cancel, "had asked for the end", cancelled),
