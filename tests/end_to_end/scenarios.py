@@ -32,12 +32,31 @@ def one_slow(tool: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"text": "One call.", "calls": [{"name": tool, "arguments": arguments}]}, {"text": "That was it."}]
 
 
+def spawning(text: str, *goals: str, **more: Any) -> dict[str, Any]:
+    """A turn that is billed 300 tokens of output, whatever it says."""
+    calls = [{"name": "spawn_sub_agents", "arguments": {"goals": list(goals), **more}}]
+    return {"text": text, "calls": calls, "usage": {"output_tokens": 300}}
+
+
+def last_words(text: str) -> dict[str, Any]:
+    return {"text": text, "usage": {"output_tokens": 300}}
+
+
+def branches(last: str) -> list[str]:
+    """The goals of five agents below, each of which has two below itself."""
+    return [*(f"branch {number} {{{{goal}}}}" for number in range(1, 5)), f"{last} 5 {{{{goal}}}}"]
+
+
 SLOW_PROGRAM: Final = "import time\nopen('ran.txt', 'a').write('x')\ntime.sleep(3)\nprint(len(open('ran.txt').read()))"
 
 FACTS: Final = "A fact of twenty-one. " * 90
 
 PRICES: Final = """
 [models.sim-e2e-priced]
+input = 0
+output = 1000
+
+[models.sim-by-goal]
 input = 0
 output = 1000
 """
@@ -48,6 +67,32 @@ SCENARIOS: Final[dict[str, Any]] = {
     "team-long": [
         {"text": "Others.", "calls": [{"name": "spawn_sub_agents", "arguments": {"goals": ["long one", "long two"]}}]},
         {"text": "Never."},
+    ],
+    # 16 agents, for the model sim-by-goal: in the end the root's result has those of all others in it.
+    "tree": [spawning("Five.", *branches("branch")), last_words("{{result.0.0}}")],
+    "branch": [spawning("Two.", "leaf a {{goal}}", "leaf b {{goal}}"), last_words("{{result.0.0}}")],
+    "leaf": [
+        {
+            "text": "Noted.",
+            "calls": [{"name": "append_record", "arguments": {"file": "leaves", "line": "{{goal}}"}}],
+            "usage": {"output_tokens": 300},
+        },
+        last_words("{{goal}}"),
+    ],
+    # The same, but the root goes on writing, and its last two leaves would never end: nobody waits for them long.
+    "dear-tree": [
+        spawning("Five.", *branches("hasty")),
+        {
+            "text": "A report.",
+            "calls": [{"name": "append_record", "arguments": {"file": "reports", "line": "{{goal}}"}}],
+            "usage": {"output_tokens": 850},
+            "repeat": 8,
+        },
+        last_words("{{result.0.0}}"),
+    ],
+    "hasty": [
+        spawning("Two.", "long a {{goal}}", "long b {{goal}}", deadline_seconds=1),
+        last_words("{{result.0.0}}"),
     ],
     "e2e-paced": [*map(paced, range(1, 9)), {"text": "All is done."}],
     "e2e-keyed-paced": [*map(keyed, range(1, 6)), {"text": "All is done."}],
