@@ -25,6 +25,7 @@ ALL_TOOLS = [
     "list_files",
     "read_file",
     "request_approval",
+    "spawn_sub_agents",
     "wait_external",
     "web_search",
     "write_file",
