@@ -81,7 +81,7 @@ async def create_in(
     """The same within a transaction of the caller's. Without `may_refuse` a quota puts the task off at the most."""
     spec = spec_to_domain(defaults.fill(request.spec))
     digest = hashlib.sha256(request.spec.SerializeToString(deterministic=True)).digest()
-    admission = await admit(connection, tenant, request.request_id, may_refuse=may_refuse)
+    admission = await admit(connection, tenant, request.request_id, may_refuse=may_refuse, not_before=spec.start_time)
     task_id = await insert_task(connection, tenant, request.request_id, digest, spec, admission)
     if task_id is None:
         found = await find_again(connection, tenant, request.request_id, digest, spec.source)

@@ -28,6 +28,9 @@ _MOST_COUNTED: Final = 1000
 _LOOKS: Final = 8
 """At one page of tenants. Each but the last was of use, or found what another coordinator was taking."""
 _FIRST: Final = ""
+_MOST_KEPT: Final = 1000
+_Asked = tuple[frozenset[str], frozenset[str], Priority]
+"""The queues, the loops and the tier."""
 
 
 class Wanted(NamedTuple):
@@ -69,10 +72,10 @@ class _Page:
 
 @dataclass(slots=True)
 class Offering:
-    """Remembers, for each tier that has more tenants than one look takes in, where to go on."""
+    """Remembers, for each tier of what is asked for that has more tenants than one look takes in, where to go on."""
 
     most_tenants: int = MOST_TENANTS
-    _next: dict[Priority, str] = field(default_factory=dict)
+    _next: dict[_Asked, str] = field(default_factory=dict)
 
     async def offer(self, connection: Connection, wanted: Wanted, places: Places) -> list[Offered]:
         """In the order in which they are to be served. In a transaction of the caller's."""
@@ -84,21 +87,28 @@ class Offering:
             await picking.fill(wanted.tiers, _FIRST, first)
         else:
             for tier in sorted(wanted.tiers):
-                await self._page_through(picking, tier)
+                await self._page_through(picking, (frozenset(wanted.queues), frozenset(wanted.loops), tier))
         return picking.offered
 
-    async def _page_through(self, picking: _Picking, tier: Priority) -> None:
-        """A tier with many tenants, from where the last offer ended, once around."""
-        begin = after = self._next.get(tier, _FIRST)
-        around = False
+    async def _page_through(self, picking: _Picking, asked: _Asked) -> None:
+        """A tier with many tenants, from where the last offer to such workers ended, once around."""
+        *_, tier = asked
+        begin = after = self._next.get(asked, _FIRST)
+        at_front = after == _FIRST
         while picking.places.of(tier):
             page = await picking.look([tier], after)
             await picking.fill([tier], after, page)
             after = page.last or _FIRST
-            around = around or not after
-            if around and after >= begin:
+            if at_front and (after == _FIRST or _FIRST < begin <= after):
                 break
-        self._next[tier] = after
+            at_front = at_front or after == _FIRST
+        self._keep(asked, after)
+
+    def _keep(self, asked: _Asked, after: str) -> None:
+        """Where to go on. Workers name queues as they like: forgotten, each begins at the front once more."""
+        if len(self._next) >= _MOST_KEPT:
+            self._next.clear()
+        self._next[asked] = after
 
 
 class _Picking:

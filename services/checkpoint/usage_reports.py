@@ -32,6 +32,7 @@ class _Attempt(NamedTuple):
 
     made_under: Fence
     reserved_tokens: int
+    reserved_nano_usd: int
     prices: Prices | None
 
 
@@ -48,14 +49,14 @@ async def report_usage(pool: Pool, claims: Claims, request: pb.ReportUsageReques
             raise await missing(connection, claims.tenant, task_id)
         attempt = await _find_attempt(connection, place)
         call = None if attempt is None else await _find_call(connection, place, attempt)
-        if not decide_report(call, claims.fence, usage):
+        nano_usd = 0 if attempt is None else cost(attempt.prices, usage)
+        if not decide_report(call, claims.fence, usage, nano_usd):
             return
-        assert attempt is not None, "who was not refused made it"
         report = {
             "holder": clean(claims.holder),
             "locked_at": row.locked_at,
             "provider_request_id": clean(request.provider_request_id),
-            "nano_usd": cost(attempt.prices, usage),
+            "nano_usd": nano_usd,
             **_counts(usage),
         }
         await connection.execute(USAGE_REPORTS.keep_report, {**place, **report})
@@ -71,18 +72,16 @@ async def _find_attempt(connection: Connection, place: dict[str, Any]) -> _Attem
         attempt = ledger_pb2.EntryBody.FromString(body).model_attempt
         if attempt.attempt_number == place["attempt_number"]:
             prices = prices_to_domain(attempt.prices)
-            return _Attempt(Fence(epoch, claim_id), attempt.reserved_tokens, prices)
+            return _Attempt(Fence(epoch, claim_id), attempt.reserved_tokens, attempt.reserved_nano_usd, prices)
     return None
 
 
 async def _find_call(connection: Connection, place: dict[str, Any], attempt: _Attempt) -> MadeCall:
     bill = await fetch_one(connection, USAGE_REPORTS.find_bill, place)
     if bill is None:
-        return MadeCall(attempt.made_under, attempt.reserved_tokens)
+        return MadeCall(*attempt[:3])
     is_lost, is_reported = bill[:2]
-    return MadeCall(
-        attempt.made_under, attempt.reserved_tokens, is_settled=True, is_lost=is_lost, is_reported=is_reported
-    )
+    return MadeCall(*attempt[:3], is_settled=True, is_lost=is_lost, is_reported=is_reported)
 
 
 def _counts(usage: TokenUsage) -> dict[str, int]:

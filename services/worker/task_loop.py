@@ -5,26 +5,26 @@ reserve ──▶ call the model ──▶ commit answer + intents ──▶ run
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from services.worker.after_failure import after_failure
-from services.worker.at_quota import leave_at_quota, wait_at_quota
 from services.worker.claim_ledger import Fact
 from services.worker.close_out import leave
 from services.worker.judging import judge_apart
 from services.worker.leaving import late_call
 from services.worker.loop import Loop
 from services.worker.model_step import ModelStep, interrupted_call
+from services.worker.no_room import leave_until_room, wait_for_room
 from services.worker.usage_reports import UsageReport
 from tenure.domain import entries as facts
 from tenure.domain.budget import Denied
 from tenure.domain.compaction import AskSummary, OutOfRoom
 from tenure.domain.conversation import Message, result_of
 from tenure.domain.entries import ToolIntent
-from tenure.domain.retry import RetryPolicy
-from tenure.domain.states import Reason, ReleaseReason, TaskState
+from tenure.domain.states import NO_ROOM_YET, Reason, ReleaseReason, TaskState
 from tenure.domain.turn import (
     NUDGE,
     CallModel,
@@ -38,8 +38,6 @@ from tenure.domain.turn import (
 )
 from tenure.runtime import metrics
 from tenure.runtime.failpoint import failpoint
-
-BUDGET_RETRY: Final = RetryPolicy(initial_seconds=0.2, factor=2.0, cap_seconds=5.0)
 
 
 class TaskLoop(Loop):
@@ -86,8 +84,8 @@ class TaskLoop(Loop):
         self._time(move.step)
         denied = await self._reserve(move)
         self._holding.interrupts.check()  # what looks like a limit may be the end that was asked for
-        if denied is not None and denied.reason == Reason.TENANT_QUOTA:
-            return leave_at_quota(denied)
+        if denied is not None and denied.reason in NO_ROOM_YET:
+            return leave_until_room(denied)
         if denied is not None:
             return facts.Transition(denied.ends_as, denied.reason, denied.message, self._point.last_text)
         await failpoint("worker.after_reserve")
@@ -127,24 +125,16 @@ class TaskLoop(Loop):
                 return move
 
     async def _reserve(self, move: CallModel) -> Denied | None:
-        """Waits while others' reservations are in the way; their settling is a matter of one model call. At a cap
-        of the tenant it waits for a moment only.
-        """
+        """Waits a while where others' reservations are in the way, or at a cap of the tenant."""
         await self._wait_trusted()
-        failures = 0
-        while True:
+        for waits in itertools.count():
             denied = await self._model.reserve(move, self._pending, self._to_come())
             self._pending = []
-            if denied is not None and denied.reason == Reason.TENANT_QUOTA:
-                wait_seconds = wait_at_quota(denied, failures)
-                if wait_seconds is None:
-                    return denied
-            elif denied is not None and denied.reason == Reason.BUDGET_BUSY:
-                wait_seconds = BUDGET_RETRY.wait_seconds(failures + 1, random.random())
-            else:
+            wait_seconds = None if denied is None else wait_for_room(denied, waits, random.random())
+            if wait_seconds is None:
                 return denied
-            failures += 1
             await self._back_off(wait_seconds)
+        raise AssertionError("who counts comes to no end")
 
     async def _after_failure(self, failure: facts.ModelFailure) -> facts.Transition | None:
         self._pending.append((self._point.step, failure))

@@ -61,7 +61,8 @@ class Arguments:
 
     def refuse_rest(self) -> None:
         if self._left:
-            raise Unfit(f"there is no {', '.join(sorted(self._left))[:200]}")
+            named = ", ".join(sorted(self._left))[:200]
+            raise Unfit(f"there is no {named.encode(errors='replace').decode()}")
 
     def texts(self, name: str, most: int, most_characters: int) -> tuple[str, ...]:
         """At least one, none of them blank."""

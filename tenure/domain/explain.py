@@ -39,6 +39,7 @@ REASONS: Final = {
     Reason.MODEL_UNPRICED: "its money is capped, and nobody knows what its model costs",
     Reason.BUDGET_GRANTED: "it was granted more budget",
     Reason.STEP_LIMIT: "its steps were used up",
+    Reason.BUDGET_BUSY: "calls of its tree had set aside what is left of the budget",
     Reason.TENANT_QUOTA: "its tenant was at one of its caps",
     Reason.TOOL_IN_DOUBT: "nobody knows whether a call that must not happen twice has happened",
     Reason.MODEL_RATE_LIMITED: "the model's provider asked to slow down",

@@ -34,7 +34,7 @@ from tenure.domain.entries import (
     UserMessage,
     WaitResolution,
 )
-from tenure.domain.states import TERMINAL, Reason, TaskState
+from tenure.domain.states import NO_ROOM_YET, TERMINAL, TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.timeouts import TIMEOUT_REASONS
 from tenure.domain.tools import Outcome, ToolDefinition
@@ -178,7 +178,7 @@ class ResumePoint:
         self.state = body.to_state
         if body.to_state is TaskState.RETRY_SCHEDULED:
             is_late = body.reason in TIMEOUT_REASONS  # an answer between two of these makes the phase no shorter
-            is_failure = not is_late and body.reason != Reason.TENANT_QUOTA  # waiting at a cap uses up no patience
+            is_failure = not is_late and body.reason not in NO_ROOM_YET  # waiting for room uses up no patience
             self.retries, self.timeout_retries = self.retries + is_failure, self.timeout_retries + is_late
             self.failures.clear()
 

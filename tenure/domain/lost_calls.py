@@ -54,12 +54,13 @@ class MadeCall:
 
     made_under: Fence
     reserved_tokens: int
+    reserved_nano_usd: int
     is_settled: bool = False
     is_lost: bool = False
     is_reported: bool = False
 
 
-def decide_report(call: MadeCall | None, claim: Fence, usage: TokenUsage) -> bool:
+def decide_report(call: MadeCall | None, claim: Fence, usage: TokenUsage, nano_usd: int) -> bool:
     """Whether a worker's report of a lost call is to be billed; False: it was before. Raises what it is refused with.
 
     Whether the claim still holds the task is not asked: the report changes what the call is billed, and nothing else.
@@ -73,4 +74,6 @@ def decide_report(call: MadeCall | None, claim: Fence, usage: TokenUsage) -> boo
     if usage.total > call.reserved_tokens:
         told = f"{usage.total} tokens are more than the {call.reserved_tokens} that were set aside for the call"
         raise InvalidRequest(violations=[("usage", told)])
+    if nano_usd > call.reserved_nano_usd:
+        raise InvalidRequest(violations=[("usage", "costs more than was set aside for the call")])
     return not call.is_reported

@@ -170,7 +170,7 @@ def start_of(tenant: str, uses: Mapping[QuotaKind, QuotaUse], *, may_refuse: boo
 def held_seconds(use: QuotaUse) -> float:
     """How long to wait at a cap before looking again."""
     if use.quota.kind is QuotaKind.SUBMITS_PER_MINUTE:
-        return use.room_after_seconds
+        return min(use.room_after_seconds, LONGEST_DELAY_SECONDS)
     return min(use.room_after_seconds, LONGEST_HOLD_SECONDS)
 
 

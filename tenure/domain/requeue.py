@@ -84,11 +84,10 @@ def refuse_unheard_limit(
 
 
 def _still_exhausted(budget: Budget, asked: Requeue) -> Iterator[BudgetExhausted]:
-    """Why nothing is left to go on with."""
-    free_tokens, free_nano_usd = budget.free_tokens, budget.free_nano_usd
-    if free_tokens is not None and free_tokens + asked.extra_tokens <= 0:
+    """Why nothing is left to go on with. What others have set aside for the moment may come back."""
+    if budget.max_tokens and budget.used_tokens >= budget.max_tokens + asked.extra_tokens:
         used = f"all of its {budget.max_tokens} tokens are used"
         yield BudgetExhausted(f"{used}: give it extra tokens", reason=Reason.TOKEN_LIMIT)
-    if free_nano_usd is not None and free_nano_usd + asked.extra_nano_usd <= 0:
+    if budget.max_nano_usd and budget.used_nano_usd >= budget.max_nano_usd + asked.extra_nano_usd:
         used = f"all of its {usd(budget.max_nano_usd)} are used"
         yield BudgetExhausted(f"{used}: give it more money", reason=Reason.MONEY_LIMIT)

@@ -84,6 +84,10 @@ class Reason:
     RESULT_INVALID = "RESULT_INVALID"
 
 
+NO_ROOM_YET: Final = frozenset({Reason.TENANT_QUOTA, Reason.BUDGET_BUSY})
+"""Why a model call may have to wait through nobody's fault: a task put off for one of these uses up no retry."""
+
+
 class ReleaseReason(StrEnum):
     """Why a worker gives a claim back. A closed set: each decides what becomes of the task."""
 

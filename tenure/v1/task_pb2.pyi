@@ -523,7 +523,7 @@ class Limits(message.Message):
     TIMEOUT_FIELD_NUMBER: builtins.int
     MAX_NANO_USD_FIELD_NUMBER: builtins.int
     max_tokens: builtins.int
-    """Tokens of all model calls together: input, output, cache writes and cache reads."""
+    """Tokens of all model calls together: input, output, cache writes and cache reads. At most 10^12."""
     max_steps: builtins.int
     """Model turns; of control work its steps and tool calls."""
     max_nano_usd: builtins.int

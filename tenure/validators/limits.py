@@ -14,6 +14,7 @@ MIN_OUTPUT_BYTES: Final = 1024
 MAX_LABELS: Final = 32
 MAX_APPROVE_TOOLS: Final = 128
 MAX_RESULT_CORRECTIONS: Final = 20
+MOST_TOKENS: Final = 10**12  # of a task, and added to it: with what goes beyond it stays inside an int64
 MOST_CALL_TOKENS: Final = 10**12  # of one model call: sums over a task's life stay inside an int64
 MAX_ENTRIES: Final = 256
 MAX_COMMIT_BYTES: Final = 1024 * 1024

@@ -25,6 +25,7 @@ from tenure.validators.limits import (
     MAX_SYSTEM_BYTES,
     MAX_WINDOW_TOKENS,
     MIN_WINDOW_TOKENS,
+    MOST_TOKENS,
     NAME,
     TOOL_NAME,
 )
@@ -103,7 +104,7 @@ def check_source(source: task_pb2.Source, v: Violations, field: str) -> None:
 
 
 def check_limits(limits: task_pb2.Limits, v: Violations, field: str) -> None:
-    v.require(limits.max_tokens >= 0, f"{field}.max_tokens", "must not be negative")
+    v.between(f"{field}.max_tokens", limits.max_tokens, 0, MOST_TOKENS)
     v.between(f"{field}.max_nano_usd", limits.max_nano_usd, 0, MOST_NANO_USD)
     v.require(limits.max_steps >= 0, f"{field}.max_steps", "must not be negative")
     check_duration(f"{field}.timeout", limits.timeout, MAX_TIMEOUT_SECONDS, v)

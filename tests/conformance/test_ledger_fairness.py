@@ -21,6 +21,7 @@ from tenure.runtime.tenancy import set_tenant
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint
+from tests.patience import PATIENCE_SECONDS
 
 HIGH, NORMAL, LOW = task_pb2.PRIORITY_HIGH, task_pb2.PRIORITY_NORMAL, task_pb2.PRIORITY_LOW
 
@@ -166,6 +167,42 @@ async def test_with_more_tenants_than_one_look_takes_in_each_has_its_turn_and_ti
     assert served[0] == "t9-urgent"
     assert Counter(served) == {"t9-urgent": 1, **{f"t{number}": 2 for number in range(10)}}
     assert len(set(served[:10])) >= 9
+
+
+async def test_a_tier_that_shrinks_below_one_look_is_looked_at_once(checkpoint):
+    """It was left in the middle: what is there now ends before the place where the next look begins."""
+    replica = await checkpoint()
+    offering = Offering(most_tenants=3)
+    wanted = Wanted(["default"], ["messages"], list(Priority), [], 2**31, 60.0)
+    async with await connect(replica, prepared=False) as postgres:
+        for number in range(5):
+            await fill(postgres, f"t{number}", 4, tier=3)
+        await postgres.execute(b"update tasks set priority = 1 where request_id = '1'")
+    async with await connect(replica) as postgres, asyncio.timeout(PATIENCE_SECONDS):
+        first = await offering.offer(postgres, wanted, Places.open_to_all(3))
+        await postgres.commit()
+        assert [(task.tenant, task.priority) for task in first] == [("t0", 1), ("t1", 1), ("t2", 1)]
+        await postgres.execute(b"update tasks set queue = 'elsewhere' where priority = 1 and tenant > 't2'")
+        second = await offering.offer(postgres, wanted, Places.open_to_all(5))
+        await postgres.commit()
+    assert [task.priority for task in second] == [3] * 5
+
+
+async def test_workers_of_other_queues_do_not_move_ones_place_in_a_tier(checkpoint):
+    replica = await checkpoint()
+    offering = Offering(most_tenants=3)
+    async with await connect(replica, prepared=False) as postgres:
+        for number in range(4):
+            for name in "ab":
+                await fill(postgres, f"{name}{number}", 9)
+        await postgres.execute(b"update tasks set queue = left(tenant, 1)")
+    served: set[str] = set()
+    async with await connect(replica) as postgres:
+        for queue in "abab":
+            wanted = Wanted([queue], ["messages"], list(Priority), [], 2**31, 60.0)
+            served |= {task.tenant for task in await offering.offer(postgres, wanted, Places.open_to_all(3))}
+            await postgres.commit()
+    assert served == {f"{name}{number}" for name in "ab" for number in range(4)}
 
 
 async def test_places_that_are_kept_for_higher_tiers_are_not_filled_by_lower_ones(checkpoint):

@@ -5,7 +5,7 @@ from decimal import Decimal
 import pytest
 
 from services.checkpoint.source_defaults import read_source_defaults
-from services.worker.at_quota import MOST_WAITS, leave_at_quota, wait_at_quota
+from services.worker.no_room import MOST_BUSY_WAITS, MOST_WAITS, leave_until_room, wait_for_room
 from tenure.domain.budget import Denied
 from tenure.domain.errors import LimitReached
 from tenure.domain.money import usd
@@ -150,11 +150,21 @@ def test_a_model_call_waits_for_tokens_and_money_and_for_nothing_else():
 
 
 def test_a_short_wait_keeps_the_worker_and_a_long_one_lets_the_task_go():
-    assert wait_at_quota(Denied("TENANT_QUOTA", "", 10.0), 0) == 10.0
-    assert wait_at_quota(Denied("TENANT_QUOTA", "", 10.0), MOST_WAITS) is None
-    assert wait_at_quota(Denied("TENANT_QUOTA", "", 100.0), 0) is None
-    left = leave_at_quota(Denied("TENANT_QUOTA", "full", 100.0))
+    assert wait_for_room(Denied("TENANT_QUOTA", "", 10.0), 0, 0.5) == 10.0
+    assert wait_for_room(Denied("TENANT_QUOTA", "", 10.0), MOST_WAITS, 0.5) is None
+    assert wait_for_room(Denied("TENANT_QUOTA", "", 100.0), 0, 0.5) is None
+    assert wait_for_room(Denied("TOKEN_LIMIT", "", None), 0, 0.5) is None
+    left = leave_until_room(Denied("TENANT_QUOTA", "full", 100.0))
     assert (left.to_state, left.reason, left.retry_delay_seconds) == (TaskState.RETRY_SCHEDULED, "TENANT_QUOTA", 100.0)
+
+
+def test_who_waits_beside_calls_in_flight_lets_go_before_it_is_taken_for_stuck():
+    busy = Denied("BUDGET_BUSY", "set aside")
+    waits = [wait_for_room(busy, number, 1.0) for number in range(MOST_BUSY_WAITS + 1)]
+    assert waits.pop() is None
+    assert sum(wait or 0 for wait in waits) < 60  # half of what a coordinator waits for progress
+    left = leave_until_room(busy)
+    assert (left.to_state, left.reason) == (TaskState.RETRY_SCHEDULED, "BUDGET_BUSY")
 
 
 def test_defaults_are_read_from_the_file_with_money_in_dollars():

@@ -10,7 +10,7 @@ from tenure.domain import entries as facts
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.fold import fold
 from tenure.domain.retry import RetryPolicy
-from tenure.domain.states import Reason, TaskState
+from tenure.domain.states import NO_ROOM_YET, Reason, TaskState
 from tenure.domain.task import MAX_START_DELAY_SECONDS, TaskPolicy, TaskSpec
 from tenure.domain.timeouts import (
     ACTIONS,
@@ -88,8 +88,11 @@ def test_retries_of_timeouts_are_counted_over_the_attempt_and_those_of_the_model
     ]
     point = fold([facts.Entry(number, 1, body) for number, body in enumerate(bodies, 1)])
     assert (point.timeout_retries, point.retries) == (2, 0)
-    point.apply(facts.Entry(7, 1, moved(TaskState.FAILED, Reason.QUEUED_TOO_LONG)))
-    point.apply(facts.Entry(8, 1, moved(TaskState.QUEUED, Reason.OPERATOR_REQUEUE, TaskState.FAILED)))
+    for number, reason in enumerate((Reason.MODEL_UNAVAILABLE, *NO_ROOM_YET), 7):  # who waits for room fails nothing
+        point.apply(facts.Entry(number, 1, moved(retry, reason)))
+    assert (point.timeout_retries, point.retries) == (2, 1)
+    point.apply(facts.Entry(10, 1, moved(TaskState.FAILED, Reason.QUEUED_TOO_LONG)))
+    point.apply(facts.Entry(11, 1, moved(TaskState.QUEUED, Reason.OPERATOR_REQUEUE, TaskState.FAILED)))
     assert point.timeout_retries == 0
 
 

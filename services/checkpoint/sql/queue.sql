@@ -57,10 +57,12 @@ with recursive stream as (
   select t.name, t.most,
          case when t.most is null and (select count(*) from present) = 1 then 0
               else (select count(*) from (select from tasks r
-                                           where r.holds and r.tenant = t.name limit %(most_counted)b) r)
+                                           where r.holds and r.tenant = t.name
+                                           limit greatest(%(most_counted)b, t.most)) r)
                    + (select count(*) from (select from tasks o
                                              where o.state = 'QUEUED' and o.ending_state = '' and o.tenant = t.name
-                                               and o.offered_until > now() limit %(most_counted)b) o) end as running
+                                               and o.offered_until > now()
+                                             limit greatest(%(most_counted)b, t.most)) o) end as running
     from (select p.name, (select l.max_running_tasks from tenants l
                            where l.tenant in (p.name, '') order by l.tenant desc limit 1) as most
             from present p) t

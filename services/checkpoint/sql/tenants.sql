@@ -16,12 +16,13 @@ select tenant, own, revision, actor, reason, max_running_tasks, max_submits_per_
    for no key update;
 
 -- name: note
--- A tenant is heard of for the first time: the defaults hold for it.
+-- A tenant is heard of for the first time: the defaults hold for it, also those that are just being changed.
 insert into tenants (tenant, max_running_tasks, max_submits_per_minute, max_tokens_per_hour, max_nano_usd_per_day,
                      running_policy, submits_policy, tokens_policy, money_policy)
 select %(tenant)b, d.max_running_tasks, d.max_submits_per_minute, d.max_tokens_per_hour, d.max_nano_usd_per_day,
        d.running_policy, d.submits_policy, d.tokens_policy, d.money_policy
   from tenants d where d.tenant = ''
+   for share of d
 on conflict do nothing;
 
 -- name: update

@@ -11,6 +11,7 @@ from tenure.domain.quotas import QuotaKind, QuotaPolicy, Start, start_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from datetime import datetime
 
     from tenure.domain.quotas import Quota
     from tenure.runtime.postgres import Connection
@@ -28,8 +29,18 @@ FREE: Final = Admission()
 """Nothing limits it, or it is a repeat: that is answered by the task it made, whatever the quotas say by now."""
 
 
-async def admit(connection: Connection, tenant: str, request_id: str, *, may_refuse: bool = True) -> Admission:
-    """Raises LimitReached (TENANT_QUOTA). Submits of a tenant with a rate wait here for each other, no others do."""
+async def admit(
+    connection: Connection,
+    tenant: str,
+    request_id: str,
+    *,
+    may_refuse: bool = True,
+    not_before: datetime | None = None,
+) -> Admission:
+    """Raises LimitReached (TENANT_QUOTA). Submits of a tenant with a rate wait here for each other, no others do.
+
+    Whoever asks for a later start than the quotas allow anyway is not held by them: none that is raised may wake it.
+    """
     row = await ensured(connection, tenant)
     if not _matter(row.quotas):
         return FREE
@@ -41,8 +52,10 @@ async def admit(connection: Connection, tenant: str, request_id: str, *, may_ref
         return FREE
     uses = await _uses(connection, row)
     start = start_of(tenant, uses, may_refuse=may_refuse)
-    counted = QuotaKind.SUBMITS_PER_MINUTE in row.quotas
-    return Admission(start, uses, row.now + start.after_seconds if counted else None)
+    begins = row.now + start.after_seconds
+    if not_before is not None and not_before.timestamp() >= begins:
+        start = Start()
+    return Admission(start, uses, begins if QuotaKind.SUBMITS_PER_MINUTE in row.quotas else None)
 
 
 async def count_submit(connection: Connection, tenant: str, admission: Admission) -> None:
