@@ -145,7 +145,12 @@ async def test_nobody_bills_anothers_call(checkpoint):
     assert await rows(replica, task_id) == before
 
 
-@pytest.mark.parametrize("usage", [{"input_tokens": 201}, {"output_tokens": 2**62}, {"input_tokens": -1}, {}])
+AS_MANY_BUT_DEARER = {"output_tokens": 200}
+
+
+@pytest.mark.parametrize(
+    "usage", [{"input_tokens": 201}, {"output_tokens": 2**62}, {"input_tokens": -1}, AS_MANY_BUT_DEARER, {}]
+)
 async def test_no_more_is_billed_than_was_set_aside(checkpoint, usage):
     replica = await checkpoint()
     owner, _ = await fenced(replica)

@@ -49,6 +49,11 @@ def test_what_could_not_go_on_needs_more(budgets, step, reason, extra):
     assert decide_requeue(TaskState.COST_EXCEEDED, budgets, step, 10, extra) == RequeueVerdict(begins_attempt=True)
 
 
+def test_what_siblings_have_set_aside_for_the_moment_is_not_used_up():
+    busy = (Budget(1000, 600, 400, 500, 300, 200),)
+    assert decide_requeue(TaskState.FAILED, busy, 3, 10, facts.Requeue()) == RequeueVerdict(begins_attempt=True)
+
+
 def test_money_that_is_used_up_needs_more_money():
     broke = (Budget(1000, 100, 0, 500, 500, 0), Budget(0, 100, 0, 300, 300, 0))
     refused = decide_requeue(TaskState.COST_EXCEEDED, broke, 3, 10, facts.Requeue(extra_tokens=100))
