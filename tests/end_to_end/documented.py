@@ -41,6 +41,7 @@ VARYING = (
     (r"is (QUEUED \(OPERATOR_TRANSFER\): .*|RUNNING \(OPENED\))$", "goes on"),
     (r"\b[\d,.]+ ?(ms|s|min|h|d)\b( \d+ (s|min|h))*( ago)?", "SPAN"),
     (r"just now", "SPAN"),
+    (r" \([\d,]+ from the cache, \d+ %\)", ""),  # whether it was warm
     (r"\b[\d,]+(\.\d+)?\b", "N"),
     (r"[ \t]+", " "),
 )

@@ -60,7 +60,7 @@ STALE: Final = Scene(_tasks("slow-tools", "slow-tools"), (PlannedFault(1.0, "sta
 LEASES: Final = Scene((), (PlannedFault(0.0, "use_lease", "coordinator", 5.0),))
 DRAINS: Final = Scene(_tasks("keyed", "unsafe"), (PlannedFault(0.5, "drain_worker", "worker-2", 4.0),))
 SIGNALS: Final = Scene((), (PlannedFault(0.0, "send_signals", "checkpoint", 5.0),))
-WEBHOOKS: Final = Scene(_tasks("plain", "plain"), (PlannedFault(0.0, "receive_webhooks", "checkpoint", 5.0, "2"),))
+WEBHOOKS: Final = Scene((), (PlannedFault(0.0, "receive_webhooks", "checkpoint", 5.0, "2"),))
 PRUNES: Final = Scene((), (PlannedFault(0.0, "prune", "checkpoint"),))
 SLOW_START: Final = Scene(_tasks("keyed", "unsafe"), also="tools.before_effect=1#sleep(1500)")
 

@@ -116,6 +116,15 @@ def test_a_moment_beyond_the_cap_is_noticed_though_all_was_used_within_it() -> N
     assert f"the budget had 0 used and {3 * SET_ASIDE} set aside of {3 * SET_ASIDE - 1}" in message
 
 
+def test_a_cap_that_a_sub_agents_requeue_raised_holds_for_the_root_alone() -> None:
+    family = Family(SET_ASIDE - 1)
+    family.ask(ROOT)
+    family.answer(ROOT)
+    raised, as_it_was = family.parts(max_tokens=SET_ASIDE)[ROOT], family.parts()[ROOT]
+    assert not [each for each in verify(raised) if "aside with" in each.message]
+    assert [each for each in verify(as_it_was) if "aside with" in each.message]
+
+
 def test_what_one_has_settled_is_free_for_another() -> None:
     family = Family(2 * USED + SET_ASIDE)
     for who in (ROOT, FIRST, SECOND):

@@ -116,6 +116,7 @@ def caps_hold(task: TaskHistory) -> Iterator[str]:
     if goal is None:
         return
     cap, used = cap_of(goal[1].spec.limits), NOTHING
+    cap = raised(cap, _raised_elsewhere(task, cap))
     for entry, spent in spending(task):
         cap = raised(cap, raise_of(entry.body))
         match spent:
@@ -125,6 +126,17 @@ def caps_hold(task: TaskHistory) -> Iterator[str]:
                 yield from _beyond(entry, attempt, used, cap)
             case None:
                 pass
+
+
+def _raised_elsewhere(task: TaskHistory, cap: Amount) -> Amount:
+    """Of a root: by how much its cap was raised in its sub-agents. Nobody here knows when."""
+    is_root = task.row is not None and task.row.root_task_id in {"", task.task_id}
+    if not is_root or task.budget is None:
+        return NOTHING
+    for entry in task.entries:
+        cap = raised(cap, raise_of(entry.body))
+    budget = task.budget.budget
+    return (Amount(budget.max_tokens, budget.max_nano_usd) - cap).above_nothing
 
 
 def _beyond(entry: LedgerEntry, attempt: ModelAttempt, used: Amount, cap: Amount) -> Iterator[str]:

@@ -24,12 +24,15 @@ from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_channel import open_channel
 from tenure.runtime.signing import Signer
 from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_pb2
+from tenure.v1 import task_service_pb2 as api
 from tenure.v1 import webhook_service_pb2 as webhooks
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.wire.enums import STATES
 from tenure.wire.token import sign_claims
 from tests.fault.suite.installation import Installation
-from tests.fault.suite.prunes import prune
+from tests.fault.suite.prunes import prune, until_answered
+from tests.fault.suite.scenarios import model_of
 from tests.fault.suite.schedule import PlannedFault, Schedule
 from tests.fault.suite.signals import send
 from tests.fault.suite.store_faults import freeze_store, kill_store, lose_generation, mend_stores, replace_etcd
@@ -197,17 +200,23 @@ async def send_signals(install: Installation, fault: PlannedFault) -> None:
 
 
 async def receive_webhooks(install: Installation, fault: PlannedFault) -> None:
-    """An endpoint that is told of tasks until so many have succeeded: each event in its task's order, none left out."""
-    name = f"faults-{uuid4().hex}"
+    """An endpoint that is told of tasks until so many have succeeded: each event in its task's order, none left out.
+
+    They are submitted here: what happened before a webhook was created is not told.
+    """
+    name, user = f"faults-{uuid4().hex}", install.users[0]
     async with receiving() as receiver:
-        made = await install.users[0].create_webhook(
+        made = await user.create_webhook(
             webhooks.CreateWebhookRequest(name=name, url=receiver.url, event_types=["task.*"])
         )
         receiver.secrets = [made.secret]
+        for _ in range(int(fault.detail)):
+            spec = api.SubmitTaskRequest(request_id=uuid4().hex, agent=task_pb2.AgentSpec(model=model_of("plain")))
+            await until_answered(lambda spec=spec: user.submit("told of", request=spec))
         await receiver.until(int(fault.detail), lambda one: one.type == "task.succeeded")
         done = webhooks.DeleteWebhookRequest(webhook=name)
         with suppress(NotFound):  # of a repeat
-            await retrying(lambda: install.users[0].webhooks.DeleteWebhook(done, timeout=CALL_SECONDS), RETURN_PATIENCE)
+            await retrying(lambda: user.webhooks.DeleteWebhook(done, timeout=CALL_SECONDS), RETURN_PATIENCE)
     assert all(one.valid for one in receiver.came)
     first = {one.webhook_id: one for one in reversed(receiver.took)}
     for task_id in {one.task_id for one in receiver.took}:

@@ -28,11 +28,11 @@ async def prune(install: Installation, _fault: PlannedFault) -> None:
         spec = api.SubmitTaskRequest(
             request_id=uuid4().hex, goal="pruned", agent=task_pb2.AgentSpec(model=model_of("files"))
         )
-        task_id = (await _until_answered(lambda: user.submit("pruned", request=spec))).task_id
-        await _until_answered(lambda: user.wait(task_id))
+        task_id = (await until_answered(lambda: user.submit("pruned", request=spec))).task_id
+        await until_answered(lambda: user.wait(task_id))
         files = install.stack.layout.workspaces / "default" / task_id
         assert files.is_dir()
-        await _until_answered(lambda: user.prune(task_id, "to see what is left"))
+        await until_answered(lambda: user.prune(task_id, "to see what is left"))
         await _refused(user, task_id)
         while files.exists():
             await asyncio.sleep(PAUSE_SECONDS)
@@ -40,13 +40,14 @@ async def prune(install: Installation, _fault: PlannedFault) -> None:
 
 async def _refused(user: Client, task_id: str) -> None:
     try:
-        await _until_answered(lambda: user.get(task_id))
+        await until_answered(lambda: user.get(task_id))
     except NotFound:
         return
     raise AssertionError("a pruned task is still there")
 
 
-async def _until_answered(ask: Callable[[], Awaitable[T]]) -> T:
+async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:
+    """As a client does that is told to try later."""
     while True:
         with suppress(TryLater):
             return await ask()
