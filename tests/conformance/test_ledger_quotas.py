@@ -1,11 +1,13 @@
 """Quotas of tenants: what a submit and a reservation meet, in the database, by several replicas at once."""
 
 import asyncio
+import time
 from contextlib import contextmanager
 from uuid import uuid4
 
 import grpc
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc import error_details_pb2, status_pb2
 
 from tenure.domain.errors import LimitReached, WrongState
@@ -201,6 +203,18 @@ async def test_a_task_that_left_its_worker_at_a_cap_is_queued_when_the_cap_is_ra
     async with asyncio.timeout(PATIENCE_SECONDS):
         while (await replica.get(task.task_id)).state != task_pb2.TASK_STATE_QUEUED:
             await asyncio.sleep(0.1)
+
+
+async def test_a_raised_cap_starts_nothing_before_the_start_that_was_asked_for(checkpoint):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    await spend(owner, 100)
+    await limit(replica, TOKENS, 1, DELAY)
+    tomorrow = Timestamp(seconds=int(time.time()) + 86_400)
+    task = await replica.create(start_time=tomorrow)
+    await limit(replica, TOKENS, 10**9, DELAY)
+    asked = "select extract(epoch from starts_at)::bigint from ledger.tasks where task_id = %s"
+    assert await replica.query(asked, task.task_id) == [(tomorrow.seconds,)]
 
 
 async def test_the_soft_cap_is_told_once_by_the_task_that_met_it(checkpoint):

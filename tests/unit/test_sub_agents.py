@@ -136,3 +136,9 @@ def test_a_call_that_needs_leave_waits_for_a_person_first_and_then_for_its_sub_a
     assert isinstance(then, Wait)
     assert (first.kind, then.kind, then.timeout_seconds) == (WaitKind.TOOL_APPROVAL, WaitKind.SUB_AGENTS, 5.0)
     assert move_to_wait(then).to_state is TaskState.WAITING_EXTERNAL
+
+
+def test_what_is_said_of_unknown_arguments_can_be_written_down():
+    with pytest.raises(Unfit) as told:
+        read_spawn('{"goals": ["x"], "\\ud800": 1}')
+    assert str(told.value).encode()

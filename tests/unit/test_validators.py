@@ -56,6 +56,13 @@ def test_all_that_is_wrong_is_told_together() -> None:
     }
 
 
+def test_a_cap_stays_where_what_goes_beyond_it_can_be_counted() -> None:
+    validate(tasks.SubmitTaskRequest(goal="x", limits=task_pb2.Limits(max_tokens=10**12)))
+    assert fields(tasks.SubmitTaskRequest(goal="x", limits=task_pb2.Limits(max_tokens=10**12 + 1))) == {
+        "limits.max_tokens"
+    }
+
+
 def test_a_results_schema_and_its_corrections_are_checked_wherever_they_come() -> None:
     none, policy = '{"type": "objekt"}', task_pb2.TaskPolicy(max_result_corrections=21)
     request = tasks.SubmitTaskRequest(goal="go", result_schema_json=none, policy=policy)
