@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+NODE_STAMP := tests/node/node_modules/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test check lint types imports protos protos-fresh faults bench clean
+.PHONY: help setup node demo dev test check lint types imports protos protos-fresh faults bench clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -27,7 +28,13 @@ demo: setup ## The main job: a task survives a frozen and a killed worker
 dev: setup ## Run the whole stack here until Ctrl-C
 	$(BIN)/tenure dev
 
-test: setup ## All tests, on real etcd, Postgres and processes
+node: $(NODE_STAMP) ## Install the Node packages that tests run
+
+$(NODE_STAMP): $(STAMP) tests/node/package-lock.json
+	$(BIN)/npm ci --prefix tests/node --ignore-scripts --no-audit --no-fund --loglevel error
+	@touch $@
+
+test: setup node ## All tests, on real etcd, Postgres and processes
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 check: setup lint types imports protos-fresh ## What is told without running anything: lint, types, imports, protos
@@ -59,4 +66,4 @@ bench: setup ## Measure: latencies of takeover, commits and steps per second
 	$(BIN)/python -m bench
 
 clean: ## Remove what was installed and generated here
-	rm -rf $(VENV) .tenure .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) tests/node/node_modules .tenure .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

@@ -17,6 +17,7 @@ pytest_plugins = [
     "tests.fix_postgres",
     "tests.fix_proxy",
     "tests.fix_network",
+    "tests.fix_node",
     "tests.fix_sandbox",
     "tests.fix_simulator",
     "tests.fix_tools",

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
-from services.tools.accept_rules import Answer, Doubt, FenceRow, Here, Join, Run, Verdict, admit, decide
+from services.tools.accept_rules import Answer, Conclude, Doubt, FenceRow, Here, Join, Run, Verdict, admit, decide
 from services.tools.locks import ask_for_calls, ask_for_fences, locked_calls, locked_fences, make_fences, raise_fences
 from services.tools.records import Asked, CallKey, CallRow, pack_outcome
 from services.tools.refusals import Refusal, insert_refusals
 from services.tools.statements import QUERIES
 from tenure.domain.errors import AlreadyExists, StaleEpoch, TenureError
-from tenure.domain.tools import CallState
+from tenure.domain.tools import CallState, Outcome
 from tenure.runtime.postgres import Connection
 
 METHOD: Final = "Execute"
@@ -26,6 +26,7 @@ class _Change:
     asked: Asked
     state: CallState
     call_attempt: int
+    outcome: Outcome | None = None
 
 
 @dataclass(slots=True)
@@ -62,6 +63,8 @@ class Accepting:
                 self.changes.append(_Change(asked, CallState.ACCEPTED, call_attempt))
             case Doubt(call_attempt):
                 self.changes.append(_Change(asked, CallState.IN_DOUBT, call_attempt))
+            case Conclude(outcome):
+                self.changes.append(_Change(asked, CallState.FINISHED, outcome.call_attempt, outcome))
             case Join(call_attempt) if asked.fence != row.fence:
                 # It runs on under the new claim: its record names the one that last authorised it.
                 self.changes.append(_Change(asked, CallState.STARTED, call_attempt))
@@ -116,4 +119,5 @@ def _change_columns(changes: Sequence[_Change]) -> dict[str, list[object]]:
         "attempts": [change.call_attempt for change in changes],
         "epochs": [change.asked.fence.epoch for change in changes],
         "claim_ids": [change.asked.fence.claim_id for change in changes],
+        "outcomes": [b"" if change.outcome is None else pack_outcome(change.outcome) for change in changes],
     }

@@ -48,7 +48,14 @@ class Answer:
     outcome: Outcome
 
 
-Verdict = Run | Join | Doubt | Answer
+@dataclass(frozen=True, slots=True)
+class Conclude:
+    """It was let in before and is to be run no more: this is its outcome, as an attempt of its own."""
+
+    outcome: Outcome
+
+
+Verdict = Run | Join | Doubt | Answer | Conclude
 
 
 def admit(row: FenceRow, presented: Fence) -> FenceRow | StaleEpoch:
@@ -90,10 +97,17 @@ def decide(row: CallRow | None, asked: Asked, here: Here) -> Verdict | AlreadyEx
             metadata={"call_id": asked.key.call_id},
         )
     if row.state is CallState.ACCEPTED:
-        return _decide_accepted(row, asked, here)
+        return _concluded(_decide_accepted(row, asked, here), asked)
     if row.state is CallState.STARTED:
-        return _decide_started(row, here)
+        return _concluded(_decide_started(row, here), asked)
     return Answer(known_outcome(row))
+
+
+def _concluded(verdict: Verdict, asked: Asked) -> Verdict:
+    """A call cannot be run again when its tool is not there any more, or takes its arguments no more."""
+    if isinstance(verdict, Run) and asked.clear is not None:
+        return Conclude(replace(asked.clear, call_attempt=verdict.call_attempt))
+    return verdict
 
 
 def known_outcome(row: CallRow) -> Outcome:

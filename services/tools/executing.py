@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from services.tools.accept import begin_accepting
-from services.tools.accept_rules import Answer, Doubt, Here, Join, Run, Verdict
+from services.tools.accept_rules import Answer, Conclude, Doubt, Here, Join, Run, Verdict
 from services.tools.following import Follower
 from services.tools.liveness import Liveness
 from services.tools.records import Asked, CallKey
@@ -16,7 +16,7 @@ from services.tools.refusals import tell_refusals
 from services.tools.runner import Runner
 from services.tools.runs import Displaced, Event, Started
 from services.tools.runs import Run as RunningCall
-from services.tools.tool import Arguments
+from services.tools.tool import Work
 from tenure.domain.errors import TenureError, Unavailable
 from tenure.domain.tools import IN_DOUBT, Outcome
 from tenure.runtime import metrics
@@ -30,10 +30,10 @@ _OVERHEAD_BYTES: Final = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """A call and what to run it with; no arguments when its outcome is clear."""
+    """A call and what to run it with; nothing when its outcome is clear."""
 
     asked: Asked
-    arguments: Arguments
+    work: Work | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,8 @@ class Executor:
     def _take(self, request: Request, verdict: Verdict | TenureError) -> _Taken | TenureError:
         match verdict:
             case Run(call_attempt):
-                return _Running(self._runner.begin(request.asked, request.arguments, call_attempt), joined=False)
+                assert request.work is not None, "a call whose outcome is clear is not run"
+                return _Running(self._runner.begin(request.asked, request.work, call_attempt), joined=False)
             case Join(call_attempt):
                 run = self._runner.runs.find(request.asked.key)
                 here = run is not None and run.call_attempt == call_attempt
@@ -126,7 +127,7 @@ class Executor:
             case Doubt(call_attempt):
                 metrics.count("tenure_calls_in_doubt_total")
                 return Outcome(IN_DOUBT.status, IN_DOUBT.content, call_attempt=call_attempt)
-            case Answer(outcome):
+            case Answer(outcome) | Conclude(outcome):
                 return outcome
             case _:
                 return verdict

@@ -1,73 +1,107 @@
-"""The tools this service has, and what can be said about a call before anything is run."""
+"""The tools this service has, and what can be said about a call before anything is run.
+
+They come from sources: the built-in ones are there from the start; servers and providers bring theirs when they are
+reached, and may replace them at any time.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from time import monotonic
 from typing import Final
 
-from jsonschema import Draft202012Validator
-
-from services.tools.tool import Arguments, Tool
+from services.tools.schemas import Arguments, Schema, parse_arguments, shortened
+from services.tools.tool import Tool
+from tenure.domain.errors import Unavailable
 from tenure.domain.token import Claims
 from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition
 
-_MOST_PROBLEMS: Final = 5
-_LONGEST_PROBLEM: Final = 300
+BUILT_IN: Final = "built-in"
+SEPARATOR: Final = "__"
+"""Between a source's name and a tool's."""
+
+PATIENCE_SECONDS: Final = 30.0
+"""So long a call is put off whose source has not been reached yet; then the model is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    tool: Tool
+    schema: Schema
+    source: str
 
 
 class Registry:
-    """Tools by name, their schemas compiled once. Raises ValueError for a name that is taken, SchemaError for a schema
-    that is none.
-    """
+    """Tools by name, their schemas compiled once. Raises ValueError when a built-in tool cannot be taken."""
 
-    def __init__(self, tools: Iterable[Tool]) -> None:
-        self._tools: dict[str, Tool] = {}
-        self._validators: dict[str, Draft202012Validator] = {}
-        for tool in sorted(tools, key=lambda tool: tool.name):
-            if tool.name in self._tools:
-                raise ValueError(f"there are two tools named {tool.name}")
-            schema = json.loads(tool.definition.input_schema_json)
-            Draft202012Validator.check_schema(schema)
-            self._tools[tool.name] = tool
-            self._validators[tool.name] = Draft202012Validator(schema)
+    def __init__(self, tools: Iterable[Tool], clock: Callable[[], float] = monotonic) -> None:
+        self._entries: dict[str, _Entry] = {}
+        self._expected: dict[str, float] = {}
+        self._clock = clock
+        if problems := self.put(BUILT_IN, tools):
+            raise ValueError("; ".join(problems))
 
-    def __getitem__(self, name: str) -> Tool:
-        return self._tools[name]
+    def expect(self, source: str) -> None:
+        """A source that is set up and not reached yet: calls of its unknown tools are put off for a while."""
+        self._expected.setdefault(source, self._clock())
+
+    def put(self, source: str, tools: Iterable[Tool]) -> list[str]:
+        """Take these as all the tools of the source, in place of those it had. What is left out is told, with the
+        reason. Calls that run keep the tool they began with.
+        """
+        self._expected.pop(source, None)
+        kept = {name: entry for name, entry in self._entries.items() if entry.source != source}
+        problems: list[str] = []
+        for tool in tools:
+            if tool.name in kept:
+                problems.append(f"{tool.name}: there are two tools of this name, the other is {kept[tool.name].source}")
+                continue
+            try:
+                kept[tool.name] = _Entry(tool, Schema(tool.definition.input_schema_json), source)
+            except ValueError as error:
+                problems.append(f"{tool.name}: {error}")
+        self._entries = dict(sorted(kept.items()))
+        return problems
 
     def find(self, name: str) -> Tool | None:
         """The tool, or None."""
-        return self._tools.get(name)
+        entry = self._entries.get(name)
+        return None if entry is None else entry.tool
 
     def definitions(self, claims: Claims) -> list[ToolDefinition]:
         """What this token may call, by name."""
-        return [tool.definition for tool in self._tools.values() if claims.allows_tool(tool.name)]
+        return [entry.tool.definition for name, entry in self._entries.items() if claims.allows_tool(name)]
 
     def unknown_names(self, claims: Claims) -> list[str]:
         """What the token allows and there is no such tool, in order."""
-        return sorted(set(claims.tools or ()) - self._tools.keys())
+        return sorted(set(claims.tools or ()) - self._entries.keys())
 
     def judge(self, claims: Claims, name: str, arguments_json: str) -> Arguments | Outcome:
-        """The arguments to run the tool with, or the outcome of a call that is not run: in words the model can use."""
-        tool = self._tools.get(name)
-        if tool is not None and not claims.allows_tool(name):
+        """The arguments to run the tool with, or the outcome of a call that is not run: in words the model can use.
+
+        Raises Unavailable for a tool whose source is about to be reached.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            return self._unknown(claims, name)
+        if not claims.allows_tool(name):
             return Outcome(OutcomeStatus.NOT_ALLOWED, f"This task may not use {_shown(name)}. {self._offer(claims)}")
-        if tool is None:
-            return _invalid(f"There is no tool named {_shown(name)}. {self._offer(claims)}")
-        arguments = _parsed(arguments_json)
+        arguments = parse_arguments(arguments_json)
         if arguments is None:
             return _invalid(f"The arguments of {name} must be a JSON object.")
-        problems = self._problems(name, arguments)
-        if problems:
+        if problems := entry.schema.problems(arguments):
             return _invalid(f"The arguments do not fit {name}: {'; '.join(problems)}.")
         return arguments
 
-    def _problems(self, name: str, arguments: Arguments) -> list[str]:
-        """The first few; a long list of wrong items has as many."""
-        errors = list(islice(self._validators[name].iter_errors(arguments), _MOST_PROBLEMS + 1))
-        shown = [f"{_place(error.json_path)}{_shortened(error.message)}" for error in errors[:_MOST_PROBLEMS]]
-        return [*shown, "and more"] if len(errors) > _MOST_PROBLEMS else shown
+    def _unknown(self, claims: Claims, name: str) -> Outcome:
+        since = self._expected.get(name.partition(SEPARATOR)[0])
+        if since is None:
+            return _invalid(f"There is no tool named {_shown(name)}. {self._offer(claims)}")
+        if self._clock() - since < PATIENCE_SECONDS:
+            raise Unavailable("what has this tool is not reached yet", reason="TOOL_UNREACHED", retry_after_seconds=1.0)
+        told = f"{_shown(name)} cannot be reached just now: nothing was done. {self._offer(claims)}"
+        return Outcome(OutcomeStatus.FAILED, told, detail="UNREACHABLE")
 
     def _offer(self, claims: Claims) -> str:
         names = ", ".join(definition.name for definition in self.definitions(claims))
@@ -78,27 +112,5 @@ def _invalid(sentence: str) -> Outcome:
     return Outcome(OutcomeStatus.INVALID_ARGUMENTS, sentence)
 
 
-def _parsed(text: str) -> Arguments | None:
-    """The object; None for anything else. Python's parser would take NaN, and gives up on very deep nesting."""
-    try:
-        parsed = json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        return None
-    return parsed if isinstance(parsed, dict) else None
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _place(json_path: str) -> str:
-    return "" if json_path == "$" else f"{json_path.removeprefix('$.')}: "
-
-
-def _shortened(message: str) -> str:
-    """The library quotes the value; one of a megabyte helps nobody."""
-    return message if len(message) <= _LONGEST_PROBLEM else f"{message[:_LONGEST_PROBLEM]}…"
-
-
 def _shown(name: str) -> str:
-    return repr(_shortened(name))
+    return repr(shortened(name))

@@ -18,10 +18,9 @@ from services.tools.finish import Finish
 from services.tools.liveness import Liveness
 from services.tools.output import OutputKeeper
 from services.tools.records import Asked, pack_outcome
-from services.tools.registry import Registry
 from services.tools.runs import Displaced, Run, Runs, Stop
 from services.tools.start import Start, withdraw_start
-from services.tools.tool import Arguments, CallContext, Tool
+from services.tools.tool import CallContext, Tool, Work
 from tenure.domain.epochs import describe_epoch
 from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailable
 from tenure.domain.tools import CallState, Outcome
@@ -61,7 +60,6 @@ class Runner:
         self,
         pool: Pool,
         runs: Runs,
-        registry: Registry,
         liveness: Liveness,
         writers: Writers,
         keeper: OutputKeeper,
@@ -69,7 +67,7 @@ class Runner:
     ) -> None:
         self.runs = runs
         self._keeper = keeper
-        self._pool, self._registry, self._liveness = pool, registry, liveness
+        self._pool, self._liveness = pool, liveness
         self._writers, self._limits = writers, limits
         self._lanes = {lane: asyncio.Semaphore(count) for lane, count in limits.lanes.items()}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -91,17 +89,17 @@ class Runner:
         if len(self._tasks) >= self._limits.max_accepted:
             raise LimitReached("too many calls wait to be run", reason="TOO_MANY_CALLS", retry_after_seconds=1.0)
 
-    def begin(self, asked: Asked, arguments: Arguments, call_attempt: int) -> Run:
+    def begin(self, asked: Asked, work: Work, call_attempt: int) -> Run:
         """Take on a call that is recorded as this runner's."""
         run = self.runs.add(asked, call_attempt)
-        task = asyncio.create_task(self._carry(run, arguments), name=f"run {run.key.idempotency_key}")
+        task = asyncio.create_task(self._carry(run, work), name=f"run {run.key.idempotency_key}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return run
 
-    async def _carry(self, run: Run, arguments: Arguments) -> None:
+    async def _carry(self, run: Run, work: Work) -> None:
         """One attempt to its end, which is told to all that listen."""
-        tool, epoch = self._registry[run.asked.tool], run.asked.fence.epoch
+        tool, epoch = work.tool, run.asked.fence.epoch
         facts = {"task": run.asked.claims.task_id, "call": run.key.call_id, "epoch": describe_epoch(epoch)}
         attributes = {
             semconv.OPERATION_NAME: semconv.EXECUTE_TOOL,
@@ -114,7 +112,7 @@ class Runner:
         try:
             asking = run.asked.traceparent
             with log_context(**facts), span(f"{semconv.EXECUTE_TOOL} {tool.name}", attributes, parent=asking):
-                ending = await self._perform(run, tool, arguments)
+                ending = await self._perform(run, work)
         except (Displaced, TenureError) as news:
             ending = news
         except Exception as error:  # noqa: BLE001  told to all that listen, as the bug it is
@@ -124,10 +122,11 @@ class Runner:
             self.runs.remove(run)
             run.settle(ending or Unavailable("the runner stopped", reason="RUNNER_STOPPED"))
 
-    async def _perform(self, run: Run, tool: Tool, arguments: Arguments) -> Outcome:
+    async def _perform(self, run: Run, work: Work) -> Outcome:
+        tool = work.tool
         await failpoint("tools.after_accept")
         async with self._lanes[tool.lane]:
-            outcome = await self._bounded(run, tool, await self._run_once(run, tool, arguments))
+            outcome = await self._bounded(run, tool, await self._run_once(run, work))
         await failpoint("tools.after_effect")
         metrics.count("tenure_tool_calls_total", tool=tool.name, status=outcome.status.value)
         metrics.observe("tenure_tool_call_seconds", outcome.duration_seconds, tool=tool.name)
@@ -150,7 +149,7 @@ class Runner:
             output_path=shown.path,
         )
 
-    async def _run_once(self, run: Run, tool: Tool, arguments: Arguments) -> Outcome:
+    async def _run_once(self, run: Run, work: Work) -> Outcome:
         """Mark and begin; a mark whose effect did not begin in time is taken back and set anew, a few times."""
         context = CallContext(
             tenant=run.asked.claims.tenant,
@@ -159,14 +158,15 @@ class Runner:
             idempotency_key=run.key.idempotency_key,
             epoch=run.asked.fence.epoch,
             emit=run.emit,
-            output_limit_bytes=_limit_bytes(run, tool),
+            token=work.token,
+            output_limit_bytes=_limit_bytes(run, work.tool),
         )
         for _ in range(_MOST_STARTS):
             if run.stop is not None:
                 raise Displaced
             may_begin = await self._mark(run)
             try:
-                return await Effect(run, tool, arguments, context, may_begin).carry_out()
+                return await Effect(run, work.tool, work.arguments, context, may_begin).carry_out()
             except NeverBegan:
                 run.effect = None
                 await self._take_back(run)

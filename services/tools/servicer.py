@@ -18,6 +18,7 @@ from services.tools.records import Asked, CallKey, CallStanding
 from services.tools.refusals import list_refusals
 from services.tools.registry import Registry
 from services.tools.runs import Event
+from services.tools.tool import Work
 from services.tools.trails import list_calls
 from tenure.domain.errors import PermissionDenied
 from tenure.domain.token import Claims
@@ -133,7 +134,9 @@ class ToolServicer(ToolServiceServicer):
             timeout_seconds=seconds(request.timeout),
             output_limit_bytes=request.output_limit_bytes,
         )
-        return Request(asked, {} if isinstance(judged, Outcome) else judged)
+        if tool is None or isinstance(judged, Outcome):
+            return Request(asked, None)
+        return Request(asked, Work(tool, judged, request.token.SerializeToString()))
 
     def _fenced(self, fencing: asyncio.Task[list[CallStanding]]) -> None:
         self._fencing.discard(fencing)

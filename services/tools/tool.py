@@ -18,7 +18,8 @@ class CallContext:
     """What a tool is told about the call. `idempotency_key` is the same for every attempt of it.
 
     `emit` shows output while it comes; all of it belongs in the answer again, because what is shown may be dropped.
-    The model is shown up to `output_limit_bytes` of the answer.
+    The model is shown up to `output_limit_bytes` of the answer. `token` is the fencing token as it was presented, a
+    serialized FencingToken: for providers that check it themselves.
     """
 
     tenant: str
@@ -27,6 +28,7 @@ class CallContext:
     idempotency_key: str
     epoch: int
     emit: Callable[[str], None]
+    token: bytes = b""
     output_limit_bytes: int = 64 * 1024
 
     @property
@@ -54,6 +56,8 @@ class ToolFailed(Exception):  # noqa: N818  what the tool says to the model, no 
 
 
 Arguments = dict[str, Any]
+"""As they came, and known to fit the tool's schema."""
+
 RunTool = Callable[[CallContext, Arguments], Awaitable[ToolAnswer]]
 
 
@@ -72,6 +76,15 @@ class Tool:
     @property
     def name(self) -> str:
         return self.definition.name
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a call that is let in is to be run with: its tool as it was then, which may be replaced meanwhile."""
+
+    tool: Tool
+    arguments: Arguments
+    token: bytes = b""
 
 
 async def past_return(work: Awaitable[_Result]) -> _Result:

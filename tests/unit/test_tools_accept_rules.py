@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.tools.accept_rules import Answer, Doubt, FenceRow, Here, Join, Run, admit, admit_fence, decide
+from services.tools.accept_rules import Answer, Conclude, Doubt, FenceRow, Here, Join, Run, admit, admit_fence, decide
 from services.tools.records import Asked, CallKey, CallRow, pack_outcome
 from tenure.domain.epochs import Fence
 from tenure.domain.errors import AlreadyExists, StaleEpoch
@@ -85,6 +85,16 @@ def test_other_arguments_are_refused_in_every_state(state):
     verdict = decide(row(state), asked(arguments=b'{"other": 1}'), RUNNING)
     assert isinstance(verdict, AlreadyExists)
     assert verdict.reason == "CALL_ID_REUSED"
+
+
+def test_a_call_whose_tool_is_gone_is_concluded_where_it_would_be_run_again():
+    clear = Outcome(OutcomeStatus.INVALID_ARGUMENTS, "no such tool")
+    concluded = Conclude(replace(clear, call_attempt=4))
+    dead = row(CallState.STARTED, runner_alive=False)
+    assert decide(row(CallState.ACCEPTED), asked(clear=clear), IDLE) == concluded
+    assert decide(dead, asked(clear=clear), IDLE) == concluded
+    assert decide(row(CallState.STARTED), asked(clear=clear), IDLE) == Join(3)
+    assert decide(replace(dead, effect_class=EffectClass.UNSAFE), asked(clear=clear), IDLE) == Doubt(3)
 
 
 def test_an_accepted_call_is_joined_by_its_own_claim_and_taken_over_by_everybody_else():

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from importlib import resources
 
 import pytest
 
 from services.tools.builtin.definitions import define
-from services.tools.registry import Registry
+from services.tools.registry import PATIENCE_SECONDS, Registry
 from services.tools.tool import Tool
+from tenure.domain.errors import Unavailable
 from tenure.domain.token import Claims
 from tenure.domain.tools import CallState, EffectClass, Outcome, OutcomeStatus
 
@@ -66,7 +68,7 @@ def test_names_that_are_allowed_in_vain_are_told():
 
 
 def test_two_tools_of_one_name_are_a_mistake():
-    with pytest.raises(ValueError, match="two tools named a"):
+    with pytest.raises(ValueError, match="two tools of this name"):
         Registry([tool("a"), tool("a")])
 
 
@@ -76,3 +78,48 @@ def test_the_database_knows_the_states_and_classes_of_the_rules():
         listed = re.search(rf"check \({column} in \((.*?)\)\)", sql)
         assert listed is not None
         assert set(re.findall(r"'(\w+)'", listed[1])) == {member.value for member in enum}
+
+
+def put_names(registry: Registry) -> list[str]:
+    return [definition.name for definition in registry.definitions(ALL)]
+
+
+def test_a_source_replaces_its_own_tools_and_no_others():
+    registry = Registry([tool("a")])
+    assert registry.put("s", [tool("s__x"), tool("s__y")]) == []
+    kept = registry.find("s__x")
+    assert registry.put("s", [tool("s__y"), tool("s__z"), tool("a")]) == [
+        "a: there are two tools of this name, the other is built-in"
+    ]
+    assert put_names(registry) == ["a", "s__y", "s__z"]
+    assert kept is not None
+    assert registry.find("s__x") is None
+    assert registry.put("s", []) == []
+    assert put_names(registry) == ["a"]
+
+
+def test_a_tool_whose_schema_cannot_be_used_is_left_out_and_the_rest_is_taken():
+    bad = Tool(replace(tool("s__bad").definition, input_schema_json='{"$ref": "http://127.0.0.1:1/"}'), never)
+    registry = Registry([])
+    assert registry.put("s", [bad, tool("s__good")]) == [
+        "s__bad: its schema refers to another document: http://127.0.0.1:1/"
+    ]
+    assert put_names(registry) == ["s__good"]
+
+
+def test_a_call_of_a_source_that_is_not_reached_yet_is_put_off_for_a_while():
+    now = 100.0
+    registry = Registry([], clock=lambda: now)
+    registry.expect("s")
+    with pytest.raises(Unavailable, match="not reached yet"):
+        registry.judge(ALL, "s__x", "{}")
+    assert isinstance(registry.judge(ALL, "t__x", "{}"), Outcome)
+    now += PATIENCE_SECONDS
+    judged = registry.judge(ALL, "s__x", "{}")
+    assert isinstance(judged, Outcome)
+    assert (judged.status, judged.detail) == (OutcomeStatus.FAILED, "UNREACHABLE")
+    registry.put("s", [tool("s__x")])
+    assert registry.judge(ALL, "s__x", '{"count": 1}') == {"count": 1}
+    judged = registry.judge(ALL, "s__y", "{}")
+    assert isinstance(judged, Outcome)
+    assert judged.status is OutcomeStatus.INVALID_ARGUMENTS

@@ -46,14 +46,16 @@ select w.task_id, w.call_id, w.tool, w.effect_class, w.arguments_hash, w.argumen
     as w(task_id, call_id, tool, effect_class, arguments_hash, arguments, state, epoch, claim_id, outcome);
 
 -- name: change_calls
--- Known calls that are handed to this runner, put in doubt, or authorised by another claim. Locked by lock_calls.
+-- Known calls that are handed to this runner, put in doubt, concluded, or authorised by another claim. Locked by lock_calls.
 update calls c
    set state = w.state, call_attempt = w.call_attempt, epoch = w.epoch, claim_id = w.claim_id,
        runner_id = case when w.state = 'ACCEPTED' then %(runner_id)b::uuid else c.runner_id end,
-       begun_before = c.begun_before or (c.state = 'STARTED' and w.state = 'ACCEPTED')
+       begun_before = c.begun_before or (c.state = 'STARTED' and w.state = 'ACCEPTED'),
+       outcome = nullif(w.outcome, ''::bytea),
+       finished_at = case when w.state = 'FINISHED' then clock_timestamp() end
   from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[], %(states)b::text[], %(attempts)b::int[],
-              %(epochs)b::bigint[], %(claim_ids)b::text[])
-    as w(task_id, call_id, state, call_attempt, epoch, claim_id)
+              %(epochs)b::bigint[], %(claim_ids)b::text[], %(outcomes)b::bytea[])
+    as w(task_id, call_id, state, call_attempt, epoch, claim_id, outcome)
  where c.task_id = w.task_id and c.call_id = w.call_id;
 
 -- name: start_calls

@@ -1,0 +1,87 @@
+"""The tool service's config file: what tools there are besides the built-in ones, and where.
+
+One YAML file (so JSON too), named by TENURE_TOOLS_CONFIG_FILE and read once, at the start. `${NAME}` in a string stands
+for a variable of the service's environment, so that secrets need not be in the file; `$${` is a plain `${`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tenure.runtime.settings import ConfigurationError
+
+_VARIABLE: Final = re.compile(r"\$(?P<escaped>\$)?\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
+_MOST_BYTES: Final = 1024 * 1024
+
+
+class Section(BaseModel):
+    """What all parts of the file have in common: nothing unknown in them, and nothing changes them later."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+
+
+class ToolsConfig(Section):
+    """The whole file. Every section may be left out."""
+
+
+def read_config(path: Path | None, environment: Mapping[str, str]) -> ToolsConfig:
+    """What the file says; without a file, nothing. Raises ConfigurationError, which names every mistake's place."""
+    if path is None:
+        return ToolsConfig()
+    missing: list[str] = []
+    content = _expanded(_parsed(path), "", environment, missing)
+    if missing:
+        raise ConfigurationError([f"{path}: {problem}" for problem in missing])
+    try:
+        return ToolsConfig.model_validate({} if content is None else content)
+    except ValidationError as error:
+        raise ConfigurationError([f"{path}: {_told(problem)}" for problem in error.errors()]) from error
+
+
+def _parsed(path: Path) -> Any:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise ConfigurationError([f"{path}: it is larger than {_MOST_BYTES} bytes"])
+        return yaml.safe_load(content)
+    except OSError as error:
+        raise ConfigurationError([f"{path}: it cannot be read: {error.strerror}"]) from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigurationError([f"{path}: it is no YAML: {' '.join(str(error).split())}"]) from error
+
+
+def _expanded(value: Any, place: str, environment: Mapping[str, str], missing: list[str]) -> Any:
+    """The value with the variables of its strings filled in; those that are not set are noted with their place."""
+    if isinstance(value, dict):
+        return {key: _expanded(one, _inside(place, key), environment, missing) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_expanded(one, _inside(place, index), environment, missing) for index, one in enumerate(value)]
+    if not isinstance(value, str):
+        return value
+
+    def fill(match: re.Match[str]) -> str:
+        if match["escaped"]:
+            return match[0][1:]
+        if match["name"] not in environment:
+            missing.append(f"{place}: set the variable {match['name']}, which it asks for")
+        return environment.get(match["name"], "")
+
+    return _VARIABLE.sub(fill, value)
+
+
+def _told(problem: Any) -> str:
+    place = ""
+    for part in problem["loc"]:
+        place = _inside(place, part)
+    return f"{place or 'the file'}: {problem['msg']}"
+
+
+def _inside(place: str, part: object) -> str:
+    return f"{place}.{part}" if place else str(part)

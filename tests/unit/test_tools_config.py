@@ -1,0 +1,53 @@
+"""The config file: its variables are filled in, and every mistake is told with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.tools.config import ToolsConfig, read_config
+from tenure.runtime.settings import ConfigurationError
+
+
+def written(directory: Path, text: str) -> Path:
+    path = directory / "tools.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("text", ["", "{}", "# nothing yet\n"])
+def test_an_empty_file_says_nothing(tmp_path, text):
+    assert read_config(written(tmp_path, text), {}) == ToolsConfig() == read_config(None, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("no_such_section: 1", "no_such_section: Extra inputs are not permitted"),
+        ("a: {b: ['x', '${MISSING}']}", "a.b.1: set the variable MISSING"),
+        ("[1, 2]", "the file: Input should be a valid dictionary"),
+        ("a: [", "it is no YAML: while parsing"),
+        ("a: !!python/object/apply:os.getpid []", "it is no YAML: could not determine a constructor"),
+        ("a: '" + "x" * 1024 * 1024 + "'", "it is larger than 1048576 bytes"),
+    ],
+)
+def test_a_mistake_is_told_with_the_file_and_its_place(tmp_path, text, told):
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigurationError) as raised:
+        read_config(path, {"HERE": "y"})
+    [problem] = raised.value.problems
+    assert problem.startswith(f"{path}: {told}")
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(ConfigurationError, match="it cannot be read: No such file or directory"):
+        read_config(tmp_path / "none.yaml", {})
+
+
+def test_a_variable_that_is_escaped_is_not_filled_in(tmp_path):
+    with pytest.raises(ConfigurationError) as raised:
+        read_config(written(tmp_path, "x${A}y$${B}: 1"), {"A": "1"})
+    assert "x${A}y$${B}: Extra" in str(raised.value)  # keys are taken as they are
+    with pytest.raises(ConfigurationError, match=r"a: set the variable C"):
+        read_config(written(tmp_path, "a: '$${B} ${C}'"), {"A": "1"})
