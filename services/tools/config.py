@@ -12,18 +12,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
+from services.tools.config_section import Section
 from tenure.runtime.settings import ConfigurationError
 
 _VARIABLE: Final = re.compile(r"\$(?P<escaped>\$)?\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
 _MOST_BYTES: Final = 1024 * 1024
-
-
-class Section(BaseModel):
-    """What all parts of the file have in common: nothing unknown in them, and nothing changes them later."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
 
 
 class ToolsConfig(Section):
