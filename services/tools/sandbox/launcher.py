@@ -12,11 +12,15 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
-import signal
 import sys
-from typing import NoReturn
+
+# Every import is paid for by every run: those of `typing` and `signal` would cost more than all the launcher does.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 FAILED = 125
+_SIGKILL = 9
 _PR_SET_PDEATHSIG = 1
 _CLONE_NEWNS = 0x00020000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
@@ -64,7 +68,7 @@ def call(name: str, *arguments: object) -> None:
 
 def die_with_the_service() -> None:
     """Bubblewrap does this too, but only after it has made the namespaces; kept across exec, not across setuid."""
-    call("prctl", _PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+    call("prctl", _PR_SET_PDEATHSIG, ctypes.c_ulong(_SIGKILL))
 
 
 def bind_out_of_reach(binds: list[tuple[str, str]]) -> None:
