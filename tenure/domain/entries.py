@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tenure.domain.budget import BudgetWarning, TokenUsage
+from tenure.domain.in_doubt import CallInDoubt, ResolveCall
 from tenure.domain.money import Prices
 from tenure.domain.quotas import QuotaKind
 from tenure.domain.spawned import SpawnedBy, SubAgentsSpawned
@@ -30,7 +31,8 @@ class Submitted:
 @dataclass(frozen=True, slots=True)
 class Transition:
     """The state changed. `retry_delay_seconds` only for RETRY_SCHEDULED, `result` for endings, `wait` for WAITING,
-    `result_json` for SUCCEEDED with a schema, `error_class` for what a failed model call led to.
+    `result_json` for SUCCEEDED with a schema, `error_class` for what a failed model call led to, `calls_in_doubt` for
+    TOOL_IN_DOUBT.
     """
 
     to_state: TaskState
@@ -42,6 +44,7 @@ class Transition:
     wait: Wait | None = None
     result_json: str = ""
     error_class: str = ""
+    calls_in_doubt: tuple[CallInDoubt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +175,7 @@ class OperatorRequest:
     """An operator intervened. What came of it is the transition that follows."""
 
     reason: str
-    act: Requeue | CloseOut | GrantBudget
+    act: Requeue | CloseOut | GrantBudget | ResolveCall
 
 
 @dataclass(frozen=True, slots=True)

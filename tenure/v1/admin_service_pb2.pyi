@@ -131,6 +131,162 @@ class PruneTasksResponse(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class AdminServiceListInDoubtCallsRequest(message.Message):
+    """Which calls in doubt."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    ALL_FIELD_NUMBER: builtins.int
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """Only this task's; empty: of all tasks of the caller's."""
+    all: builtins.bool
+    """Those too that cannot be settled any more: of tasks that ended or went on without knowing."""
+    page_size: builtins.int
+    """At most this many; 0: 50, at most 500. A page may have fewer: the token says whether there are more."""
+    page_token: builtins.str
+    """From the last answer; at most 512 characters."""
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        all: builtins.bool = ...,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["all", b"all", "page_size", b"page_size", "page_token", b"page_token", "task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class AdminServiceListInDoubtCallsResponse(message.Message):
+    """A page of calls in doubt."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    @typing.final
+    class Listed(message.Message):
+        """A call, and what its task does about it."""
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        CALL_FIELD_NUMBER: builtins.int
+        TASK_STATE_FIELD_NUMBER: builtins.int
+        TASK_REASON_FIELD_NUMBER: builtins.int
+        RESOLVABLE_FIELD_NUMBER: builtins.int
+        task_state: task_pb2.TaskState.ValueType
+        """Where its task stands; UNSPECIFIED: it was pruned."""
+        task_reason: builtins.str
+        """Why it stands there."""
+        resolvable: builtins.bool
+        """The task waits for a word on it."""
+        @builtins.property
+        def call(self) -> tool_pb2.InDoubtCall:
+            """The call."""
+
+        def __init__(
+            self,
+            *,
+            call: tool_pb2.InDoubtCall | None = ...,
+            task_state: task_pb2.TaskState.ValueType = ...,
+            task_reason: builtins.str = ...,
+            resolvable: builtins.bool = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = typing.Literal["call", b"call"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["call", b"call", "resolvable", b"resolvable", "task_reason", b"task_reason", "task_state", b"task_state"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    CALLS_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """For the next page; empty: no more."""
+    @builtins.property
+    def calls(self) -> containers.RepeatedCompositeFieldContainer[AdminServiceListInDoubtCallsResponse.Listed]:
+        """The oldest doubt first."""
+
+    def __init__(
+        self,
+        *,
+        calls: abc.Iterable[AdminServiceListInDoubtCallsResponse.Listed] | None = ...,
+        next_page_token: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["calls", b"calls", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ResolveInDoubtCallRequest(message.Message):
+    """A word on a call in doubt."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    CALL_ID_FIELD_NUMBER: builtins.int
+    CALL_ATTEMPT_FIELD_NUMBER: builtins.int
+    DECISION_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """The task."""
+    call_id: builtins.str
+    """Which call of it."""
+    call_attempt: builtins.int
+    """The attempt that is in doubt, from the list; at least 1."""
+    reason: builtins.str
+    """Why, and how it was found out; 1 to 1,000 characters."""
+    request_id: builtins.str
+    """The caller's id of this request, up to 128 characters: a repeat is answered by what the first time did. Empty: one is made."""
+    @builtins.property
+    def decision(self) -> tool_pb2.InDoubtDecision:
+        """What is said of it."""
+
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        call_id: builtins.str = ...,
+        call_attempt: builtins.int = ...,
+        decision: tool_pb2.InDoubtDecision | None = ...,
+        reason: builtins.str = ...,
+        request_id: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["decision", b"decision"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["call_attempt", b"call_attempt", "call_id", b"call_id", "decision", b"decision", "reason", b"reason", "request_id", b"request_id", "task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ResolveInDoubtCallResponse(message.Message):
+    """It is recorded."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def task(self) -> task_pb2.Task:
+        """The task now."""
+
+    def __init__(
+        self,
+        *,
+        task: task_pb2.Task | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class ListAgingTasksRequest(message.Message):
     """Which tasks."""
 

@@ -91,6 +91,16 @@ class AdminServiceStub:
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.DrainWorkerRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_admin__service__pb2.DrainWorkerResponse.FromString,
                 _registered_method=True)
+        self.ListInDoubtCalls = channel.unary_unary(
+                '/tenure.v1.AdminService/ListInDoubtCalls',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListInDoubtCallsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListInDoubtCallsResponse.FromString,
+                _registered_method=True)
+        self.ResolveInDoubtCall = channel.unary_unary(
+                '/tenure.v1.AdminService/ResolveInDoubtCall',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.ResolveInDoubtCallRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ResolveInDoubtCallResponse.FromString,
+                _registered_method=True)
         self.ListAgingTasks = channel.unary_unary(
                 '/tenure.v1.AdminService/ListAgingTasks',
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListAgingTasksRequest.SerializeToString,
@@ -194,6 +204,24 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListInDoubtCalls(self, request, context):
+        """Lists the caller's calls in doubt: those that a person can settle, or all of them. The oldest doubt first, paged.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResolveInDoubtCall(self, request, context):
+        """Gives a word on a call that its task waits for in doubt; recorded once it is acknowledged. When all of them have one, the task
+        is queued, and its next owner settles them: an outcome that came late after all counts more than the word. FAILED_PRECONDITION:
+        WRONG_STATE {state} after the task's end; NOT_IN_DOUBT {state} when the task does not wait, or no more, for a word on this call;
+        OTHER_ATTEMPT {call_attempt} when another attempt is in doubt by now; RUNNER_NOT_GONE when it is to be run again, its runner is
+        not proven gone, and the caller does not give its word for it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListAgingTasks(self, request, context):
         """Lists the caller's tasks that have not ended: the oldest first, or those that are held, with their leases. Paged.
         """
@@ -267,6 +295,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DrainWorker,
                     request_deserializer=tenure_dot_v1_dot_admin__service__pb2.DrainWorkerRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_admin__service__pb2.DrainWorkerResponse.SerializeToString,
+            ),
+            'ListInDoubtCalls': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListInDoubtCalls,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListInDoubtCallsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListInDoubtCallsResponse.SerializeToString,
+            ),
+            'ResolveInDoubtCall': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResolveInDoubtCall,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ResolveInDoubtCallRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.ResolveInDoubtCallResponse.SerializeToString,
             ),
             'ListAgingTasks': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAgingTasks,
@@ -578,6 +616,60 @@ class AdminService:
             '/tenure.v1.AdminService/DrainWorker',
             tenure_dot_v1_dot_admin__service__pb2.DrainWorkerRequest.SerializeToString,
             tenure_dot_v1_dot_admin__service__pb2.DrainWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListInDoubtCalls(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.AdminService/ListInDoubtCalls',
+            tenure_dot_v1_dot_admin__service__pb2.AdminServiceListInDoubtCallsRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.AdminServiceListInDoubtCallsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResolveInDoubtCall(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.AdminService/ResolveInDoubtCall',
+            tenure_dot_v1_dot_admin__service__pb2.ResolveInDoubtCallRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.ResolveInDoubtCallResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -71,6 +71,15 @@ class AdminServiceStub:
     """Tells a worker to give back all it holds and to take nothing more, until it is started anew.
     NOT_FOUND / WORKER_NOT_FOUND: no such worker.
     """
+    ListInDoubtCalls: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.AdminServiceListInDoubtCallsRequest, _admin_service_pb2.AdminServiceListInDoubtCallsResponse]
+    """Lists the caller's calls in doubt: those that a person can settle, or all of them. The oldest doubt first, paged."""
+    ResolveInDoubtCall: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ResolveInDoubtCallRequest, _admin_service_pb2.ResolveInDoubtCallResponse]
+    """Gives a word on a call that its task waits for in doubt; recorded once it is acknowledged. When all of them have one, the task
+    is queued, and its next owner settles them: an outcome that came late after all counts more than the word. FAILED_PRECONDITION:
+    WRONG_STATE {state} after the task's end; NOT_IN_DOUBT {state} when the task does not wait, or no more, for a word on this call;
+    OTHER_ATTEMPT {call_attempt} when another attempt is in doubt by now; RUNNER_NOT_GONE when it is to be run again, its runner is
+    not proven gone, and the caller does not give its word for it.
+    """
     ListAgingTasks: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListAgingTasksRequest, _admin_service_pb2.ListAgingTasksResponse]
     """Lists the caller's tasks that have not ended: the oldest first, or those that are held, with their leases. Paged."""
     PruneTasks: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.PruneTasksRequest, _admin_service_pb2.PruneTasksResponse]
@@ -121,6 +130,15 @@ class AdminServiceAsyncStub(AdminServiceStub):
     DrainWorker: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.DrainWorkerRequest, _admin_service_pb2.DrainWorkerResponse]  # type: ignore[assignment]
     """Tells a worker to give back all it holds and to take nothing more, until it is started anew.
     NOT_FOUND / WORKER_NOT_FOUND: no such worker.
+    """
+    ListInDoubtCalls: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.AdminServiceListInDoubtCallsRequest, _admin_service_pb2.AdminServiceListInDoubtCallsResponse]  # type: ignore[assignment]
+    """Lists the caller's calls in doubt: those that a person can settle, or all of them. The oldest doubt first, paged."""
+    ResolveInDoubtCall: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ResolveInDoubtCallRequest, _admin_service_pb2.ResolveInDoubtCallResponse]  # type: ignore[assignment]
+    """Gives a word on a call that its task waits for in doubt; recorded once it is acknowledged. When all of them have one, the task
+    is queued, and its next owner settles them: an outcome that came late after all counts more than the word. FAILED_PRECONDITION:
+    WRONG_STATE {state} after the task's end; NOT_IN_DOUBT {state} when the task does not wait, or no more, for a word on this call;
+    OTHER_ATTEMPT {call_attempt} when another attempt is in doubt by now; RUNNER_NOT_GONE when it is to be run again, its runner is
+    not proven gone, and the caller does not give its word for it.
     """
     ListAgingTasks: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListAgingTasksRequest, _admin_service_pb2.ListAgingTasksResponse]  # type: ignore[assignment]
     """Lists the caller's tasks that have not ended: the oldest first, or those that are held, with their leases. Paged."""
@@ -235,6 +253,27 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_service_pb2.DrainWorkerResponse, _abc.Awaitable[_admin_service_pb2.DrainWorkerResponse]]:
         """Tells a worker to give back all it holds and to take nothing more, until it is started anew.
         NOT_FOUND / WORKER_NOT_FOUND: no such worker.
+        """
+
+    @_abc_1.abstractmethod
+    def ListInDoubtCalls(
+        self,
+        request: _admin_service_pb2.AdminServiceListInDoubtCallsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.AdminServiceListInDoubtCallsResponse, _abc.Awaitable[_admin_service_pb2.AdminServiceListInDoubtCallsResponse]]:
+        """Lists the caller's calls in doubt: those that a person can settle, or all of them. The oldest doubt first, paged."""
+
+    @_abc_1.abstractmethod
+    def ResolveInDoubtCall(
+        self,
+        request: _admin_service_pb2.ResolveInDoubtCallRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ResolveInDoubtCallResponse, _abc.Awaitable[_admin_service_pb2.ResolveInDoubtCallResponse]]:
+        """Gives a word on a call that its task waits for in doubt; recorded once it is acknowledged. When all of them have one, the task
+        is queued, and its next owner settles them: an outcome that came late after all counts more than the word. FAILED_PRECONDITION:
+        WRONG_STATE {state} after the task's end; NOT_IN_DOUBT {state} when the task does not wait, or no more, for a word on this call;
+        OTHER_ATTEMPT {call_attempt} when another attempt is in doubt by now; RUNNER_NOT_GONE when it is to be run again, its runner is
+        not proven gone, and the caller does not give its word for it.
         """
 
     @_abc_1.abstractmethod

@@ -12,6 +12,7 @@ from google.protobuf.internal import containers as containers
 from tenure.v1 import ledger_pb2 as ledger_pb2
 from tenure.v1 import task_pb2 as task_pb2
 from tenure.v1 import token_pb2 as token_pb2
+from tenure.v1 import tool_pb2 as tool_pb2
 import builtins as builtins
 import sys
 import typing as typing
@@ -314,6 +315,7 @@ class Transition(message.Message):
     WAIT_TIMEOUT_FIELD_NUMBER: builtins.int
     ERROR_CLASS_FIELD_NUMBER: builtins.int
     RESULT_JSON_FIELD_NUMBER: builtins.int
+    CALLS_IN_DOUBT_FIELD_NUMBER: builtins.int
     to_state: task_pb2.TaskState.ValueType
     """Where to."""
     reason: builtins.str
@@ -343,6 +345,10 @@ class Transition(message.Message):
     def wait_timeout(self) -> duration_pb2.Duration:
         """How long the wait may last, from now by database time; 1 s to 30 days. Absent: 24 hours, 2 for an EVENT."""
 
+    @builtins.property
+    def calls_in_doubt(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.CallInDoubt]:
+        """For WAITING_USER / TOOL_IN_DOUBT: the open calls whose outcome was IN_DOUBT, each with that outcome's call_attempt."""
+
     def __init__(
         self,
         *,
@@ -355,10 +361,11 @@ class Transition(message.Message):
         wait_timeout: duration_pb2.Duration | None = ...,
         error_class: builtins.str = ...,
         result_json: builtins.str = ...,
+        calls_in_doubt: abc.Iterable[tool_pb2.CallInDoubt] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["retry_delay", b"retry_delay", "wait", b"wait", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["error_class", b"error_class", "message", b"message", "reason", b"reason", "result", b"result", "result_json", b"result_json", "retry_delay", b"retry_delay", "to_state", b"to_state", "wait", b"wait", "wait_timeout", b"wait_timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["calls_in_doubt", b"calls_in_doubt", "error_class", b"error_class", "message", b"message", "reason", b"reason", "result", b"result", "result_json", b"result_json", "retry_delay", b"retry_delay", "to_state", b"to_state", "wait", b"wait", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1649,7 +1656,9 @@ class AppendForeignRequest(message.Message):
     @builtins.property
     def operator_request(self) -> ledger_pb2.OperatorRequest:
         """An operator's intervention. A requeue is FAILED_PRECONDITION / WRONG_STATE {state} for a task that neither ended, other than
-        SUCCEEDED, nor waits for its retry, and TOKEN_LIMIT or STEP_LIMIT when nothing is left to go on with.
+        SUCCEEDED, nor waits for its retry, and TOKEN_LIMIT or STEP_LIMIT when nothing is left to go on with. A word on a call
+        is FAILED_PRECONDITION / WRONG_STATE {state} after the end, NOT_IN_DOUBT {state} when the task does not wait, or no more, for
+        a word on that call, OTHER_ATTEMPT {call_attempt} when another attempt is in doubt by now.
         """
 
     def __init__(

@@ -139,6 +139,7 @@ class StateTransition(message.Message):
     ERROR_CLASS_FIELD_NUMBER: builtins.int
     RESULT_JSON_FIELD_NUMBER: builtins.int
     BUDGET_FIELD_NUMBER: builtins.int
+    CALLS_IN_DOUBT_FIELD_NUMBER: builtins.int
     from_state: task_pb2.TaskState.ValueType
     """Where it stood; UNSPECIFIED for the first."""
     to_state: task_pb2.TaskState.ValueType
@@ -165,6 +166,12 @@ class StateTransition(message.Message):
     def budget(self) -> task_pb2.BudgetStatus:
         """Set on moves out of RUNNING: the root's budget, with what this task had under way settled."""
 
+    @builtins.property
+    def calls_in_doubt(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.CallInDoubt]:
+        """Set on WAITING_USER / TOOL_IN_DOUBT: the calls that a person is to settle. Empty: its worker did not say; any open call is
+        meant.
+        """
+
     def __init__(
         self,
         *,
@@ -178,10 +185,11 @@ class StateTransition(message.Message):
         error_class: builtins.str = ...,
         result_json: builtins.str = ...,
         budget: task_pb2.BudgetStatus | None = ...,
+        calls_in_doubt: abc.Iterable[tool_pb2.CallInDoubt] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "next_retry_time", b"next_retry_time", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "error_class", b"error_class", "from_state", b"from_state", "message", b"message", "next_retry_time", b"next_retry_time", "reason", b"reason", "result", b"result", "result_json", b"result_json", "to_state", b"to_state", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "calls_in_doubt", b"calls_in_doubt", "error_class", b"error_class", "from_state", b"from_state", "message", b"message", "next_retry_time", b"next_retry_time", "reason", b"reason", "result", b"result", "result_json", b"result_json", "to_state", b"to_state", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -588,6 +596,38 @@ class OperatorRequest(message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     @typing.final
+    class ResolveCall(message.Message):
+        """What became of a call that the task waits for in doubt. Once there is a word on each of them, the task is queued. The next
+        owner passes the word along to the tool service, which decides what it comes to: the outcome that follows tells.
+        """
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        CALL_ID_FIELD_NUMBER: builtins.int
+        CALL_ATTEMPT_FIELD_NUMBER: builtins.int
+        DECISION_FIELD_NUMBER: builtins.int
+        call_id: builtins.str
+        """Which call."""
+        call_attempt: builtins.int
+        """The attempt that is in doubt."""
+        @builtins.property
+        def decision(self) -> tool_pb2.InDoubtDecision:
+            """What is said of it."""
+
+        def __init__(
+            self,
+            *,
+            call_id: builtins.str = ...,
+            call_attempt: builtins.int = ...,
+            decision: tool_pb2.InDoubtDecision | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = typing.Literal["decision", b"decision"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["call_attempt", b"call_attempt", "call_id", b"call_id", "decision", b"decision"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @typing.final
     class CloseOut(message.Message):
         """The task is to end."""
 
@@ -615,6 +655,7 @@ class OperatorRequest(message.Message):
     REQUEUE_FIELD_NUMBER: builtins.int
     CLOSE_OUT_FIELD_NUMBER: builtins.int
     GRANT_BUDGET_FIELD_NUMBER: builtins.int
+    RESOLVE_CALL_FIELD_NUMBER: builtins.int
     reason: builtins.str
     """Why, in the operator's words; 1 to 1,000 characters."""
     @builtins.property
@@ -629,6 +670,10 @@ class OperatorRequest(message.Message):
     def grant_budget(self) -> OperatorRequest.GrantBudget:
         """More to spend. Stands in the ledger of the root."""
 
+    @builtins.property
+    def resolve_call(self) -> OperatorRequest.ResolveCall:
+        """A word on a call in doubt."""
+
     def __init__(
         self,
         *,
@@ -636,12 +681,13 @@ class OperatorRequest(message.Message):
         requeue: OperatorRequest.Requeue | None = ...,
         close_out: OperatorRequest.CloseOut | None = ...,
         grant_budget: OperatorRequest.GrantBudget | None = ...,
+        resolve_call: OperatorRequest.ResolveCall | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["act", b"act", "close_out", b"close_out", "grant_budget", b"grant_budget", "requeue", b"requeue"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["act", b"act", "close_out", b"close_out", "grant_budget", b"grant_budget", "requeue", b"requeue", "resolve_call", b"resolve_call"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["act", b"act", "close_out", b"close_out", "grant_budget", b"grant_budget", "reason", b"reason", "requeue", b"requeue"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["act", b"act", "close_out", b"close_out", "grant_budget", b"grant_budget", "reason", b"reason", "requeue", b"requeue", "resolve_call", b"resolve_call"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_act: _TypeAlias = typing.Literal["requeue", "close_out", "grant_budget"]  # noqa: Y015
+    _WhichOneofReturnType_act: _TypeAlias = typing.Literal["requeue", "close_out", "grant_budget", "resolve_call"]  # noqa: Y015
     _WhichOneofArgType_act: _TypeAlias = typing.Literal["act", b"act"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_act) -> _WhichOneofReturnType_act | None: ...
 

@@ -10,6 +10,7 @@ from google.protobuf import message as message
 from google.protobuf import timestamp_pb2 as timestamp_pb2
 from google.protobuf.internal import containers as containers
 from google.protobuf.internal import enum_type_wrapper as enum_type_wrapper
+from tenure.v1 import tool_pb2 as tool_pb2
 import builtins as builtins
 import sys
 import typing as typing
@@ -1081,6 +1082,7 @@ class Task(message.Message):
     DEPTH_FIELD_NUMBER: builtins.int
     SPAWN_CALL_ID_FIELD_NUMBER: builtins.int
     SPAWN_INDEX_FIELD_NUMBER: builtins.int
+    CALLS_IN_DOUBT_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """UUIDv7; of a sub-agent UUIDv5, derived from the call that spawned it."""
     tenant: builtins.str
@@ -1171,6 +1173,12 @@ class Task(message.Message):
     def forked_from(self) -> ForkedFrom:
         """Where its history begins; absent when it begins with itself."""
 
+    @builtins.property
+    def calls_in_doubt(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.CallInDoubt]:
+        """While it is WAITING_USER / TOOL_IN_DOUBT: the calls that nobody has given a word on yet. Empty then: its worker did not say
+        which; any open call is meant.
+        """
+
     def __init__(
         self,
         *,
@@ -1205,10 +1213,11 @@ class Task(message.Message):
         depth: builtins.int = ...,
         spawn_call_id: builtins.str = ...,
         spawn_index: builtins.int = ...,
+        calls_in_doubt: abc.Iterable[tool_pb2.CallInDoubt] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "forked_from", b"forked_from", "next_retry_time", b"next_retry_time", "spec", b"spec", "start_time", b"start_time", "update_time", b"update_time", "usage", b"usage", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt", b"attempt", "budget", b"budget", "cancel_requested", b"cancel_requested", "claim_count", b"claim_count", "create_time", b"create_time", "deadline_time", b"deadline_time", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "forked_from", b"forked_from", "message", b"message", "next_retry_time", b"next_retry_time", "owner", b"owner", "parent_task_id", b"parent_task_id", "reason", b"reason", "result", b"result", "result_json", b"result_json", "root_task_id", b"root_task_id", "sequence", b"sequence", "spawn_call_id", b"spawn_call_id", "spawn_index", b"spawn_index", "spec", b"spec", "start_time", b"start_time", "state", b"state", "step", b"step", "task_id", b"task_id", "tenant", b"tenant", "update_time", b"update_time", "usage", b"usage", "used_nano_usd", b"used_nano_usd", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt", b"attempt", "budget", b"budget", "calls_in_doubt", b"calls_in_doubt", "cancel_requested", b"cancel_requested", "claim_count", b"claim_count", "create_time", b"create_time", "deadline_time", b"deadline_time", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "forked_from", b"forked_from", "message", b"message", "next_retry_time", b"next_retry_time", "owner", b"owner", "parent_task_id", b"parent_task_id", "reason", b"reason", "result", b"result", "result_json", b"result_json", "root_task_id", b"root_task_id", "sequence", b"sequence", "spawn_call_id", b"spawn_call_id", "spawn_index", b"spawn_index", "spec", b"spec", "start_time", b"start_time", "state", b"state", "step", b"step", "task_id", b"task_id", "tenant", b"tenant", "update_time", b"update_time", "usage", b"usage", "used_nano_usd", b"used_nano_usd", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

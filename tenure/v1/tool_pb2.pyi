@@ -71,7 +71,9 @@ class _OutcomeStatusEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_OutcomeS
     OUTCOME_STATUS_NOT_RUN: _OutcomeStatus.ValueType  # 6
     """Fenced before it started: it never ran and never will."""
     OUTCOME_STATUS_IN_DOUBT: _OutcomeStatus.ValueType  # 7
-    """It was started and its runner died or was stopped: the effect may or may not have happened."""
+    """It was started and its runner died or was stopped, or its tool lost the answer: the effect may or may not have happened.
+    With the detail ABANDONED a person gave it up: that is final. Otherwise a person may still settle it, see CallResolution.
+    """
     OUTCOME_STATUS_CANCELLED: _OutcomeStatus.ValueType  # 8
     """Stopped while it ran, because its task ended."""
 
@@ -93,7 +95,9 @@ OUTCOME_STATUS_NOT_ALLOWED: OutcomeStatus.ValueType  # 5
 OUTCOME_STATUS_NOT_RUN: OutcomeStatus.ValueType  # 6
 """Fenced before it started: it never ran and never will."""
 OUTCOME_STATUS_IN_DOUBT: OutcomeStatus.ValueType  # 7
-"""It was started and its runner died or was stopped: the effect may or may not have happened."""
+"""It was started and its runner died or was stopped, or its tool lost the answer: the effect may or may not have happened.
+With the detail ABANDONED a person gave it up: that is final. Otherwise a person may still settle it, see CallResolution.
+"""
 OUTCOME_STATUS_CANCELLED: OutcomeStatus.ValueType  # 8
 """Stopped while it ran, because its task ended."""
 
@@ -194,7 +198,7 @@ class Outcome(message.Message):
     truncated: builtins.bool
     """The content was cut at the tool's output limit, or at the caller's."""
     detail: builtins.str
-    """A finer class, for example a sandbox's OUT_OF_MEMORY; may be empty."""
+    """A finer class, for example a sandbox's OUT_OF_MEMORY; may be empty. HAPPENED: a person found that it did."""
     call_attempt: builtins.int
     """Which attempt of the call gave this; counts from 1."""
     output_path: builtins.str
@@ -269,6 +273,231 @@ class CallRecord(message.Message):
     _HasFieldArgType: _TypeAlias = typing.Literal["outcome", b"outcome", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["call_attempt", b"call_attempt", "call_id", b"call_id", "effect_class", b"effect_class", "epoch", b"epoch", "outcome", b"outcome", "start_time", b"start_time", "state", b"state", "tool", b"tool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class InDoubtDecision(message.Message):
+    """What a person found out about a call in doubt, or decided."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    @typing.final
+    class Happened(message.Message):
+        """The call ends as SUCCEEDED."""
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        RESULT_FIELD_NUMBER: builtins.int
+        result: builtins.str
+        """What the agent reads as its result; at most 256 KiB. Empty: that a person found that it happened, and the reason given."""
+        def __init__(
+            self,
+            *,
+            result: builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["result", b"result"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @typing.final
+    class DidNotHappen(message.Message):
+        """Needs the runner of the attempt to be proven gone: one that is only paused or cut off may still bring the effect about."""
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        RUNNER_IS_GONE_FIELD_NUMBER: builtins.int
+        runner_is_gone: builtins.bool
+        """The recorded word of whoever says this that the runner is gone for good, where the tool service has no proof of it."""
+        def __init__(
+            self,
+            *,
+            runner_is_gone: builtins.bool = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["runner_is_gone", b"runner_is_gone"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @typing.final
+    class Abandon(message.Message):
+        """The call's outcome is IN_DOUBT, detail ABANDONED."""
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        def __init__(
+            self,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    HAPPENED_FIELD_NUMBER: builtins.int
+    DID_NOT_HAPPEN_FIELD_NUMBER: builtins.int
+    ABANDON_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def happened(self) -> InDoubtDecision.Happened:
+        """Its effect is there."""
+
+    @builtins.property
+    def did_not_happen(self) -> InDoubtDecision.DidNotHappen:
+        """Its effect is not there: the call is run again, under the next attempt."""
+
+    @builtins.property
+    def abandon(self) -> InDoubtDecision.Abandon:
+        """Nobody will ever know: the agent goes on without an outcome."""
+
+    def __init__(
+        self,
+        *,
+        happened: InDoubtDecision.Happened | None = ...,
+        did_not_happen: InDoubtDecision.DidNotHappen | None = ...,
+        abandon: InDoubtDecision.Abandon | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["abandon", b"abandon", "decision", b"decision", "did_not_happen", b"did_not_happen", "happened", b"happened"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["abandon", b"abandon", "decision", b"decision", "did_not_happen", b"did_not_happen", "happened", b"happened"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_decision: _TypeAlias = typing.Literal["happened", "did_not_happen", "abandon"]  # noqa: Y015
+    _WhichOneofArgType_decision: _TypeAlias = typing.Literal["decision", b"decision"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_decision) -> _WhichOneofReturnType_decision | None: ...
+
+@typing.final
+class CallResolution(message.Message):
+    """A person's word on a call in doubt, from the ledger. A worker passes it along when it executes the call again; the tool
+    service decides what it comes to.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CALL_ATTEMPT_FIELD_NUMBER: builtins.int
+    DECISION_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    ACTOR_FIELD_NUMBER: builtins.int
+    call_attempt: builtins.int
+    """The attempt that it was said of. Said of another one than the one in doubt, it means nothing: a doubt that came anew
+    needs a new word.
+    """
+    reason: builtins.str
+    """Why, in that person's words; 1 to 1,000 characters."""
+    actor: builtins.str
+    """Who."""
+    @builtins.property
+    def decision(self) -> InDoubtDecision:
+        """What was said."""
+
+    def __init__(
+        self,
+        *,
+        call_attempt: builtins.int = ...,
+        decision: InDoubtDecision | None = ...,
+        reason: builtins.str = ...,
+        actor: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["decision", b"decision"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "call_attempt", b"call_attempt", "decision", b"decision", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CallInDoubt(message.Message):
+    """A call of unknown outcome, by name."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: builtins.int
+    CALL_ATTEMPT_FIELD_NUMBER: builtins.int
+    call_id: builtins.str
+    """Which call."""
+    call_attempt: builtins.int
+    """The attempt that is in doubt: that of the outcome IN_DOUBT. 0: not said."""
+    def __init__(
+        self,
+        *,
+        call_id: builtins.str = ...,
+        call_attempt: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["call_attempt", b"call_attempt", "call_id", b"call_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class InDoubtCall(message.Message):
+    """A call in doubt as the tool service keeps it, for whoever is to settle it."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    CALL_ID_FIELD_NUMBER: builtins.int
+    TOOL_FIELD_NUMBER: builtins.int
+    EFFECT_CLASS_FIELD_NUMBER: builtins.int
+    ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
+    ARGUMENTS_TRUNCATED_FIELD_NUMBER: builtins.int
+    CALL_ATTEMPT_FIELD_NUMBER: builtins.int
+    START_TIME_FIELD_NUMBER: builtins.int
+    DOUBT_TIME_FIELD_NUMBER: builtins.int
+    RUNNER_ID_FIELD_NUMBER: builtins.int
+    RUNNER_INSTANCE_FIELD_NUMBER: builtins.int
+    RUNNER_GONE_FIELD_NUMBER: builtins.int
+    NOTE_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """Its task."""
+    call_id: builtins.str
+    """Which call of it."""
+    tool: builtins.str
+    """Which tool."""
+    effect_class: EffectClass.ValueType
+    """Its class when it was accepted."""
+    arguments_json: builtins.str
+    """Its arguments; at most 4,096 bytes, cut at a character."""
+    arguments_truncated: builtins.bool
+    """There is more of them, see the ledger."""
+    call_attempt: builtins.int
+    """The attempt in doubt, which a resolution has to name."""
+    runner_id: builtins.str
+    """The life of the process that ran it, a UUID."""
+    runner_instance: builtins.str
+    """What that process calls itself; empty: no longer known."""
+    runner_gone: builtins.bool
+    """That life is proven to be over: nothing of it runs any more, and nothing will begin. False: there is no proof."""
+    note: builtins.str
+    """What the tool itself said of the doubt; empty: its runner was lost."""
+    @builtins.property
+    def start_time(self) -> timestamp_pb2.Timestamp:
+        """When that attempt was started."""
+
+    @builtins.property
+    def doubt_time(self) -> timestamp_pb2.Timestamp:
+        """Since when it is in doubt; absent: since before this was recorded."""
+
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        call_id: builtins.str = ...,
+        tool: builtins.str = ...,
+        effect_class: EffectClass.ValueType = ...,
+        arguments_json: builtins.str = ...,
+        arguments_truncated: builtins.bool = ...,
+        call_attempt: builtins.int = ...,
+        start_time: timestamp_pb2.Timestamp | None = ...,
+        doubt_time: timestamp_pb2.Timestamp | None = ...,
+        runner_id: builtins.str = ...,
+        runner_instance: builtins.str = ...,
+        runner_gone: builtins.bool = ...,
+        note: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["doubt_time", b"doubt_time", "start_time", b"start_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "arguments_truncated", b"arguments_truncated", "call_attempt", b"call_attempt", "call_id", b"call_id", "doubt_time", b"doubt_time", "effect_class", b"effect_class", "note", b"note", "runner_gone", b"runner_gone", "runner_id", b"runner_id", "runner_instance", b"runner_instance", "start_time", b"start_time", "task_id", b"task_id", "tool", b"tool"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

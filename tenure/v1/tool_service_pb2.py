@@ -27,7 +27,7 @@ from tenure.v1 import token_pb2 as tenure_dot_v1_dot_token__pb2
 from tenure.v1 import tool_pb2 as tenure_dot_v1_dot_tool__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctenure/v1/tool_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x15tenure/v1/token.proto\x1a\x14tenure/v1/tool.proto\"7\n\rForgetRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\"\x10\n\x0e\x46orgetResponse\":\n\x10ListToolsRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\"T\n\x11ListToolsResponse\x12(\n\x05tools\x18\x01 \x03(\x0b\x32\x19.tenure.v1.ToolDefinition\x12\x15\n\runknown_names\x18\x02 \x03(\t\"\xcc\x01\n\x0e\x45xecuteRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x0c\n\x04tool\x18\x03 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x04 \x01(\t\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\x12*\n\x07timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12output_limit_bytes\x18\x07 \x01(\x05\"\x95\x01\n\x0f\x45xecuteResponse\x12)\n\x07started\x18\x01 \x01(\x0b\x32\x16.tenure.v1.CallStartedH\x00\x12\'\n\x06output\x18\x02 \x01(\x0b\x32\x15.tenure.v1.CallOutputH\x00\x12%\n\x07outcome\x18\x03 \x01(\x0b\x32\x12.tenure.v1.OutcomeH\x00\x42\x07\n\x05\x65vent\"3\n\x0b\x43\x61llStarted\x12\x14\n\x0c\x63\x61ll_attempt\x18\x01 \x01(\x05\x12\x0e\n\x06joined\x18\x02 \x01(\x08\"\x1a\n\nCallOutput\x12\x0c\n\x04text\x18\x01 \x01(\t\"?\n\x14\x45xecuteStreamRequest\x12\'\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x18.tenure.v1.TaggedExecute\"E\n\rTaggedExecute\x12\x0b\n\x03tag\x18\x01 \x01(\x03\x12\'\n\x04\x63\x61ll\x18\x02 \x01(\x0b\x32\x19.tenure.v1.ExecuteRequest\"F\n\x15\x45xecuteStreamResponse\x12-\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1d.tenure.v1.TaggedExecuteEvent\"\xcc\x01\n\x12TaggedExecuteEvent\x12\x0b\n\x03tag\x18\x01 \x01(\x03\x12)\n\x07started\x18\x02 \x01(\x0b\x32\x16.tenure.v1.CallStartedH\x00\x12\'\n\x06output\x18\x03 \x01(\x0b\x32\x15.tenure.v1.CallOutputH\x00\x12%\n\x07outcome\x18\x04 \x01(\x0b\x32\x12.tenure.v1.OutcomeH\x00\x12%\n\x07refusal\x18\x05 \x01(\x0b\x32\x12.tenure.v1.RefusalH\x00\x42\x07\n\x05\x65vent\"E\n\x0c\x46\x65nceRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\r\n\x05\x63lose\x18\x02 \x01(\x08\"5\n\rFenceResponse\x12$\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x15.tenure.v1.CallRecord\"M\n\x10ListCallsRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x15\n\rafter_call_id\x18\x02 \x01(\t\x12\x11\n\tpage_size\x18\x03 \x01(\x05\"k\n\x11ListCallsResponse\x12#\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x14.tenure.v1.CallTrail\x12#\n\x05\x66\x65nce\x18\x02 \x01(\x0b\x32\x14.tenure.v1.ToolFence\x12\x0c\n\x04more\x18\x03 \x01(\x08\"*\n\x17ListRefusedCallsRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"J\n\x18ListRefusedCallsResponse\x12.\n\rrefused_calls\x18\x01 \x03(\x0b\x32\x17.tenure.v1.RefusedWrite2\x91\x04\n\x0bToolService\x12\x46\n\tListTools\x12\x1b.tenure.v1.ListToolsRequest\x1a\x1c.tenure.v1.ListToolsResponse\x12\x42\n\x07\x45xecute\x12\x19.tenure.v1.ExecuteRequest\x1a\x1a.tenure.v1.ExecuteResponse0\x01\x12V\n\rExecuteStream\x12\x1f.tenure.v1.ExecuteStreamRequest\x1a .tenure.v1.ExecuteStreamResponse(\x01\x30\x01\x12:\n\x05\x46\x65nce\x12\x17.tenure.v1.FenceRequest\x1a\x18.tenure.v1.FenceResponse\x12\x46\n\tListCalls\x12\x1b.tenure.v1.ListCallsRequest\x1a\x1c.tenure.v1.ListCallsResponse\x12[\n\x10ListRefusedCalls\x12\".tenure.v1.ListRefusedCallsRequest\x1a#.tenure.v1.ListRefusedCallsResponse\x12=\n\x06\x46orget\x12\x18.tenure.v1.ForgetRequest\x1a\x19.tenure.v1.ForgetResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctenure/v1/tool_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x15tenure/v1/token.proto\x1a\x14tenure/v1/tool.proto\"7\n\rForgetRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\"\x10\n\x0e\x46orgetResponse\":\n\x10ListToolsRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\"T\n\x11ListToolsResponse\x12(\n\x05tools\x18\x01 \x03(\x0b\x32\x19.tenure.v1.ToolDefinition\x12\x15\n\runknown_names\x18\x02 \x03(\t\"\xfb\x01\n\x0e\x45xecuteRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x0c\n\x04tool\x18\x03 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x04 \x01(\t\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\x12*\n\x07timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12output_limit_bytes\x18\x07 \x01(\x05\x12-\n\nresolution\x18\x08 \x01(\x0b\x32\x19.tenure.v1.CallResolution\"\x95\x01\n\x0f\x45xecuteResponse\x12)\n\x07started\x18\x01 \x01(\x0b\x32\x16.tenure.v1.CallStartedH\x00\x12\'\n\x06output\x18\x02 \x01(\x0b\x32\x15.tenure.v1.CallOutputH\x00\x12%\n\x07outcome\x18\x03 \x01(\x0b\x32\x12.tenure.v1.OutcomeH\x00\x42\x07\n\x05\x65vent\"3\n\x0b\x43\x61llStarted\x12\x14\n\x0c\x63\x61ll_attempt\x18\x01 \x01(\x05\x12\x0e\n\x06joined\x18\x02 \x01(\x08\"\x1a\n\nCallOutput\x12\x0c\n\x04text\x18\x01 \x01(\t\"?\n\x14\x45xecuteStreamRequest\x12\'\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x18.tenure.v1.TaggedExecute\"E\n\rTaggedExecute\x12\x0b\n\x03tag\x18\x01 \x01(\x03\x12\'\n\x04\x63\x61ll\x18\x02 \x01(\x0b\x32\x19.tenure.v1.ExecuteRequest\"F\n\x15\x45xecuteStreamResponse\x12-\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1d.tenure.v1.TaggedExecuteEvent\"\xcc\x01\n\x12TaggedExecuteEvent\x12\x0b\n\x03tag\x18\x01 \x01(\x03\x12)\n\x07started\x18\x02 \x01(\x0b\x32\x16.tenure.v1.CallStartedH\x00\x12\'\n\x06output\x18\x03 \x01(\x0b\x32\x15.tenure.v1.CallOutputH\x00\x12%\n\x07outcome\x18\x04 \x01(\x0b\x32\x12.tenure.v1.OutcomeH\x00\x12%\n\x07refusal\x18\x05 \x01(\x0b\x32\x12.tenure.v1.RefusalH\x00\x42\x07\n\x05\x65vent\"E\n\x0c\x46\x65nceRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\r\n\x05\x63lose\x18\x02 \x01(\x08\"5\n\rFenceResponse\x12$\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x15.tenure.v1.CallRecord\"M\n\x10ListCallsRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x15\n\rafter_call_id\x18\x02 \x01(\t\x12\x11\n\tpage_size\x18\x03 \x01(\x05\"k\n\x11ListCallsResponse\x12#\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x14.tenure.v1.CallTrail\x12#\n\x05\x66\x65nce\x18\x02 \x01(\x0b\x32\x14.tenure.v1.ToolFence\x12\x0c\n\x04more\x18\x03 \x01(\x08\"Q\n\x17ListInDoubtCallsRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"Z\n\x18ListInDoubtCallsResponse\x12%\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x16.tenure.v1.InDoubtCall\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"*\n\x17ListRefusedCallsRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"J\n\x18ListRefusedCallsResponse\x12.\n\rrefused_calls\x18\x01 \x03(\x0b\x32\x17.tenure.v1.RefusedWrite2\xee\x04\n\x0bToolService\x12\x46\n\tListTools\x12\x1b.tenure.v1.ListToolsRequest\x1a\x1c.tenure.v1.ListToolsResponse\x12\x42\n\x07\x45xecute\x12\x19.tenure.v1.ExecuteRequest\x1a\x1a.tenure.v1.ExecuteResponse0\x01\x12V\n\rExecuteStream\x12\x1f.tenure.v1.ExecuteStreamRequest\x1a .tenure.v1.ExecuteStreamResponse(\x01\x30\x01\x12:\n\x05\x46\x65nce\x12\x17.tenure.v1.FenceRequest\x1a\x18.tenure.v1.FenceResponse\x12\x46\n\tListCalls\x12\x1b.tenure.v1.ListCallsRequest\x1a\x1c.tenure.v1.ListCallsResponse\x12[\n\x10ListInDoubtCalls\x12\".tenure.v1.ListInDoubtCallsRequest\x1a#.tenure.v1.ListInDoubtCallsResponse\x12[\n\x10ListRefusedCalls\x12\".tenure.v1.ListRefusedCallsRequest\x1a#.tenure.v1.ListRefusedCallsResponse\x12=\n\x06\x46orget\x12\x18.tenure.v1.ForgetRequest\x1a\x19.tenure.v1.ForgetResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,33 +43,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTTOOLSRESPONSE']._serialized_start=255
   _globals['_LISTTOOLSRESPONSE']._serialized_end=339
   _globals['_EXECUTEREQUEST']._serialized_start=342
-  _globals['_EXECUTEREQUEST']._serialized_end=546
-  _globals['_EXECUTERESPONSE']._serialized_start=549
-  _globals['_EXECUTERESPONSE']._serialized_end=698
-  _globals['_CALLSTARTED']._serialized_start=700
-  _globals['_CALLSTARTED']._serialized_end=751
-  _globals['_CALLOUTPUT']._serialized_start=753
-  _globals['_CALLOUTPUT']._serialized_end=779
-  _globals['_EXECUTESTREAMREQUEST']._serialized_start=781
-  _globals['_EXECUTESTREAMREQUEST']._serialized_end=844
-  _globals['_TAGGEDEXECUTE']._serialized_start=846
-  _globals['_TAGGEDEXECUTE']._serialized_end=915
-  _globals['_EXECUTESTREAMRESPONSE']._serialized_start=917
-  _globals['_EXECUTESTREAMRESPONSE']._serialized_end=987
-  _globals['_TAGGEDEXECUTEEVENT']._serialized_start=990
-  _globals['_TAGGEDEXECUTEEVENT']._serialized_end=1194
-  _globals['_FENCEREQUEST']._serialized_start=1196
-  _globals['_FENCEREQUEST']._serialized_end=1265
-  _globals['_FENCERESPONSE']._serialized_start=1267
-  _globals['_FENCERESPONSE']._serialized_end=1320
-  _globals['_LISTCALLSREQUEST']._serialized_start=1322
-  _globals['_LISTCALLSREQUEST']._serialized_end=1399
-  _globals['_LISTCALLSRESPONSE']._serialized_start=1401
-  _globals['_LISTCALLSRESPONSE']._serialized_end=1508
-  _globals['_LISTREFUSEDCALLSREQUEST']._serialized_start=1510
-  _globals['_LISTREFUSEDCALLSREQUEST']._serialized_end=1552
-  _globals['_LISTREFUSEDCALLSRESPONSE']._serialized_start=1554
-  _globals['_LISTREFUSEDCALLSRESPONSE']._serialized_end=1628
-  _globals['_TOOLSERVICE']._serialized_start=1631
-  _globals['_TOOLSERVICE']._serialized_end=2160
+  _globals['_EXECUTEREQUEST']._serialized_end=593
+  _globals['_EXECUTERESPONSE']._serialized_start=596
+  _globals['_EXECUTERESPONSE']._serialized_end=745
+  _globals['_CALLSTARTED']._serialized_start=747
+  _globals['_CALLSTARTED']._serialized_end=798
+  _globals['_CALLOUTPUT']._serialized_start=800
+  _globals['_CALLOUTPUT']._serialized_end=826
+  _globals['_EXECUTESTREAMREQUEST']._serialized_start=828
+  _globals['_EXECUTESTREAMREQUEST']._serialized_end=891
+  _globals['_TAGGEDEXECUTE']._serialized_start=893
+  _globals['_TAGGEDEXECUTE']._serialized_end=962
+  _globals['_EXECUTESTREAMRESPONSE']._serialized_start=964
+  _globals['_EXECUTESTREAMRESPONSE']._serialized_end=1034
+  _globals['_TAGGEDEXECUTEEVENT']._serialized_start=1037
+  _globals['_TAGGEDEXECUTEEVENT']._serialized_end=1241
+  _globals['_FENCEREQUEST']._serialized_start=1243
+  _globals['_FENCEREQUEST']._serialized_end=1312
+  _globals['_FENCERESPONSE']._serialized_start=1314
+  _globals['_FENCERESPONSE']._serialized_end=1367
+  _globals['_LISTCALLSREQUEST']._serialized_start=1369
+  _globals['_LISTCALLSREQUEST']._serialized_end=1446
+  _globals['_LISTCALLSRESPONSE']._serialized_start=1448
+  _globals['_LISTCALLSRESPONSE']._serialized_end=1555
+  _globals['_LISTINDOUBTCALLSREQUEST']._serialized_start=1557
+  _globals['_LISTINDOUBTCALLSREQUEST']._serialized_end=1638
+  _globals['_LISTINDOUBTCALLSRESPONSE']._serialized_start=1640
+  _globals['_LISTINDOUBTCALLSRESPONSE']._serialized_end=1730
+  _globals['_LISTREFUSEDCALLSREQUEST']._serialized_start=1732
+  _globals['_LISTREFUSEDCALLSREQUEST']._serialized_end=1774
+  _globals['_LISTREFUSEDCALLSRESPONSE']._serialized_start=1776
+  _globals['_LISTREFUSEDCALLSRESPONSE']._serialized_end=1850
+  _globals['_TOOLSERVICE']._serialized_start=1853
+  _globals['_TOOLSERVICE']._serialized_end=2475
 # @@protoc_insertion_point(module_scope)

@@ -121,6 +121,7 @@ class ExecuteRequest(message.Message):
     TRACEPARENT_FIELD_NUMBER: builtins.int
     TIMEOUT_FIELD_NUMBER: builtins.int
     OUTPUT_LIMIT_BYTES_FIELD_NUMBER: builtins.int
+    RESOLUTION_FIELD_NUMBER: builtins.int
     call_id: builtins.str
     """"<step>.<index>" of the committed intent; 3 to 32 characters."""
     tool: builtins.str
@@ -145,6 +146,13 @@ class ExecuteRequest(message.Message):
         A call that is joined keeps what it began with.
         """
 
+    @builtins.property
+    def resolution(self) -> tool_pb2.CallResolution:
+        """The newest word of a person on this call in the ledger, if there is one. It is decided on under this claim, and only while
+        that very attempt is in doubt: then the call ends, or is run again as its next attempt, and whatever the old runner still
+        does is void. An outcome that came before counts, and the word does not. What is not taken leaves the call IN_DOUBT.
+        """
+
     def __init__(
         self,
         *,
@@ -155,10 +163,11 @@ class ExecuteRequest(message.Message):
         traceparent: builtins.str = ...,
         timeout: duration_pb2.Duration | None = ...,
         output_limit_bytes: builtins.int = ...,
+        resolution: tool_pb2.CallResolution | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["timeout", b"timeout", "token", b"token"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["resolution", b"resolution", "timeout", b"timeout", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "output_limit_bytes", b"output_limit_bytes", "timeout", b"timeout", "token", b"token", "tool", b"tool", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "output_limit_bytes", b"output_limit_bytes", "resolution", b"resolution", "timeout", b"timeout", "token", b"token", "tool", b"tool", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -465,6 +474,60 @@ class ListCallsResponse(message.Message):
     _HasFieldArgType: _TypeAlias = typing.Literal["fence", b"fence"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["calls", b"calls", "fence", b"fence", "more", b"more"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListInDoubtCallsRequest(message.Message):
+    """Which calls in doubt."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """Only this task's; empty: of all tasks of the caller's."""
+    page_size: builtins.int
+    """At most this many; 0: 50, at most 500."""
+    page_token: builtins.str
+    """From the last answer; at most 512 characters."""
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["page_size", b"page_size", "page_token", b"page_token", "task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListInDoubtCallsResponse(message.Message):
+    """A page of calls in doubt."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CALLS_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """For the next page; empty: no more."""
+    @builtins.property
+    def calls(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.InDoubtCall]:
+        """The oldest doubt first; those of tasks that ended are among them."""
+
+    def __init__(
+        self,
+        *,
+        calls: abc.Iterable[tool_pb2.InDoubtCall] | None = ...,
+        next_page_token: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["calls", b"calls", "next_page_token", b"next_page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -62,6 +62,11 @@ class ToolServiceStub:
                 request_serializer=tenure_dot_v1_dot_tool__service__pb2.ListCallsRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListCallsResponse.FromString,
                 _registered_method=True)
+        self.ListInDoubtCalls = channel.unary_unary(
+                '/tenure.v1.ToolService/ListInDoubtCalls',
+                request_serializer=tenure_dot_v1_dot_tool__service__pb2.ListInDoubtCallsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListInDoubtCallsResponse.FromString,
+                _registered_method=True)
         self.ListRefusedCalls = channel.unary_unary(
                 '/tenure.v1.ToolService/ListRefusedCalls',
                 request_serializer=tenure_dot_v1_dot_tool__service__pb2.ListRefusedCallsRequest.SerializeToString,
@@ -119,6 +124,13 @@ class ToolServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListInDoubtCalls(self, request, context):
+        """Lists the caller's calls in doubt, the oldest doubt first, in pages.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListRefusedCalls(self, request, context):
         """Lists calls that the fence refused, newest first.
         """
@@ -162,6 +174,11 @@ def add_ToolServiceServicer_to_server(servicer, server):
                     servicer.ListCalls,
                     request_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListCallsRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_tool__service__pb2.ListCallsResponse.SerializeToString,
+            ),
+            'ListInDoubtCalls': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListInDoubtCalls,
+                    request_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListInDoubtCallsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_tool__service__pb2.ListInDoubtCallsResponse.SerializeToString,
             ),
             'ListRefusedCalls': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRefusedCalls,
@@ -312,6 +329,33 @@ class ToolService:
             '/tenure.v1.ToolService/ListCalls',
             tenure_dot_v1_dot_tool__service__pb2.ListCallsRequest.SerializeToString,
             tenure_dot_v1_dot_tool__service__pb2.ListCallsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListInDoubtCalls(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.ToolService/ListInDoubtCalls',
+            tenure_dot_v1_dot_tool__service__pb2.ListInDoubtCallsRequest.SerializeToString,
+            tenure_dot_v1_dot_tool__service__pb2.ListInDoubtCallsResponse.FromString,
             options,
             channel_credentials,
             insecure,

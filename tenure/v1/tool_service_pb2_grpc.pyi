@@ -52,6 +52,8 @@ class ToolServiceStub:
     """
     ListCalls: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ListCallsRequest, _tool_service_pb2.ListCallsResponse]
     """Lists the records of a task's calls, for audits. A task that never called a tool, or another tenant's, has none."""
+    ListInDoubtCalls: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ListInDoubtCallsRequest, _tool_service_pb2.ListInDoubtCallsResponse]
+    """Lists the caller's calls in doubt, the oldest doubt first, in pages."""
     ListRefusedCalls: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ListRefusedCallsRequest, _tool_service_pb2.ListRefusedCallsResponse]
     """Lists calls that the fence refused, newest first."""
     Forget: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ForgetRequest, _tool_service_pb2.ForgetResponse]
@@ -84,6 +86,8 @@ class ToolServiceAsyncStub(ToolServiceStub):
     """
     ListCalls: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListCallsRequest, _tool_service_pb2.ListCallsResponse]  # type: ignore[assignment]
     """Lists the records of a task's calls, for audits. A task that never called a tool, or another tenant's, has none."""
+    ListInDoubtCalls: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListInDoubtCallsRequest, _tool_service_pb2.ListInDoubtCallsResponse]  # type: ignore[assignment]
+    """Lists the caller's calls in doubt, the oldest doubt first, in pages."""
     ListRefusedCalls: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListRefusedCallsRequest, _tool_service_pb2.ListRefusedCallsResponse]  # type: ignore[assignment]
     """Lists calls that the fence refused, newest first."""
     Forget: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ForgetRequest, _tool_service_pb2.ForgetResponse]  # type: ignore[assignment]
@@ -143,6 +147,14 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.ListCallsResponse, _abc.Awaitable[_tool_service_pb2.ListCallsResponse]]:
         """Lists the records of a task's calls, for audits. A task that never called a tool, or another tenant's, has none."""
+
+    @_abc_1.abstractmethod
+    def ListInDoubtCalls(
+        self,
+        request: _tool_service_pb2.ListInDoubtCallsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tool_service_pb2.ListInDoubtCallsResponse, _abc.Awaitable[_tool_service_pb2.ListInDoubtCallsResponse]]:
+        """Lists the caller's calls in doubt, the oldest doubt first, in pages."""
 
     @_abc_1.abstractmethod
     def ListRefusedCalls(

@@ -3,8 +3,8 @@
 One hook of the server's interceptor calls `validate` for every request. A frame of a stream is checked for its own
 bounds only: what is inside is checked one by one by the service, so that one bad commit harms no neighbour.
 
-gateway.py, checkpoint.py, tools.py, sessions.py, leases.py, operators.py, waits.py, schedules.py, tenants.py,
-webhooks.py   one table of checks each
+gateway.py, checkpoint.py, tools.py, sessions.py, leases.py, operators.py, in_doubt.py, waits.py, schedules.py,
+tenants.py, webhooks.py   one table of checks each
 specs.py, control.py   what a task may be        fields.py   what several services have        limits.py   the numbers
 """
 
@@ -18,6 +18,7 @@ from tenure.domain.errors import InvalidRequest
 from tenure.validators import (
     checkpoint,
     gateway,
+    in_doubt,
     leases,
     operators,
     schedules,
@@ -87,6 +88,7 @@ _CHECKS: Final[dict[type, Check]] = {
     **sessions.CHECKS,
     **leases.CHECKS,
     **operators.CHECKS,
+    **in_doubt.CHECKS,
     **tenants.CHECKS,
     **waits.CHECKS,
     **webhooks.CHECKS,

@@ -22,6 +22,7 @@ from tenure.validators.fields import (
     check_watch,
     is_json,
 )
+from tenure.validators.in_doubt import check_calls_in_doubt
 from tenure.validators.limits import MAX_COMMIT_BYTES, MAX_ENTRIES, MAX_HOLDINGS, MOST_CALL_TOKENS
 from tenure.validators.operators import check_operator_request, check_prune
 from tenure.validators.specs import check_spec
@@ -75,6 +76,7 @@ def _transition(transition: checkpoint.Transition, v: Violations) -> None:
     v.length("transition.error_class", transition.error_class, 0, 64)
     check_duration("transition.retry_delay", transition.retry_delay, 24 * 3600, v)
     check_wait(transition, v)
+    check_calls_in_doubt(transition.calls_in_doubt, v, "transition.calls_in_doubt")
     if transition.result_json:
         succeeds = transition.to_state == task_pb2.TASK_STATE_SUCCEEDED
         v.require(succeeds, "transition.result_json", "belongs to SUCCEEDED only")

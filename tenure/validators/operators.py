@@ -10,6 +10,7 @@ from tenure.v1 import checkpoint_service_pb2 as checkpoint
 from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.validators.fields import check_duration, check_task_id
+from tenure.validators.in_doubt import check_word
 from tenure.validators.limits import MAX_CHOICES, MAX_GOAL_BYTES
 from tenure.validators.violations import Check, Violations
 
@@ -32,6 +33,8 @@ def check_operator_request(request: ledger_pb2.OperatorRequest, v: Violations) -
         _check_grant(request.grant_budget, v)
     if request.HasField("close_out"):
         _check_end(request.close_out, v)
+    if request.HasField("resolve_call"):
+        check_word(request.resolve_call, v)
 
 
 def _check_extras(requeue: Any, v: Violations) -> None:

@@ -7,6 +7,7 @@ from typing import Final
 from tenure.domain.timeouts import MAX_PHASE_SECONDS
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.validators.fields import check_calls, check_duration, check_frame, check_guarded, check_task_id, check_token
+from tenure.validators.in_doubt import check_resolution
 from tenure.validators.limits import CALL_ID, MAX_ARGUMENT_BYTES, MIN_OUTPUT_BYTES
 from tenure.validators.violations import Check, Violations
 
@@ -21,6 +22,8 @@ def _execute(request: tools.ExecuteRequest, v: Violations) -> None:
     fits = request.output_limit_bytes == 0 or request.output_limit_bytes >= MIN_OUTPUT_BYTES
     v.require(fits, "output_limit_bytes", f"must be {MIN_OUTPUT_BYTES} or more")
     check_duration("timeout", request.timeout, MAX_PHASE_SECONDS, v)
+    if request.HasField("resolution"):
+        check_resolution(request.resolution, v)
 
 
 CHECKS: Final[dict[type, Check]] = {

@@ -13,6 +13,7 @@ from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire import control, sub_agents
 from tenure.wire.compaction import compaction_to_domain, compaction_to_wire
 from tenure.wire.enums import STATES
+from tenure.wire.in_doubt import calls_in_doubt_to_domain, calls_in_doubt_to_wire
 from tenure.wire.operators import operator_request_to_domain, operator_request_to_wire
 from tenure.wire.quotas import quota_warning_to_domain, quota_warning_to_wire
 from tenure.wire.task import (
@@ -71,6 +72,7 @@ def _transition_to_domain(message: ledger_pb2.StateTransition) -> facts.Transiti
         wait=wait_to_domain(message.wait) if message.HasField("wait") else None,
         result_json=message.result_json,
         error_class=message.error_class,
+        calls_in_doubt=calls_in_doubt_to_domain(message.calls_in_doubt),
     )
 
 
@@ -82,6 +84,7 @@ def _transition_to_wire(fact: facts.Transition) -> ledger_pb2.EntryBody:
         result=fact.result,
         result_json=fact.result_json,
         error_class=fact.error_class,
+        calls_in_doubt=calls_in_doubt_to_wire(fact.calls_in_doubt),
     )
     if fact.from_state is not None:
         message.from_state = STATES.to_wire(fact.from_state)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from tenure.domain.entries import CloseOut, GrantBudget, OperatorRequest, Requeue
+from tenure.domain.in_doubt import ResolveCall
 from tenure.v1 import ledger_pb2
 from tenure.wire.enums import STATES
+from tenure.wire.in_doubt import resolve_call_to_domain, resolve_call_to_wire
 
 
 def operator_request_to_domain(message: ledger_pb2.OperatorRequest) -> OperatorRequest:
@@ -20,6 +22,8 @@ def operator_request_to_domain(message: ledger_pb2.OperatorRequest) -> OperatorR
         case "close_out":
             end = CloseOut(STATES.to_domain(message.close_out.to_state), message.close_out.result)
             return OperatorRequest(message.reason, end)
+        case "resolve_call":
+            return OperatorRequest(message.reason, resolve_call_to_domain(message.resolve_call))
         case _:
             raise ValueError("an operator's request of a kind that this version does not know")
 
@@ -34,6 +38,8 @@ def operator_request_to_wire(fact: OperatorRequest) -> ledger_pb2.OperatorReques
         case GrantBudget(extra_tokens, extra_nano_usd):
             message.grant_budget.extra_tokens, message.grant_budget.extra_nano_usd = extra_tokens, extra_nano_usd
             message.grant_budget.SetInParent()
+        case ResolveCall():
+            message.resolve_call.CopyFrom(resolve_call_to_wire(fact.act))
         case CloseOut(to_state, result):
             message.close_out.to_state, message.close_out.result = STATES.to_wire(to_state), result
     return message

@@ -9,6 +9,7 @@ import pytest
 from tenure.domain import entries as facts
 from tenure.domain.budget import Budget, TokenUsage
 from tenure.domain.errors import Unavailable
+from tenure.domain.in_doubt import Abandon, CallInDoubt, DidNotHappen, Happened, ResolveCall
 from tenure.domain.money import Prices, Rates, Tier
 from tenure.domain.quotas import QuotaKind
 from tenure.domain.retry import RetryPolicy
@@ -98,6 +99,10 @@ BODIES = [
     facts.Forked("018f0000-0000-7000-8000-000000000001", 12, 7),
     facts.OperatorRequest("once more", facts.Requeue(1000, 5)),
     facts.OperatorRequest("once more", facts.Requeue()),
+    facts.OperatorRequest("I saw the invoice", ResolveCall("1.0", 1, Happened("paid\u0000"))),
+    facts.OperatorRequest("unplugged", ResolveCall("1.0", 2, DidNotHappen(runner_is_gone=True))),
+    facts.OperatorRequest("let it be", ResolveCall("1.1", 1, Abandon())),
+    facts.Transition(TaskState.WAITING_USER, "TOOL_IN_DOUBT", calls_in_doubt=(CallInDoubt("1.0", 2),)),
     facts.OperatorRequest("superseded", facts.CloseOut(TaskState.FAILED, "see there\u0000")),
 ]
 
