@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import grpc
+
 from services.gateway.peers import Peers, patiently
 from services.gateway.tasks import caller, new_id
 from tenure.domain.errors import Unavailable, WrongState
@@ -24,6 +26,18 @@ class AdminServicer(AdminServiceServicer):
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
+
+    async def ListInDoubtCalls(
+        self, _request: api.AdminServiceListInDoubtCallsRequest, context: Any
+    ) -> api.AdminServiceListInDoubtCallsResponse:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not served yet")
+        raise AssertionError("an aborted call does not go on")
+
+    async def ResolveInDoubtCall(
+        self, _request: api.ResolveInDoubtCallRequest, context: Any
+    ) -> api.ResolveInDoubtCallResponse:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not served yet")
+        raise AssertionError("an aborted call does not go on")
 
     async def ListWorkers(self, _request: api.ListWorkersRequest, _context: Any) -> api.ListWorkersResponse:
         asked = coordinator.CoordinatorServiceListWorkersRequest()

@@ -8,7 +8,7 @@ from typing import Any, Final
 from tenure.domain.budget import BudgetWarning, TokenUsage
 from tenure.domain.in_doubt import CallInDoubt, ResolveCall
 from tenure.domain.money import Prices
-from tenure.domain.quotas import QuotaKind
+from tenure.domain.quotas import QuotaWarning
 from tenure.domain.spawned import SpawnedBy, SubAgentsSpawned
 from tenure.domain.states import TaskState
 from tenure.domain.task import TaskSpec
@@ -253,15 +253,6 @@ class Compaction:
     """From here on the model is sent a part of the history in a shorter form."""
 
     how: ClearedResults | Summary
-
-
-@dataclass(frozen=True, slots=True)
-class QuotaWarning:
-    """The tenant is near one of its caps; this task met it first. `kind` None: one of a newer version."""
-
-    kind: QuotaKind | None
-    used: int
-    most: int
 
 
 Body = (

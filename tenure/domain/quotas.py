@@ -39,6 +39,15 @@ class QuotaKind(StrEnum):
     MONEY_PER_DAY = "MONEY_PER_DAY"
 
 
+@dataclass(frozen=True, slots=True)
+class QuotaWarning:
+    """The tenant is near one of its caps; this task met it first. `kind` None: one of a newer version."""
+
+    kind: QuotaKind | None
+    used: int
+    most: int
+
+
 class QuotaPolicy(StrEnum):
     """What a submit meets at the hard cap: a refusal with a time to come again, or a later start."""
 

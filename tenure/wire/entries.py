@@ -8,6 +8,7 @@ from typing import Any
 
 from tenure.domain import entries as facts
 from tenure.domain.budget import BudgetWarning, TokenUsage
+from tenure.domain.quotas import QuotaWarning
 from tenure.domain.spawned import SubAgentsSpawned
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire import control, sub_agents
@@ -243,7 +244,7 @@ _TO_WIRE: dict[type, Callable[[Any], ledger_pb2.EntryBody]] = {
         budget_warning=ledger_pb2.BudgetWarning(limit=f.limit, budget=budget_to_wire(f.budget))
     ),
     facts.Compaction: lambda f: ledger_pb2.EntryBody(compaction=compaction_to_wire(f)),
-    facts.QuotaWarning: lambda f: ledger_pb2.EntryBody(quota_warning=quota_warning_to_wire(f)),
+    QuotaWarning: lambda f: ledger_pb2.EntryBody(quota_warning=quota_warning_to_wire(f)),
     SubAgentsSpawned: lambda f: ledger_pb2.EntryBody(sub_agents_spawned=sub_agents.spawned_to_wire(f)),
 }
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tenure.domain import entries as facts
-from tenure.domain.quotas import DEFAULT_POLICY, Quota, QuotaKind, QuotaPolicy, QuotaUse
+from tenure.domain.quotas import DEFAULT_POLICY, Quota, QuotaKind, QuotaPolicy, QuotaUse, QuotaWarning
 from tenure.v1 import ledger_pb2
 from tenure.v1 import tenant_service_pb2 as pb
 from tenure.wire.enums import EnumMap
@@ -31,11 +30,11 @@ def told(kind: pb.QuotaKind.ValueType, used: int, most: int) -> str:
     return QuotaUse(Quota(known, most, DEFAULT_POLICY[known]), used).told()
 
 
-def quota_warning_to_domain(message: ledger_pb2.QuotaWarning) -> facts.QuotaWarning:
-    return facts.QuotaWarning(KINDS.find(message.kind), message.used, message.most)
+def quota_warning_to_domain(message: ledger_pb2.QuotaWarning) -> QuotaWarning:
+    return QuotaWarning(KINDS.find(message.kind), message.used, message.most)
 
 
-def quota_warning_to_wire(fact: facts.QuotaWarning) -> ledger_pb2.QuotaWarning:
+def quota_warning_to_wire(fact: QuotaWarning) -> ledger_pb2.QuotaWarning:
     kind = pb.QUOTA_KIND_UNSPECIFIED if fact.kind is None else KINDS.to_wire(fact.kind)
     return ledger_pb2.QuotaWarning(kind=kind, used=fact.used, most=fact.most)
 

@@ -11,7 +11,7 @@ from tenure.domain.budget import Budget, TokenUsage
 from tenure.domain.errors import Unavailable
 from tenure.domain.in_doubt import Abandon, CallInDoubt, DidNotHappen, Happened, ResolveCall
 from tenure.domain.money import Prices, Rates, Tier
-from tenure.domain.quotas import QuotaKind
+from tenure.domain.quotas import QuotaKind, QuotaWarning
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.spawned import SpawnedBy, SubAgentsSpawned
 from tenure.domain.states import TaskState
@@ -65,7 +65,7 @@ BODIES = [
     SubAgentsSpawned("2.1", (TASK_ID,), 500),
     facts.Compaction(facts.ClearedResults(3, 2, 9000, 5000)),
     facts.Compaction(facts.Summary(3, "so far")),
-    facts.QuotaWarning(QuotaKind.TOKENS_PER_HOUR, 850, 1000),
+    QuotaWarning(QuotaKind.TOKENS_PER_HOUR, 850, 1000),
     facts.BudgetWarning("MONEY_LIMIT", Budget(100, 80, 20, 1000, 900, 50, 1)),
     facts.ModelAttempt(1, "m", 10, 20, 30, 0, 900, Prices((Tier(0, RATES), Tier(200_000, RATES)))),
     facts.OperatorRequest("go on", facts.GrantBudget(100, 200)),

@@ -12,8 +12,7 @@ from services.checkpoint.queries import fetch_one
 from services.checkpoint.rows import lock_tasks
 from services.checkpoint.tenants.rows import TENANTS
 from services.checkpoint.writing import write
-from tenure.domain.entries import QuotaWarning
-from tenure.domain.quotas import SPANS
+from tenure.domain.quotas import SPANS, QuotaWarning
 from tenure.runtime import metrics
 from tenure.v1 import ledger_pb2
 from tenure.wire.quotas import quota_warning_to_wire
