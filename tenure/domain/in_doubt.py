@@ -43,9 +43,13 @@ class Happened:
 
 @dataclass(frozen=True, slots=True)
 class DidNotHappen:
-    """Its effect is not there: run it again. `runner_is_gone`: the word of whoever says so, where there is no proof."""
+    """Its effect is not there: run it again. `runner_is_gone`: by the word of whoever says so, where there was no proof;
+    `runner_proven_gone`: by proof that was there when it was said. A proof that came later says nothing of what the
+    runner did between the look and its end.
+    """
 
     runner_is_gone: bool = False
+    runner_proven_gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +133,7 @@ class RunAgain:
 def take_word(resolution: Resolution, doubted_attempt: int, *, runner_gone: bool) -> Settled | RunAgain | None:
     """What the word does to a call of which this attempt is in doubt; None: nothing, it stays in doubt.
 
-    `runner_gone`: it is proven that nothing of the attempt's runner will ever begin or go on.
+    `runner_gone`: it is proven by now that nothing of the attempt's runner will ever begin or go on.
     """
     if resolution.call_attempt != doubted_attempt:
         return None
@@ -142,8 +146,8 @@ def take_word(resolution: Resolution, doubted_attempt: int, *, runner_gone: bool
             told = f"{IN_DOUBT.content} {resolution.actor} gave it up: {resolution.reason}"
             outcome = Outcome(OutcomeStatus.IN_DOUBT, told, detail=ABANDONED, call_attempt=doubted_attempt + 1)
             return Settled(outcome)
-        case DidNotHappen(runner_is_gone):
-            return RunAgain(doubted_attempt + 1) if runner_gone or runner_is_gone else None
+        case DidNotHappen(by_word, by_proof):
+            return RunAgain(doubted_attempt + 1) if by_word or (by_proof and runner_gone) else None
 
 
 def outcome_in_doubt(call_attempt: int, note: str = "", resolution: Resolution | None = None) -> Outcome:

@@ -304,21 +304,29 @@ class InDoubtDecision(message.Message):
 
     @typing.final
     class DidNotHappen(message.Message):
-        """Needs the runner of the attempt to be proven gone: one that is only paused or cut off may still bring the effect about."""
+        """Needs the runner of the attempt to be gone by then: one that is only paused or cut off may still bring the effect about. So
+        look for the effect after InDoubtCall.runner_gone. What was said too early is not taken, whatever is proven later.
+        """
 
         DESCRIPTOR: descriptor.Descriptor
 
         RUNNER_IS_GONE_FIELD_NUMBER: builtins.int
+        RUNNER_PROVEN_GONE_FIELD_NUMBER: builtins.int
         runner_is_gone: builtins.bool
         """The recorded word of whoever says this that the runner is gone for good, where the tool service has no proof of it."""
+        runner_proven_gone: builtins.bool
+        """The tool service had proof of it when this was said: InDoubtCall.runner_gone. Written by the gateway; what a caller says
+        here is not heard.
+        """
         def __init__(
             self,
             *,
             runner_is_gone: builtins.bool = ...,
+            runner_proven_gone: builtins.bool = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = typing.Literal["runner_is_gone", b"runner_is_gone"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = typing.Literal["runner_is_gone", b"runner_is_gone", "runner_proven_gone", b"runner_proven_gone"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

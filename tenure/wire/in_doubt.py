@@ -22,7 +22,8 @@ def decision_to_domain(message: tool_pb2.InDoubtDecision) -> Decision:
         case "happened":
             return Happened(message.happened.result)
         case "did_not_happen":
-            return DidNotHappen(message.did_not_happen.runner_is_gone)
+            told = message.did_not_happen
+            return DidNotHappen(told.runner_is_gone, told.runner_proven_gone)
         case "abandon":
             return Abandon()
         case _:
@@ -33,8 +34,8 @@ def decision_to_wire(decision: Decision) -> tool_pb2.InDoubtDecision:
     match decision:
         case Happened(result):
             return tool_pb2.InDoubtDecision(happened=tool_pb2.InDoubtDecision.Happened(result=result))
-        case DidNotHappen(runner_is_gone):
-            told = tool_pb2.InDoubtDecision.DidNotHappen(runner_is_gone=runner_is_gone)
+        case DidNotHappen(by_word, by_proof):
+            told = tool_pb2.InDoubtDecision.DidNotHappen(runner_is_gone=by_word, runner_proven_gone=by_proof)
             return tool_pb2.InDoubtDecision(did_not_happen=told)
         case Abandon():
             return tool_pb2.InDoubtDecision(abandon=tool_pb2.InDoubtDecision.Abandon())
