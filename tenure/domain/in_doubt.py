@@ -43,9 +43,9 @@ class Happened:
 
 @dataclass(frozen=True, slots=True)
 class DidNotHappen:
-    """Its effect is not there: run it again. `runner_is_gone`: by the word of whoever says so, where there was no proof;
-    `runner_proven_gone`: by proof that was there when it was said. A proof that came later says nothing of what the
-    runner did between the look and its end.
+    """Its effect is not there: run it again. `runner_is_gone`: by the word of whoever says so, where there was no
+    proof; `runner_proven_gone`: by proof that was there when it was said. A proof that came later says nothing of what
+    the runner did between the look and its end.
     """
 
     runner_is_gone: bool = False

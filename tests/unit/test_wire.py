@@ -100,9 +100,7 @@ BODIES = [
     facts.OperatorRequest("once more", facts.Requeue(1000, 5)),
     facts.OperatorRequest("once more", facts.Requeue()),
     facts.OperatorRequest("I saw the invoice", ResolveCall("1.0", 1, Happened("paid\u0000"))),
-    facts.OperatorRequest(
-        "unplugged", ResolveCall("1.0", 2, DidNotHappen(runner_is_gone=True, runner_proven_gone=True))
-    ),
+    facts.OperatorRequest("unplugged", ResolveCall("1.0", 2, DidNotHappen(True, True))),
     facts.OperatorRequest("let it be", ResolveCall("1.1", 1, Abandon())),
     facts.Transition(TaskState.WAITING_USER, "TOOL_IN_DOUBT", calls_in_doubt=(CallInDoubt("1.0", 2),)),
     facts.OperatorRequest("superseded", facts.CloseOut(TaskState.FAILED, "see there\u0000")),
