@@ -4,7 +4,7 @@ One hook of the server's interceptor calls `validate` for every request. A frame
 bounds only: what is inside is checked one by one by the service, so that one bad commit harms no neighbour.
 
 gateway.py, checkpoint.py, tools.py, sessions.py, leases.py, operators.py, in_doubt.py, waits.py, schedules.py,
-tenants.py, webhooks.py   one table of checks each
+tenants.py, webhooks.py, providers.py   one table of checks each
 specs.py, control.py   what a task may be        fields.py   what several services have        limits.py   the numbers
 """
 
@@ -21,6 +21,7 @@ from tenure.validators import (
     in_doubt,
     leases,
     operators,
+    providers,
     schedules,
     sessions,
     tenants,
@@ -88,6 +89,7 @@ _CHECKS: Final[dict[type, Check]] = {
     **sessions.CHECKS,
     **leases.CHECKS,
     **operators.CHECKS,
+    **providers.CHECKS,
     **in_doubt.CHECKS,
     **tenants.CHECKS,
     **waits.CHECKS,

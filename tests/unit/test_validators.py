@@ -14,8 +14,17 @@ from tenure.v1 import checkpoint_service_pb2 as checkpoint
 from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import task_pb2, token_pb2
 from tenure.v1 import task_service_pb2 as tasks
+from tenure.v1 import tool_provider_service_pb2 as providers
 from tenure.v1 import tool_service_pb2 as tools
-from tenure.validators import MAX_CHOICES, MAX_COMMIT_BYTES, MAX_GOAL_BYTES, MAX_HOLDINGS, MAX_SLOTS, validate
+from tenure.validators import (
+    MAX_ARGUMENT_BYTES,
+    MAX_CHOICES,
+    MAX_COMMIT_BYTES,
+    MAX_GOAL_BYTES,
+    MAX_HOLDINGS,
+    MAX_SLOTS,
+    validate,
+)
 
 TOKEN = token_pb2.FencingToken(claims=b"c", key_id="k", signature=b"s")
 
@@ -235,3 +244,21 @@ def test_a_claim_is_not_given_back_for_another_reason(reason: str) -> None:
 
 def test_a_session_message_says_something() -> None:
     assert fields(said()) == {"message"}
+
+
+def test_a_providers_call_is_bounded_in_every_field() -> None:
+    good = providers.CallToolRequest(
+        tool="t",
+        arguments_json="{}",
+        idempotency_key="k",
+        epoch=1,
+        tenant="default",
+        task_id=str(uuid.uuid4()),
+        call_id="1.0",
+    )
+    validate(good)
+    bad = providers.CallToolRequest(
+        tool="a b", arguments_json="x" * (MAX_ARGUMENT_BYTES + 1), token=token_pb2.FencingToken(), traceparent="0" * 129
+    )
+    bad.timeout.seconds = 90_000
+    assert fields(bad) == {field.name for field in providers.CallToolRequest.DESCRIPTOR.fields}
