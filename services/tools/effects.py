@@ -72,10 +72,14 @@ class Effect:
             raise Unavailable("the runner of this call stopped", reason="RUNNER_STOPPED", retry_after_seconds=0.5)
         if self._timed_out:
             words = f"It took longer than {self._limit_seconds:g} s and was stopped."
-            status = OutcomeStatus.TIMED_OUT
+            status, detail = OutcomeStatus.TIMED_OUT, "TIMEOUT"
+        elif self._run.stop is Stop.FENCED:
+            words = "It was stopped because its task was ended under a newer epoch."
+            status, detail = OutcomeStatus.CANCELLED, "FENCED"
         else:
-            words, status = "It was stopped because its task was ended.", OutcomeStatus.CANCELLED
-        return self._outcome(ToolAnswer(words + self._doubt(), status))
+            words = "It was stopped because its task was ended."
+            status, detail = OutcomeStatus.CANCELLED, "CANCELLED"
+        return self._outcome(ToolAnswer(words + self._doubt(), status, detail))
 
     def _doubt(self) -> str:
         pure = self._tool.definition.effect_class is EffectClass.PURE
@@ -90,6 +94,7 @@ class Effect:
             detail=answer.detail,
             duration_seconds=_now() - self._began_at,
             call_attempt=self._run.call_attempt,
+            usage=self._run.usage,
         )
 
 

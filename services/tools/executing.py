@@ -122,8 +122,10 @@ class Executor:
                 return _Running(self._runner.begin(request.asked, request.work, call_attempt), joined=False)
             case Join(call_attempt):
                 run = self._runner.runs.find(request.asked.key)
-                here = run is not None and run.call_attempt == call_attempt
-                return _Running(run, joined=True) if run is not None and here else _Elsewhere(call_attempt)
+                if run is None or run.call_attempt != call_attempt:
+                    return _Elsewhere(call_attempt)
+                run.authorise(request.asked.fence.epoch)
+                return _Running(run, joined=True)
             case Doubt(call_attempt):
                 metrics.count("tenure_calls_in_doubt_total")
                 return Outcome(IN_DOUBT.status, IN_DOUBT.content, call_attempt=call_attempt)

@@ -2,6 +2,7 @@
 
 python -m services.tools            serve
 python -m services.tools migrate    bring the database up to date and end
+python -m services.tools sandbox    say what programs are kept in by on this machine, try to break out, and end
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from services.tools.builtin.python import PYTHON_LANE
 from services.tools.builtin.search import SEARCH_LANE
@@ -21,10 +22,12 @@ from services.tools.following import Follower
 from services.tools.forgetting import Forgetting
 from services.tools.liveness import LifeTimes, Liveness
 from services.tools.output import OutputKeeper
+from services.tools.programs import open_sandbox, refusing_server, show_sandbox
 from services.tools.registry import Registry
 from services.tools.runner import Runner, RunnerLimits, Writers
 from services.tools.runs import Runs, Stop
-from services.tools.servicer import ToolServicer
+from services.tools.sandbox import SandboxEscaped
+from services.tools.servicer import SERVICE, ToolServicer
 from services.tools.settings import Settings
 from services.tools.start import start_batcher
 from services.tools.statements import MIGRATIONS, SCHEMA
@@ -47,15 +50,12 @@ if TYPE_CHECKING:
 
     from tenure.runtime.process import Process
 
-SERVICE: Final = "tenure.v1.ToolService"
-
 
 def main() -> int:
     """The exit code."""
     composing = partial(compose, environment=os.environ)
-    return run_service(
-        "tools", Settings, os.environ, composing, arguments=sys.argv[1:], commands={"migrate": migrate_only}
-    )
+    commands = {"migrate": migrate_only, "sandbox": show_sandbox}
+    return run_service("tools", Settings, os.environ, composing, arguments=sys.argv[1:], commands=commands)
 
 
 async def migrate_only(_process: Process, settings: Settings) -> None:
@@ -66,13 +66,18 @@ async def migrate_only(_process: Process, settings: Settings) -> None:
 async def compose(process: Process, settings: Settings, environment: Mapping[str, str]) -> None:
     """Everything, in the order of dependency. `environment`: what the config file's `${NAME}` stand for."""
     config = read_config(settings.config_file, environment)
+    try:
+        sandbox = await open_sandbox(process, settings)
+    except SandboxEscaped as escaped:
+        await serve(process, refusing_server(settings, escaped, process))
+        return
     await migrate(settings.postgres_dsn, MIGRATIONS, allowed=settings.migrate == "auto")
     pool = await process.open(
         open_pool(settings.postgres_dsn, service="tools", schema=SCHEMA, options=PoolOptions(min_size=4))
     )
     await startup_guard(pool, allow_unsafe=settings.allow_unsafe_postgres)
     verifier = Verifier(settings.verifying_keys_file)
-    registry = await open_toolbox(process, settings, config)
+    registry = await open_toolbox(process, settings, config, sandbox)
     server = await _service(process, settings, pool, registry, verifier)
     await serve(process, server)
 

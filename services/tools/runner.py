@@ -16,6 +16,7 @@ from typing import Final, Self
 from services.tools.effects import BEGINS_WITHIN_SECONDS, Effect, NeverBegan
 from services.tools.finish import Finish
 from services.tools.liveness import Liveness
+from services.tools.measures import count_outcome, outcome_attributes
 from services.tools.output import OutputKeeper
 from services.tools.records import Asked, pack_outcome
 from services.tools.runs import Displaced, Run, Runs, Stop
@@ -24,7 +25,7 @@ from services.tools.tool import CallContext, Tool, Work
 from tenure.domain.epochs import describe_epoch
 from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailable
 from tenure.domain.tools import CallState, Outcome
-from tenure.runtime import metrics, semconv
+from tenure.runtime import semconv
 from tenure.runtime.batching import AGAIN, Batcher
 from tenure.runtime.failpoint import failpoint
 from tenure.runtime.logs import log_context
@@ -111,8 +112,9 @@ class Runner:
         ending: Outcome | Exception | None = None
         try:
             asking = run.asked.traceparent
-            with log_context(**facts), span(f"{semconv.EXECUTE_TOOL} {tool.name}", attributes, parent=asking):
+            with log_context(**facts), span(f"{semconv.EXECUTE_TOOL} {tool.name}", attributes, parent=asking) as told:
                 ending = await self._perform(run, work)
+                told.set_attributes(outcome_attributes(ending))
         except (Displaced, TenureError) as news:
             ending = news
         except Exception as error:  # noqa: BLE001  told to all that listen, as the bug it is
@@ -128,8 +130,7 @@ class Runner:
         async with self._lanes[tool.lane]:
             outcome = await self._bounded(run, tool, await self._run_once(run, work))
         await failpoint("tools.after_effect")
-        metrics.count("tenure_tool_calls_total", tool=tool.name, status=outcome.status.value)
-        metrics.observe("tenure_tool_call_seconds", outcome.duration_seconds, tool=tool.name)
+        count_outcome(tool.name, outcome)
         if not await self._writers.finishes.submit(Finish(run.key, run.call_attempt, pack_outcome(outcome))):
             raise Displaced
         await failpoint("tools.after_outcome")
@@ -160,6 +161,7 @@ class Runner:
             emit=run.emit,
             token=work.token,
             output_limit_bytes=_limit_bytes(run, work.tool),
+            report_usage=run.note_usage,
         )
         for _ in range(_MOST_STARTS):
             if run.stop is not None:

@@ -11,7 +11,7 @@ from typing import Final
 from uuid import UUID
 
 from services.tools.records import Asked, CallKey
-from tenure.domain.tools import Outcome
+from tenure.domain.tools import Outcome, ProgramUsage
 
 _MOST_UNREAD_CHARACTERS: Final = 64 * 1024
 STOPPING_SECONDS: Final = 2.0
@@ -20,7 +20,8 @@ STOPPING_SECONDS: Final = 2.0
 class Stop(StrEnum):
     """Why a run is stopped from outside."""
 
-    CLOSED = "CLOSED"  # its task was ended: it is recorded as stopped
+    CLOSED = "CLOSED"  # its task was ended by the owner that asked for the call: it is recorded as CANCELLED
+    FENCED = "FENCED"  # its task was ended under a newer epoch: it is recorded as such
     LAPSED = "LAPSED"  # this runner is no longer trusted: others judge what became of it
     DRAINED = "DRAINED"  # the process ends: as LAPSED, and at once
 
@@ -81,6 +82,19 @@ class Run:
     stop: Stop | None = None
     effect: asyncio.Task[Outcome] | None = None
     listeners: set[Listener] = field(default_factory=set)
+    usage: ProgramUsage | None = None
+    authorised_epoch: int = 0
+
+    def __post_init__(self) -> None:
+        self.authorise(self.asked.fence.epoch)
+
+    def authorise(self, epoch: int) -> None:
+        """An owner asks for it; a newer one that joins takes it over."""
+        self.authorised_epoch = max(self.authorised_epoch, epoch)
+
+    def note_usage(self, usage: ProgramUsage) -> None:
+        """What its program used."""
+        self.usage = usage
 
     @property
     def key(self) -> CallKey:
@@ -180,8 +194,8 @@ class Runs:
     def stop_task(self, task_id: UUID, epoch: int) -> None:
         """Stop what was authorised up to `epoch`."""
         for run in list(self._by_key.values()):
-            if run.key.task_id == task_id and run.asked.fence.epoch <= epoch:
-                run.request_stop(Stop.CLOSED)
+            if run.key.task_id == task_id and run.authorised_epoch <= epoch:
+                run.request_stop(Stop.FENCED if run.authorised_epoch < epoch else Stop.CLOSED)
 
     async def stop_all(self, reason: Stop) -> None:
         """Stop everything, and wait for the effects' ends, for a while."""

@@ -37,6 +37,7 @@ from tenure.wire.token import check_token
 from tenure.wire.tools import tool_to_wire
 
 _log: Final = logging.getLogger(__name__)
+SERVICE: Final = "tenure.v1.ToolService"
 
 
 class ToolServicer(ToolServiceServicer):

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from tenure.domain.tools import OutcomeStatus, ToolDefinition
+from tenure.domain.tools import OutcomeStatus, ProgramUsage, ToolDefinition
 
 GENERAL_LANE: Final = "general"
 _Result = TypeVar("_Result")
@@ -19,7 +19,8 @@ class CallContext:
 
     `emit` shows output while it comes; all of it belongs in the answer again, because what is shown may be dropped.
     The model is shown up to `output_limit_bytes` of the answer. `token` is the fencing token as it was presented, a
-    serialized FencingToken: for providers that check it themselves.
+    serialized FencingToken: for providers that check it themselves. `report_usage` tells what a program used, also one
+    that was stopped: it becomes part of the outcome.
     """
 
     tenant: str
@@ -30,6 +31,7 @@ class CallContext:
     emit: Callable[[str], None]
     token: bytes = b""
     output_limit_bytes: int = 64 * 1024
+    report_usage: Callable[[ProgramUsage], None] = lambda _usage: None
 
     @property
     def provider_headers(self) -> dict[str, str]:

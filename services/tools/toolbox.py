@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
@@ -14,7 +13,7 @@ from services.tools.builtin.records import record_tools
 from services.tools.builtin.search import search_tools
 from services.tools.builtin.waiting import waiting_tools
 from services.tools.registry import Registry
-from services.tools.sandbox import Sandbox, SandboxLimits, SandboxSettings, SandboxUnavailable
+from services.tools.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
 from services.tools.workspace import Workspaces
 
 if TYPE_CHECKING:
@@ -24,13 +23,14 @@ if TYPE_CHECKING:
     from services.tools.settings import Settings
     from tenure.runtime.process import Process
 
-_log: Final = logging.getLogger(__name__)
 SEARCH_THREADS: Final = 8
 _PROGRAM_OUTPUT_BYTES: Final = 1024 * 1024  # of each stream; the model is shown less, all of it is in the workspace
 _RECORD_THREADS: Final = 8
 
 
-async def open_toolbox(process: Process, settings: Settings, config: ToolsConfig) -> Registry:
+async def open_toolbox(
+    process: Process, settings: Settings, config: ToolsConfig, sandbox: Sandbox | SandboxUnavailable
+) -> Registry:
     """All tools: the built-in ones at once, those of the config file as soon as what has them is reached."""
     del config  # no section yet
     workspaces = Workspaces(settings.workspace_root)
@@ -44,28 +44,13 @@ async def open_toolbox(process: Process, settings: Settings, config: ToolsConfig
     record_threads = await process.open(threads("records", _RECORD_THREADS))
     return Registry(
         [
-            *python_tools(await _sandbox(process, settings), workspaces, limits),
+            *python_tools(sandbox, workspaces, limits),
             *file_tools(workspaces, limits.workspace_bytes),
             *search_tools(settings.search_url, search_threads),
             *record_tools(settings.records_dir, record_threads),
             *waiting_tools(),
         ]
     )
-
-
-async def _sandbox(process: Process, settings: Settings) -> Sandbox | SandboxUnavailable:
-    """A machine without a sandbox still serves the other tools."""
-    sandbox_settings = SandboxSettings(
-        slots=settings.sandbox_slots,
-        first_uid=settings.sandbox_first_uid,
-        require_cgroup=settings.sandbox_require_cgroup,
-        bubblewrap=settings.sandbox_bubblewrap,
-    )
-    try:
-        return await process.open(await Sandbox.open(sandbox_settings))
-    except SandboxUnavailable as unavailable:
-        _log.warning("execute_python will not run anything: %s", unavailable)
-        return unavailable
 
 
 @asynccontextmanager

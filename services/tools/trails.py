@@ -13,6 +13,7 @@ from tenure.runtime.postgres import Pool, connection
 from tenure.v1 import tool_pb2, tool_service_pb2
 from tenure.wire.enums import CALL_STATES, EFFECT_CLASSES, OUTCOME_STATUSES
 from tenure.wire.times import timestamp
+from tenure.wire.tools import usage_to_wire
 
 DEFAULT_CALLS: Final = 200
 
@@ -71,6 +72,7 @@ def _without_content(outcome: Outcome) -> tool_pb2.Outcome:
         truncated=outcome.truncated,
         detail=outcome.detail,
         call_attempt=outcome.call_attempt,
+        usage=usage_to_wire(outcome.usage) if outcome.usage is not None else None,
     )
 
 

@@ -27,7 +27,7 @@ ROLES: Final = {
     "checkpoint": "the work ledger",
     "tools": "runs tools, in a sandbox",
 }
-TOOLS_LOGGER: Final = "services.tools.main"
+TOOLS_LOGGER: Final = "services.tools.programs"
 UNSAFE_ETCD: Final = re.compile(r"3\.5\.[0-2]$")
 """These releases can corrupt data in a crash (etcd's own advice: do not run them in production)."""
 

@@ -6,7 +6,15 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
-from tenure.cli.words import arguments_text, budget_text, count_text, seconds_text, state_style, usage_text
+from tenure.cli.words import (
+    arguments_text,
+    budget_text,
+    count_text,
+    program_text,
+    seconds_text,
+    state_style,
+    usage_text,
+)
 from tenure.domain.budget import WARNING_PERCENT
 from tenure.domain.money import usd
 from tenure.domain.states import Reason
@@ -97,7 +105,8 @@ def _answer(fact: ledger_pb2.AssistantMessage) -> str:
 def _outcome(fact: ledger_pb2.ToolOutcome) -> str:
     outcome = fact.outcome
     detail = f" ({outcome.detail})" if outcome.detail else ""
-    lasted = seconds_text(seconds(outcome.duration))
+    used = program_text(outcome.usage)
+    lasted = f"{seconds_text(seconds(outcome.duration))}{f' ({used})' if used else ''}"
     return f"{fact.call_id} {outcome_name(outcome)}{detail}, {lasted}: {outcome.content}"
 
 

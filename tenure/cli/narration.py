@@ -21,6 +21,7 @@ from tenure.cli.words import (
     count_text,
     first_line,
     one_line,
+    program_text,
     seconds_text,
     state_style,
     summary,
@@ -214,7 +215,10 @@ class Narrator:
         mark, style = _MARKS.get(status, _FAILED_MARK)
         intent = self.task.intents.get(body.tool_outcome.call_id)
         call = _call_text(intent) if intent is not None else body.tool_outcome.call_id
-        tail = f"{_status_text(outcome, status)}  {seconds_text(seconds(outcome.duration))}"
+        used = program_text(outcome.usage)
+        tail = (
+            f"{_status_text(outcome, status)}  {seconds_text(seconds(outcome.duration))}{f' · {used}' if used else ''}"
+        )
         yield self._line(f"  {mark} ", call, "default", mark_style=style, tail=tail)
         if said := first_line(outcome.content, self._width - 6):
             yield self._line("    ", said, "dim")

@@ -11,9 +11,10 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.domain.money import usd
 from tenure.domain.states import TERMINAL, WAITING, TaskState
-from tenure.v1 import task_pb2
+from tenure.v1 import task_pb2, tool_pb2
 from tenure.wire.enums import state_name
 from tenure.wire.task import held_back_seconds
+from tenure.wire.times import seconds
 
 _COARSE: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 SHORT_ID: Final = 13
@@ -86,6 +87,14 @@ def start_text(task: task_pb2.Task) -> str:
         return ""
     moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(task.spec.start_time.seconds))
     return f"not before {moment}, in {seconds_text(left_seconds)}"
+
+
+def program_text(usage: tool_pb2.ProgramUsage) -> str:
+    """`0.3 s CPU, 12 MiB`: what a program used, as far as it was counted."""
+    told = [f"{seconds_text(seconds(usage.cpu_time))} CPU"] if usage.HasField("cpu_time") else []
+    if usage.HasField("peak_memory_bytes"):
+        told.append(f"{usage.peak_memory_bytes / (1 << 20):,.0f} MiB")
+    return ", ".join(told)
 
 
 def lasted(task: task_pb2.Task) -> str:

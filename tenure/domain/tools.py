@@ -56,6 +56,15 @@ class ToolDefinition:
 
 
 @dataclass(frozen=True, slots=True)
+class ProgramUsage:
+    """What a program in the sandbox used, all its processes together; None where no cgroup counts it."""
+
+    wall_seconds: float
+    cpu_seconds: float | None = None
+    peak_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What a call came to. `content` is what the model reads; `output_path`: the workspace's file with all of it."""
 
@@ -66,6 +75,7 @@ class Outcome:
     duration_seconds: float = 0.0
     call_attempt: int = 1
     output_path: str = ""
+    usage: ProgramUsage | None = None
 
     @property
     def is_error(self) -> bool:

@@ -35,6 +35,7 @@ class RpcServer:
     """One listening address. As a context manager it serves inside and drains at the end.
 
     `stopping` is set at the latest when draining begins: handlers of streams watch it and end with `draining()`.
+    `serving` False: its health says NOT_SERVING for as long as it is there, and its servicers say why.
     """
 
     def __init__(
@@ -48,12 +49,14 @@ class RpcServer:
         keepalive: Keepalive | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         reflection_enabled: bool = True,
+        serving: bool = True,
         grace_seconds: float = 10.0,
     ) -> None:
         options = [*(limits or ServerLimits()).options(), *(keepalive or Keepalive()).options()]
         self._server = grpc.aio.server(interceptors=[ErrorInterceptor(validate), *interceptors], options=options)
         self._asked, self._credentials = address, credentials
         self._reflection_enabled, self._grace_seconds = reflection_enabled, grace_seconds
+        self._serving = serving
         self._services: list[str] = []
         self._port = 0
         self.health = Health()
@@ -82,8 +85,9 @@ class RpcServer:
         self._port = self._bind()
         await self._server.start()
         for service in ("", HEALTH, *self._services):
-            await self.health.set_serving(service, serving=True)
-        _log.info("serving", extra={"address": self.address, "services": self._services})
+            await self.health.set_serving(service, serving=self._serving)
+        verdict = "serving" if self._serving else "not serving"
+        _log.info(verdict, extra={"address": self.address, "services": self._services})
         return self.address
 
     async def drain(self) -> None:

@@ -191,6 +191,7 @@ class Outcome(message.Message):
     DURATION_FIELD_NUMBER: builtins.int
     CALL_ATTEMPT_FIELD_NUMBER: builtins.int
     OUTPUT_PATH_FIELD_NUMBER: builtins.int
+    USAGE_FIELD_NUMBER: builtins.int
     status: OutcomeStatus.ValueType
     """How it ended."""
     content: builtins.str
@@ -207,6 +208,10 @@ class Outcome(message.Message):
     def duration(self) -> duration_pb2.Duration:
         """From start to end."""
 
+    @builtins.property
+    def usage(self) -> ProgramUsage:
+        """What the program used, when the call ran one in the sandbox; also when it was stopped."""
+
     def __init__(
         self,
         *,
@@ -217,12 +222,47 @@ class Outcome(message.Message):
         duration: duration_pb2.Duration | None = ...,
         call_attempt: builtins.int = ...,
         output_path: builtins.str = ...,
+        usage: ProgramUsage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["duration", b"duration"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["duration", b"duration", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["call_attempt", b"call_attempt", "content", b"content", "detail", b"detail", "duration", b"duration", "output_path", b"output_path", "status", b"status", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["call_attempt", b"call_attempt", "content", b"content", "detail", b"detail", "duration", b"duration", "output_path", b"output_path", "status", b"status", "truncated", b"truncated", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ProgramUsage(message.Message):
+    """What a program in the sandbox used, all its processes together."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    WALL_TIME_FIELD_NUMBER: builtins.int
+    CPU_TIME_FIELD_NUMBER: builtins.int
+    PEAK_MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    peak_memory_bytes: builtins.int
+    """The most memory it had at once, its temporary files included; absent where no cgroup counts it."""
+    @builtins.property
+    def wall_time(self) -> duration_pb2.Duration:
+        """From the start of its sandbox until nothing of it was left."""
+
+    @builtins.property
+    def cpu_time(self) -> duration_pb2.Duration:
+        """Of all cores; absent where no cgroup counts it."""
+
+    def __init__(
+        self,
+        *,
+        wall_time: duration_pb2.Duration | None = ...,
+        cpu_time: duration_pb2.Duration | None = ...,
+        peak_memory_bytes: builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["_peak_memory_bytes", b"_peak_memory_bytes", "cpu_time", b"cpu_time", "peak_memory_bytes", b"peak_memory_bytes", "wall_time", b"wall_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_peak_memory_bytes", b"_peak_memory_bytes", "cpu_time", b"cpu_time", "peak_memory_bytes", b"peak_memory_bytes", "wall_time", b"wall_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__peak_memory_bytes: _TypeAlias = typing.Literal["peak_memory_bytes"]  # noqa: Y015
+    _WhichOneofArgType__peak_memory_bytes: _TypeAlias = typing.Literal["_peak_memory_bytes", b"_peak_memory_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__peak_memory_bytes) -> _WhichOneofReturnType__peak_memory_bytes | None: ...
 
 @typing.final
 class CallRecord(message.Message):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tenure.domain.errors import Unavailable
-from tenure.domain.tools import CallStandings, Outcome, ToolDefinition
+from tenure.domain.tools import CallStandings, Outcome, ProgramUsage, ToolDefinition
 from tenure.v1 import tool_pb2
 from tenure.wire.enums import CALL_STATES, EFFECT_CLASSES, OUTCOME_STATUSES
 from tenure.wire.times import duration, seconds
@@ -42,6 +42,7 @@ def outcome_to_domain(outcome: tool_pb2.Outcome) -> Outcome:
         duration_seconds=seconds(outcome.duration),
         call_attempt=outcome.call_attempt,
         output_path=outcome.output_path,
+        usage=usage_to_domain(outcome.usage) if outcome.HasField("usage") else None,
     )
 
 
@@ -54,6 +55,23 @@ def outcome_to_wire(outcome: Outcome) -> tool_pb2.Outcome:
         duration=duration(outcome.duration_seconds),
         call_attempt=outcome.call_attempt,
         output_path=outcome.output_path,
+        usage=usage_to_wire(outcome.usage) if outcome.usage is not None else None,
+    )
+
+
+def usage_to_domain(usage: tool_pb2.ProgramUsage) -> ProgramUsage:
+    return ProgramUsage(
+        wall_seconds=seconds(usage.wall_time),
+        cpu_seconds=seconds(usage.cpu_time) if usage.HasField("cpu_time") else None,
+        peak_memory_bytes=usage.peak_memory_bytes if usage.HasField("peak_memory_bytes") else None,
+    )
+
+
+def usage_to_wire(usage: ProgramUsage) -> tool_pb2.ProgramUsage:
+    return tool_pb2.ProgramUsage(
+        wall_time=duration(usage.wall_seconds),
+        cpu_time=duration(usage.cpu_seconds) if usage.cpu_seconds is not None else None,
+        peak_memory_bytes=usage.peak_memory_bytes,
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from services.tools.sandbox import Sandbox, SandboxLimits, SandboxSettings, SandboxStatus, SandboxUnavailable
+from services.tools.sandbox import Sandbox, SandboxEscaped, SandboxLimits, SandboxSettings, SandboxStatus
 from services.tools.sandbox import command as command_module
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -232,7 +232,7 @@ async def test_a_weakened_sandbox_does_not_open(
     if weaken is _real_root and os.geteuid() != 0:
         pytest.skip("only root can start it as root")
     weaken(monkeypatch)
-    with pytest.raises(SandboxUnavailable) as refused:
+    with pytest.raises(SandboxEscaped) as refused:
         await Sandbox.open(sandbox_settings)
     assert sentence in str(refused.value)
 

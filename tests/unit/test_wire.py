@@ -26,7 +26,7 @@ from tenure.domain.task import (
     TaskPolicy,
     TaskSpec,
 )
-from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus, ToolDefinition
+from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus, ProgramUsage, ToolDefinition
 from tenure.domain.waits import Wait, WaitAnswerKind, WaitDeadlinePolicy, WaitKind
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
@@ -60,6 +60,8 @@ BODIES = [
     facts.AssistantMessage(1, ({"type": "text", "text": "a\u0000é"},), "end_turn", USAGE, "m", "req_2", 0.5),
     facts.ToolIntent("1.0", "toolu_1", "t", '{"n":1}'),
     facts.ToolOutcome("1.0", Outcome(OutcomeStatus.TIMED_OUT, "too slow", True, "X", 2.0, 3, "outputs/1.0.txt")),
+    facts.ToolOutcome("1.1", Outcome(OutcomeStatus.SUCCEEDED, "1", usage=ProgramUsage(0.5, 0.25, 1 << 20))),
+    facts.ToolOutcome("1.2", Outcome(OutcomeStatus.SUCCEEDED, "1", usage=ProgramUsage(0.5))),
     facts.Submitted(SPEC, "r3", SpawnedBy(TASK_ID, "2.0", 1, "00-trace")),
     SubAgentsSpawned("2.0", (TASK_ID,), 500, ("t",)),
     SubAgentsSpawned("2.1", (TASK_ID,), 500),

@@ -21,7 +21,7 @@ from services.tools.sandbox import (
 from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailed
 from services.tools.workspace import Workspaces
 from tenure.domain.errors import Unavailable
-from tenure.domain.tools import EffectClass, OutcomeStatus
+from tenure.domain.tools import EffectClass, OutcomeStatus, ProgramUsage
 
 PYTHON_LANE: Final = "python"
 _KEPT_BYTES: Final = 64 * 1024
@@ -48,13 +48,22 @@ def python_tools(sandbox: Sandbox | SandboxUnavailable, workspaces: Workspaces, 
         workspace = await asyncio.to_thread(workspaces.directory, context.tenant, context.task_id)
         try:
             result = await sandbox.run_python(
-                arguments["code"], workspace, limits, on_output=lambda _stream, text: context.emit(text)
+                arguments["code"],
+                workspace,
+                limits,
+                on_output=lambda _stream, text: context.emit(text),
+                on_end=lambda ended: context.report_usage(_usage(ended)),
             )
         except ValueError as error:
             raise ToolFailed(str(error), "PROGRAM_TOO_LARGE") from error
         return _answer(result)
 
     return [Tool(definition, run, lane=PYTHON_LANE, guard_seconds=_SETUP_SECONDS)]
+
+
+def _usage(result: SandboxResult) -> ProgramUsage:
+    cpu_seconds = None if result.cpu_ms is None else result.cpu_ms / 1000
+    return ProgramUsage(result.wall_ms / 1000, cpu_seconds, result.memory_peak_bytes)
 
 
 def _answer(result: SandboxResult) -> ToolAnswer:

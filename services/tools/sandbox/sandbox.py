@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,8 @@ from services.tools.sandbox.supervision import OnOutput, Program, Supervision
 from services.tools.sandbox.workspace import NOTHING, Usage, hand_over, identity, measure
 
 log = logging.getLogger(__name__)
+
+OnEnd = Callable[[SandboxResult], None]
 
 MAX_CODE_BYTES = MIB
 # A workspace this many times over its bound takes no further run: each could add a little before it is noticed.
@@ -47,7 +50,10 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
 
     @classmethod
     async def open(cls, settings: SandboxSettings) -> Self:
-        """Look at the machine, remove what a dead instance left, and try to break out. Raises SandboxUnavailable."""
+        """Look at the machine, remove what a dead instance left, and try to break out.
+
+        Raises SandboxUnavailable where something is missing, SandboxEscaped when a probe got out.
+        """
         detection = await asyncio.to_thread(detect, settings)
         detection.require()
         await sweep(detection)
@@ -57,20 +63,27 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         except BaseException:
             await sandbox.close()
             raise
+        log.info("the sandbox holds here: %s", "; ".join(detection.present), extra={"present": detection.present})
         for sentence in detection.weaker:
             log.warning("sandbox: %s", sentence)
         return sandbox
 
     async def self_test(self) -> None:
-        """Run the probes. Raises SandboxUnavailable that names each one which got out."""
+        """Run the probes. Raises SandboxEscaped that names each one which got out."""
         await require_no_escape(partial(self.run_python, workspace=None, limits=SandboxLimits()))
 
     async def run_python(
-        self, code: str, workspace: Path | None, limits: SandboxLimits, on_output: OnOutput | None = None
+        self,
+        code: str,
+        workspace: Path | None,
+        limits: SandboxLimits,
+        on_output: OnOutput | None = None,
+        on_end: OnEnd | None = None,
     ) -> SandboxResult:
         """Run a program to its end, with `workspace` (a directory, not a link) as its current directory.
 
         `on_output(stream, text)` is called in the event loop as "stdout" and "stderr" arrive; it must not block.
+        `on_end(result)` is called also when the run is cancelled, which returns nothing.
         Whatever the program does is a result. Raises ValueError for code over MAX_CODE_BYTES and NotADirectoryError.
         When the awaiting task is cancelled, all processes are killed and gone before CancelledError goes on; this
         takes less than a second, and a kernel that needs longer for it goes on with it in the background.
@@ -92,6 +105,9 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
             supervision.stop(SandboxStatus.CANCELLED)
             await _gone(task, _CANCEL_SECONDS)
             raise
+        finally:
+            if on_end is not None and task.done() and task.exception() is None:
+                on_end(task.result())
 
     async def close(self) -> None:
         """End all runs and remove everything that belongs to this sandbox."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from services.tools.sandbox.command import ENVIRONMENT
 from services.tools.sandbox.detection import user_namespace_hint
-from services.tools.sandbox.errors import SandboxUnavailable
+from services.tools.sandbox.errors import SandboxEscaped, SandboxUnavailable
 from services.tools.sandbox.result import SandboxResult, SandboxStatus
 
 _KERNEL_FILES = ("kernel/core_pattern", "kernel/modprobe", "vm/drop_caches", "fs/suid_dumpable")
@@ -77,10 +77,10 @@ async def escapes(run: Run) -> list[str]:
 
 
 async def require_no_escape(run: Run) -> None:
-    """Raises SandboxUnavailable that names every probe which succeeded."""
+    """Raises SandboxEscaped that names every probe which succeeded."""
     found = await escapes(run)
     if found:
-        raise SandboxUnavailable("the sandbox does not hold, a program inside it " + "; ".join(found))
+        raise SandboxEscaped(found)
 
 
 @contextmanager

