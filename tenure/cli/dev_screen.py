@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tenure.cli.context import DEFAULT_DATA_DIR, Context
-from tenure.dev.stack.last_words import warnings_of
+from tenure.dev.stack.last_words import fact_of, warnings_of
 
 if TYPE_CHECKING:
     from tenure.dev.stack import Stack
@@ -28,6 +28,7 @@ ROLES: Final = {
     "tools": "runs tools, in a sandbox",
 }
 TOOLS_LOGGER: Final = "services.tools.programs"
+SANDBOX_LOGGER: Final = "services.tools.sandbox.sandbox"
 UNSAFE_ETCD: Final = re.compile(r"3\.5\.[0-2]$")
 """These releases can corrupt data in a crash (etcd's own advice: do not run them in production)."""
 
@@ -69,10 +70,17 @@ def _running(stack: Stack) -> Table:
             table.add_row(replica.name, replica.address, role if replica.name == kind else "another of them")
     for worker in stack.workers:
         table.add_row(worker.name, worker.address, f"carries out up to {stack.options.slots} tasks at once")
+    table.add_row("sandbox", "", _sandbox_words(stack))
     table.add_row("model", stack.model_url, _model_words(stack))
     for name, store in stack.stores.items():
         table.add_row(name, _store_address(store), _store_words(store))
     return table
+
+
+def _sandbox_words(stack: Stack) -> str | Text:
+    """Which cgroups bound agents' programs; the reasons for having none are among the warnings."""
+    limits = fact_of(stack.services["tools"].log(), SANDBOX_LOGGER, "limits")
+    return f"holds: {limits}" if limits else Text("programs cannot be run here", "yellow")
 
 
 def _model_words(stack: Stack) -> Text:

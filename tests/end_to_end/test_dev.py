@@ -74,7 +74,15 @@ async def test_its_screen_says_what_runs_where_and_what_to_do(tmp_path):
         addresses = read_addresses(tmp_path / ".tenure")
         for name in ("gateway", "coordinator", "checkpoint", "tools", "worker-1", "model"):
             assert addresses[name] in screen
-        for told in ("SIMULATED", "embedded", "for development only", ".tenure/logs", ".tenure/records", "--watch"):
+        for told in (
+            "SIMULATED",
+            "embedded",
+            "for development only",
+            ".tenure/logs",
+            ".tenure/records",
+            "--watch",
+            "sandbox",
+        ):
             assert told in screen
         from_its_folder = await start("workers", cwd=tmp_path)
         out, _ = await from_its_folder.communicate()

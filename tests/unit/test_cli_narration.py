@@ -71,6 +71,15 @@ def test_a_call_is_told_with_its_outcome_its_time_and_its_first_line(teller, led
     assert '  ✓ web_search query="prices"  0.2 s\n    one (+2 lines)\n' in teller.seen
 
 
+def test_a_program_is_told_with_what_it_used(teller, ledger):
+    counted = tool_pb2.ProgramUsage(wall_time=duration(0.5), cpu_time=duration(0.25), peak_memory_bytes=12 << 20)
+    for call_id, usage in (("1.0", counted), ("1.1", tool_pb2.ProgramUsage(wall_time=duration(0.5)))):
+        told = ledger.outcome(call_id, "1", usage=usage)
+        teller.tell(ledger.intent(call_id, "execute_python", code="x"), told)
+    assert "0.2 s · 0.2 s CPU, 12 MiB\n" in teller.seen
+    assert 'code="x"  0.2 s\n' in teller.seen
+
+
 def test_a_failed_call_says_how(teller, ledger):
     failed = ledger.outcome("1.0", "Traceback", status="FAILED", detail="OUT_OF_MEMORY")
     teller.tell(ledger.intent("1.0", "execute_python", code="x"), failed)

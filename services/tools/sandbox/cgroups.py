@@ -132,6 +132,17 @@ class Cgroups:
         found = find_hierarchies(Path("/proc/self/mounts").read_text(), own_groups.read_text())
         return cls(tuple(usable for hierarchy in found if (usable := _tried(hierarchy)) is not None))
 
+    def describe(self) -> str:
+        """Which version of cgroups does what here, for operators."""
+        told = []
+        for version in (1, 2):
+            own = [hierarchy for hierarchy in self.hierarchies if hierarchy.version == version]
+            if limited := sorted(frozenset[str]().union(*(hierarchy.controllers for hierarchy in own))):
+                told.append(f"cgroup v{version} limits {', '.join(limited)}")
+            elif own:
+                told.append(f"cgroup v{version} counts CPU time and kills, and limits nothing")
+        return "; ".join(told) or "no cgroup can be made"
+
     def new(self) -> Cgroup | None:
         """A group with a fresh name, not yet created; None on a machine without usable hierarchies."""
         return Cgroup(next_name(), self.hierarchies) if self.hierarchies else None

@@ -151,8 +151,8 @@ def _judge_uids(settings: SandboxSettings, notes: _Findings, *, is_root: bool) -
 
 def _judge_limits(settings: SandboxSettings, cgroups: Cgroups, notes: _Findings, *, is_root: bool) -> None:
     limited = cgroups.limits
-    if limited:
-        notes.present.append(f"cgroups that limit {', '.join(sorted(limited))}")
+    if cgroups.hierarchies:
+        notes.present.append(cgroups.describe())
     lacking = sorted({"memory", "pids"} - limited)
     if lacking and settings.require_cgroup:
         notes.missing.append(f"cgroups are required by the settings, and no usable one limits {' and '.join(lacking)}")

@@ -63,7 +63,9 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         except BaseException:
             await sandbox.close()
             raise
-        log.info("the sandbox holds here: %s", "; ".join(detection.present), extra={"present": detection.present})
+        log.info(
+            "the sandbox holds here: %s", "; ".join(detection.present), extra={"limits": detection.cgroups.describe()}
+        )
         for sentence in detection.weaker:
             log.warning("sandbox: %s", sentence)
         return sandbox

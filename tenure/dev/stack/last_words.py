@@ -28,6 +28,12 @@ def warnings_of(log: str, logger: str) -> list[str]:
     ]
 
 
+def fact_of(log: str, logger: str, name: str) -> str:
+    """What this logger last said under this name; empty: nothing."""
+    records = (_record(line) for line in reversed(log.splitlines()))
+    return next((str(one[name]) for one in records if one.get("logger") == logger and name in one), "")
+
+
 def _record(line: str) -> dict[str, Any]:
     """A line of JSON, or nothing."""
     try:
