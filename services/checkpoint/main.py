@@ -31,11 +31,11 @@ from services.checkpoint.tenants.calls import LimitedTenants
 from services.checkpoint.tenants.servicer import TenantServicer
 from services.checkpoint.tenants.store import adopt_defaults
 from services.checkpoint.watching import Watching
-from services.checkpoint.webhooks.addresses import Networks
 from services.checkpoint.webhooks.dispatching import WebhookDispatcher
 from services.checkpoint.webhooks.servicer import WebhookServicer
 from services.checkpoint.webhooks.settings import PREFIX as WEBHOOK_PREFIX
 from services.checkpoint.webhooks.settings import WebhookSettings
+from tenure.domain.addresses import Networks
 from tenure.runtime.duties import Duties
 from tenure.runtime.migrations import migrate
 from tenure.runtime.postgres import PoolOptions, open_pool, startup_guard

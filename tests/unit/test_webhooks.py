@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from standardwebhooks import Webhook
 
-from services.checkpoint.webhooks.addresses import Networks
 from services.checkpoint.webhooks.sending import Letter, headers_of
 from services.checkpoint.webhooks.settings import WebhookSettings
+from tenure.domain.addresses import Networks
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import MOVES, TERMINAL, WAITING, TaskState

@@ -18,8 +18,8 @@ from tenure.runtime import metrics
 from tenure.runtime.duties import heed_cancellation
 
 if TYPE_CHECKING:
-    from services.checkpoint.webhooks.addresses import Networks
     from services.checkpoint.webhooks.settings import WebhookSettings
+    from tenure.domain.addresses import Networks
     from tenure.runtime.postgres import Connection, Pool
 
 MOST_TURNS: Final = 64

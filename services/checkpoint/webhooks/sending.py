@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 import httpcore2
 from standardwebhooks import Webhook
 
-from services.checkpoint.webhooks.addresses import CheckedBackend, Networks
+from tenure.domain.addresses import Networks
 from tenure.domain.webhooks import Answer, retry_after_seconds
 from tenure.runtime import metrics
+from tenure.runtime.checked_network import CheckedBackend
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -63,7 +64,7 @@ class Sender:
 
     def __init__(self, networks: Networks, timeout_seconds: float, most_connections: int) -> None:
         self._timeout_seconds = timeout_seconds
-        self._backend = CheckedBackend(networks)
+        self._backend = CheckedBackend(networks, "webhooks")
         self._connections = httpcore2.AsyncConnectionPool(
             max_connections=most_connections,
             keepalive_expiry=KEPT_ALIVE_SECONDS,

@@ -10,7 +10,7 @@ from tenure.v1 import webhook_service_pb2 as pb
 from tenure.v1.webhook_service_pb2_grpc import WebhookServiceServicer
 
 if TYPE_CHECKING:
-    from services.checkpoint.webhooks.addresses import Networks
+    from tenure.domain.addresses import Networks
     from tenure.runtime.postgres import Pool
 
 

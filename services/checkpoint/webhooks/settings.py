@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from services.checkpoint.webhooks.addresses import Networks
+from tenure.domain.addresses import Networks
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.webhooks import RETRY
 from tenure.runtime.settings import setting

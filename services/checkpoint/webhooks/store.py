@@ -18,7 +18,7 @@ from tenure.wire.times import seconds
 from tenure.wire.webhooks import new_secret, read_secret
 
 if TYPE_CHECKING:
-    from services.checkpoint.webhooks.addresses import Networks
+    from tenure.domain.addresses import Networks
     from tenure.runtime.postgres import Connection, Pool
 
 DEFAULT_WEBHOOKS: Final = 50

@@ -1,0 +1,63 @@
+"""What is judged is what is dialled: one resolution, and nothing else is connected to."""
+
+from __future__ import annotations
+
+import httpcore2
+import pytest
+
+from tenure.domain.addresses import Networks
+from tenure.runtime.checked_network import AddressRefused, CheckedBackend, Unresolved
+from tests.dialling import Dialler, answering
+
+
+def backend(dialler, answers, allowed=()):
+    return CheckedBackend(Networks(allowed), "tests", resolve=answering(answers), dialer=dialler)
+
+
+async def test_a_name_is_resolved_once_and_its_judged_address_is_dialled():
+    dialler = Dialler()
+    answers = [["93.184.216.34"], ["127.0.0.1"]]
+    await backend(dialler, answers).connect_tcp("rebinding.example", 80)
+    assert dialler.dialled == [("93.184.216.34", 80)]
+    assert answers == [["127.0.0.1"]]
+
+
+async def test_only_the_public_ones_of_many_addresses_are_dialled():
+    dialler = Dialler(failing={"93.184.216.34", "1.1.1.1"})
+    answers = [["127.0.0.1", "93.184.216.34", "10.0.0.1", "::1", "1.1.1.1", "fe80::1%eth0"]]
+    with pytest.raises(httpcore2.ConnectError):
+        await backend(dialler, answers).connect_tcp("mixed.example", 80)
+    assert [address for address, _ in dialler.dialled] == ["93.184.216.34", "1.1.1.1"]
+
+
+async def test_a_name_that_leads_inside_only_is_refused_with_its_kind():
+    dialler = Dialler()
+    with pytest.raises(AddressRefused, match=r"tests may not reach 169\.254\.169\.254") as refused:
+        await backend(dialler, [["169.254.169.254"]]).connect_tcp("metadata.example", 80)
+    assert refused.value.kind == "link-local"
+    assert dialler.dialled == []
+
+
+async def test_an_address_is_not_resolved():
+    dialler = Dialler()
+    with pytest.raises(AddressRefused):
+        await backend(dialler, []).connect_tcp("::ffff:127.0.0.1", 80)
+    await backend(dialler, [], ["127.0.0.0/8"]).connect_tcp("127.0.0.1", 80)
+    assert dialler.dialled == [("127.0.0.1", 80)]
+
+
+async def test_a_name_without_address_and_sockets_of_the_machine_lead_nowhere():
+    with pytest.raises(Unresolved):
+        await backend(Dialler(), [[]]).connect_tcp("empty.example", 80)
+    with pytest.raises(AddressRefused):
+        await backend(Dialler(), []).connect_unix_socket("/run/docker.sock")
+
+
+async def test_the_machines_resolver_is_asked_for_real_names():
+    """A number of the old kind is a name to us, and the machine's resolver leads it to the loopback."""
+    checked = CheckedBackend(Networks(), "tests", dialer=Dialler())
+    with pytest.raises(AddressRefused, match=r"127\.0\.0\.1"):
+        await checked.connect_tcp("2130706433", 80)
+    with pytest.raises(Unresolved):
+        await checked.connect_tcp("a" * 300, 80)
+    checked.close()
