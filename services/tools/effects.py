@@ -34,9 +34,13 @@ class Effect:
         self._is_shortened = 0 < asked < own
         self._limit_seconds = asked if self._is_shortened else own
 
-    async def carry_out(self) -> Outcome:
-        """The outcome. Raises NeverBegan, and Unavailable when it was stopped by a runner that is no longer trusted."""
+    async def carry_out(self, hold: Callable[[asyncio.Task[Outcome]], None]) -> Outcome:
+        """The outcome. Raises NeverBegan, and Unavailable when it was stopped by a runner that is no longer trusted.
+
+        `hold` is given the effect, which goes on after this if it does not stop when asked.
+        """
         effect = self._run.effect = asyncio.create_task(self._guarded(), name=f"effect {self._run.key.idempotency_key}")
+        hold(effect)
         # A tool that bounds itself does so at its own limit, and is left the time to say how it ended.
         guard_seconds = 0.0 if self._is_shortened else self._tool.guard_seconds
         done, _ = await asyncio.wait({effect}, timeout=self._limit_seconds + guard_seconds)

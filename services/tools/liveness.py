@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final, Self
 from uuid import UUID
 
 import uuid_utils.compat as uuids
 
+from services.tools.identity import ProcessIdentity
+from services.tools.proof import FormerLives, prove_former
 from services.tools.statements import QUERIES
 from tenure.domain.errors import TryLater, Unavailable
 from tenure.domain.trust import DEFAULT_MARGIN_SECONDS, TrustWindow
@@ -25,6 +27,7 @@ from tenure.runtime.kept_connection import KeptConnection
 
 _log: Final = logging.getLogger(__name__)
 _AGAIN_SECONDS: Final = 0.2
+_NOT_KNOWN: Final = ProcessIdentity(machine_id="", boot_id="", namespaces="", pid=0, start_ticks=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +39,31 @@ class LifeTimes:
     margin_seconds: float = DEFAULT_MARGIN_SECONDS
 
 
+@dataclass(frozen=True, slots=True)
+class Who:
+    """Whose lives they are. `identity` None: nobody else can find out whether the process is dead."""
+
+    instance: str
+    identity: ProcessIdentity | None = None
+
+
 class Liveness:
-    """The lives of a process, one after another. `on_lapse` stops what runs when one is over.
+    """The lives of a process, one after another. `on_lapse` stops what runs when one is over; `former` is told which
+    are.
 
     The connection is its own: a life must not end because others wait for connections, as when many tasks are ended.
     """
 
     def __init__(
-        self, kept: KeptConnection, instance: str, times: LifeTimes, on_lapse: Callable[[], Awaitable[None]]
+        self,
+        kept: KeptConnection,
+        who: Who,
+        times: LifeTimes,
+        former: FormerLives,
+        on_lapse: Callable[[], Awaitable[None]],
     ) -> None:
-        self._kept, self._instance, self._times, self._on_lapse = kept, instance, times, on_lapse
+        self._kept, self._who, self._times = kept, who, times
+        self._former, self._on_lapse = former, on_lapse
         self._runner_id: UUID | None = None
         self._former_id: UUID | None = None
         self._window = TrustWindow(float("-inf"), times.ttl_seconds, times.margin_seconds)
@@ -66,13 +84,15 @@ class Liveness:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Tell the others that nothing runs here any more, if the database can be told."""
+        """Tell the others that this runner is no more, and what is proven of its lives, if the database can be told."""
         runner_id, self._runner_id = self._runner_id, None
-        if runner_id is None:
-            return
+        if runner_id is not None:
+            self._former.add(runner_id)
         try:
             async with asyncio.timeout(self._times.interval_seconds), self._kept.use() as postgres:
-                await postgres.execute(QUERIES.end_life, {"runner_id": runner_id})
+                if runner_id is not None:
+                    await postgres.execute(QUERIES.end_life, {"runner_id": runner_id})
+                await prove_former(postgres, self._former)
         except (TryLater, TimeoutError) as error:
             _log.warning("the others will have to notice that this runner ended: %s", error)
 
@@ -103,8 +123,9 @@ class Liveness:
         parameters = {
             "runner_id": runner_id,
             "former_id": self._former_id or runner_id,
-            "instance": self._instance,
+            "instance": self._who.instance,
             "ttl_seconds": self._times.ttl_seconds,
+            **asdict(self._who.identity or _NOT_KNOWN),
         }
         await failpoint("tools.before_life")
         async with self._kept.use() as postgres:
@@ -131,6 +152,7 @@ class Liveness:
         if runner_id != self._runner_id:
             return
         self._runner_id = None
+        self._former.add(runner_id)
         metrics.count("tenure_runner_lapses_total")
         _log.error("this runner could not renew in time: it stops what it runs", extra={"runner_id": str(runner_id)})
         await self._on_lapse()

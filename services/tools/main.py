@@ -20,9 +20,11 @@ from services.tools.executing import Executor
 from services.tools.finish import finish_batcher
 from services.tools.following import Follower
 from services.tools.forgetting import Forgetting
-from services.tools.liveness import LifeTimes, Liveness
+from services.tools.identity import own_identity
+from services.tools.liveness import LifeTimes, Liveness, Who
 from services.tools.output import OutputKeeper
 from services.tools.programs import open_sandbox, refusing_server, show_sandbox
+from services.tools.proof import FormerLives, Proving
 from services.tools.registry import Registry
 from services.tools.runner import Runner, RunnerLimits, Writers
 from services.tools.runs import Runs, Stop
@@ -96,7 +98,8 @@ async def _service(
     living, accepting, starting, finishing = [
         await process.open(KeptConnection(settings.postgres_dsn, service="tools", schema=SCHEMA)) for _ in range(4)
     ]
-    liveness = await process.open(Liveness(living, instance_id(), times, partial(runs.stop_all, Stop.LAPSED)))
+    who, former = Who(instance_id(), own_identity(settings.machine_id)), FormerLives(runs.unfinished)
+    liveness = await process.open(Liveness(living, who, times, former, partial(runs.stop_all, Stop.LAPSED)))
     starts, finishes = start_batcher(starting, liveness), finish_batcher(finishing)
     runner = Runner(pool, runs, liveness, Writers(starts, finishes), keeper, limits)
     follower = Follower(pool)
@@ -108,6 +111,7 @@ async def _service(
     duties.start("sweep workspaces", sweep.run)
     duties.start("renew runner", liveness.renew)
     duties.start("watch trust window", liveness.watch)
+    duties.start("prove runners gone", Proving(pool, former, who.identity).run)
     for name, batcher in (("accepts", executor.accepts), ("starts", starts), ("finishes", finishes)):
         duties.start(f"write {name}", batcher.run)
     duties.start("follow calls elsewhere", follower.poll)

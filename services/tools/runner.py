@@ -96,6 +96,7 @@ class Runner:
         task = asyncio.create_task(self._carry(run, work), name=f"run {run.key.idempotency_key}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        self.runs.hold(task)
         return run
 
     async def _carry(self, run: Run, work: Work) -> None:
@@ -168,7 +169,8 @@ class Runner:
                 raise Displaced
             may_begin = await self._mark(run)
             try:
-                return await Effect(run, work.tool, work.arguments, context, may_begin).carry_out()
+                effect = Effect(run, work.tool, work.arguments, context, may_begin)
+                return await effect.carry_out(self.runs.hold)
             except NeverBegan:
                 run.effect = None
                 await self._take_back(run)

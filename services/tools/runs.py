@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 from services.tools.records import Asked, CallKey
@@ -165,6 +166,16 @@ class Runs:
 
     def __init__(self) -> None:
         self._by_key: dict[CallKey, Run] = {}
+        self._unfinished: set[asyncio.Task[Any]] = set()
+
+    def hold(self, task: asyncio.Task[Any]) -> None:
+        """Remember what goes on until it truly ends: an effect that does not stop outlasts its run."""
+        self._unfinished.add(task)
+        task.add_done_callback(self._unfinished.discard)
+
+    def unfinished(self) -> AbstractSet[asyncio.Task[Any]]:
+        """Everything that goes on."""
+        return self._unfinished
 
     def __len__(self) -> int:
         return len(self._by_key)

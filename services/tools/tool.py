@@ -65,9 +65,10 @@ RunTool = Callable[[CallContext, Arguments], Awaitable[ToolAnswer]]
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """`run` gets arguments that fit the schema. It is cancelled to stop it, raises ToolFailed for the model, and
-    anything else it raises is told as a crash. Calls of one `lane` share its places. `guard_seconds`: how much longer
-    than its timeout a tool may take that keeps the time by itself and has more to say about it.
+    """`run` gets arguments that fit the schema. It is cancelled to stop it, and ends only once nothing of it goes on in
+    this process (see `past_return`): by that a runner is proven gone. It raises ToolFailed for the model, and anything
+    else it raises is told as a crash. Calls of one `lane` share its places. `guard_seconds`: how much longer than its
+    timeout a tool may take that keeps the time by itself and has more to say about it.
     """
 
     definition: ToolDefinition

@@ -34,7 +34,7 @@ def a_tool(run, timeout_seconds: float = 5.0, limit_bytes: int = 1000) -> Tool:
 async def outcome_of(run_tool, *, may_begin=lambda: True, run=None, **options) -> Outcome:
     run = run or Runs().add(asked(), 1)
     context = CallContext("default", "task", "1.0", "task/1.0", 10, run.emit)
-    return await Effect(run, a_tool(run_tool, **options), {}, context, may_begin).carry_out()
+    return await Effect(run, a_tool(run_tool, **options), {}, context, may_begin).carry_out(lambda _effect: None)
 
 
 async def for_ever(_context, _arguments) -> ToolAnswer:

@@ -12,7 +12,7 @@ from typing import Final
 
 from services.tools.builtin.definitions import define
 from services.tools.sandbox.workspace import measure
-from services.tools.tool import Arguments, CallContext, RunTool, Tool, ToolAnswer, ToolFailed
+from services.tools.tool import Arguments, CallContext, RunTool, Tool, ToolAnswer, ToolFailed, past_return
 from services.tools.workspace import MAX_DEPTH, Workspaces, entered, open_to_read, split_path, write_file
 from tenure.domain.tools import EffectClass
 
@@ -76,7 +76,7 @@ class _Files:
                 return ToolAnswer(work(workspace, context, arguments))
 
         async def run(context: CallContext, arguments: Arguments) -> ToolAnswer:
-            return await asyncio.to_thread(blocking, context, arguments)
+            return await past_return(asyncio.to_thread(blocking, context, arguments))
 
         return run
 

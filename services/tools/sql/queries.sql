@@ -174,10 +174,11 @@ select w.ord
     or coalesce(r.renewed_at + r.ttl_seconds * interval '1 second' <= clock_timestamp(), true);
 
 -- name: begin_life
--- A runner's first renewal. The life before, if it is this process's own, has ended.
-with before as (delete from runners where runner_id = %(former_id)b::uuid)
-insert into runners (runner_id, instance, ttl_seconds)
-values (%(runner_id)b::uuid, %(instance)b::text, %(ttl_seconds)b::double precision);
+-- A runner's first renewal. The life before, if it is this process's own, has ended: others need not wait for that.
+with before as (update runners set ttl_seconds = 0 where runner_id = %(former_id)b::uuid)
+insert into runners (runner_id, instance, ttl_seconds, machine_id, boot_id, namespaces, pid, start_ticks)
+values (%(runner_id)b::uuid, %(instance)b::text, %(ttl_seconds)b::double precision, %(machine_id)b::text,
+        %(boot_id)b::text, %(namespaces)b::text, %(pid)b::int, %(start_ticks)b::bigint);
 
 -- name: renew_life
 -- Nothing for a runner that was late: others may have judged it dead, so it must not come back.
@@ -187,12 +188,33 @@ returning runner_id;
 
 -- name: end_life
 -- An orderly end: what this runner left STARTED need not be waited for.
-delete from runners where runner_id = %(runner_id)b::uuid;
+update runners set ttl_seconds = 0 where runner_id = %(runner_id)b::uuid;
+
+-- name: unproven_runners
+-- Runners of this machine that are dead for all we know, and no proof of it: those of the same boot and namespaces, to be looked
+-- for, and those of an earlier boot. One that renewed since this boot began is another machine with the same id.
+select runner_id, boot_id, pid, start_ticks
+  from runners
+ where ended_at is null and renewed_at + ttl_seconds * interval '1 second' <= clock_timestamp()
+   and ((boot_id = %(boot_id)b::text and namespaces = %(namespaces)b::text and pid > 0)
+     or (machine_id = %(machine_id)b::text and machine_id <> '' and boot_id not in ('', %(boot_id)b::text)
+         and renewed_at < clock_timestamp() - %(uptime_seconds)b::double precision * interval '1 second'))
+ order by renewed_at desc limit 200;
+
+-- name: prove_ended
+-- Once and for all.
+update runners set ended_at = clock_timestamp(), ttl_seconds = 0
+ where runner_id = any(%(runner_ids)b::uuid[]) and ended_at is null
+returning runner_id;
 
 -- name: forget_runners
--- A runner that is not there is as dead as one that stopped renewing.
+-- A runner that is not there is as dead as one that stopped renewing, and never proven gone. So it is kept while a call in
+-- doubt names it.
 delete from runners where runner_id in (
-  select runner_id from runners where renewed_at < clock_timestamp() - interval '1 hour' limit 100 for update skip locked
+  select r.runner_id from runners r
+   where r.renewed_at < clock_timestamp() - interval '7 days'
+     and not exists (select from calls c where c.doubted_at is not null and c.runner_id = r.runner_id)
+   limit 100 for update skip locked
 );
 
 -- name: insert_refusals
