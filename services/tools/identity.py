@@ -52,11 +52,10 @@ def own_identity(machine_id: str = "") -> ProcessIdentity | None:
 def is_dead(pid: int, ticks: int) -> bool:
     """Whether that process of the same boot and namespaces is gone, with all its threads. One that is frozen is not."""
     try:
-        os.kill(pid, 0)  # asked first: /proc may hide the processes of others
+        with suppress(PermissionError):  # somebody else's: it is there, or another one is by now
+            os.kill(pid, 0)  # asked first: /proc may hide the processes of others
     except ProcessLookupError:
         return True
-    except PermissionError:
-        pass  # somebody else's, and alive or another one by now
     fields = stat_fields(pid)
     if fields is None:
         return False
