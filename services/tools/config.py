@@ -15,6 +15,7 @@ import yaml
 from pydantic import ValidationError
 
 from services.tools.config_section import Section
+from services.tools.web_search.settings import WebSearchSettings
 from tenure.runtime.settings import ConfigurationError
 
 _VARIABLE: Final = re.compile(r"\$(?P<escaped>\$)?\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
@@ -23,6 +24,8 @@ _MOST_BYTES: Final = 1024 * 1024
 
 class ToolsConfig(Section):
     """The whole file. Every section may be left out."""
+
+    web_search: WebSearchSettings | None = None
 
 
 def read_config(path: Path | None, environment: Mapping[str, str]) -> ToolsConfig:

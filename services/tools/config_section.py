@@ -6,6 +6,8 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """Nothing unknown in it, and nothing changes it later."""
+    """Nothing unknown in it, and nothing changes it later. What is wrong with it is told without its content: there may
+    be secrets in it.
+    """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False, hide_input_in_errors=True)

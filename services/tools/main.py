@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from services.tools.builtin.python import PYTHON_LANE
-from services.tools.builtin.search import SEARCH_LANE
 from services.tools.closing import Closing, ClosingTimes
 from services.tools.config import read_config
 from services.tools.executing import Executor
@@ -34,7 +33,9 @@ from services.tools.settings import Settings
 from services.tools.start import start_batcher
 from services.tools.statements import MIGRATIONS, SCHEMA
 from services.tools.tool import GENERAL_LANE
-from services.tools.toolbox import SEARCH_THREADS, open_toolbox, threads
+from services.tools.toolbox import open_toolbox, threads
+from services.tools.web_search.asking import SEARCHES_AT_ONCE
+from services.tools.web_search.tool import SEARCH_LANE
 from services.tools.workspace import Workspaces
 from services.tools.workspace_sweep import WorkspaceSweep
 from tenure.runtime.duties import Duties
@@ -88,7 +89,7 @@ async def _service(
     process: Process, settings: Settings, pool: Pool, registry: Registry, verifier: Verifier
 ) -> RpcServer:
     """The writers first, then the life they write under, then who runs, then who accepts."""
-    lanes = {GENERAL_LANE: settings.max_running, PYTHON_LANE: settings.sandbox_slots, SEARCH_LANE: SEARCH_THREADS}
+    lanes = {GENERAL_LANE: settings.max_running, PYTHON_LANE: settings.sandbox_slots, SEARCH_LANE: SEARCHES_AT_ONCE}
     limits = RunnerLimits(lanes, settings.max_accepted, settings.drain_seconds)
     runs = Runs()
     keeper = OutputKeeper(Workspaces(settings.workspace_root), settings.workspace_bytes)

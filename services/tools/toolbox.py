@@ -7,14 +7,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
+from pydantic import ValidationError
+
 from services.tools.builtin.files import file_tools
 from services.tools.builtin.python import python_tools
 from services.tools.builtin.records import record_tools
-from services.tools.builtin.search import search_tools
 from services.tools.builtin.waiting import waiting_tools
 from services.tools.registry import Registry
 from services.tools.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
+from services.tools.web_search.asking import Searcher
+from services.tools.web_search.settings import WebSearchSettings
+from services.tools.web_search.tool import search_tools
 from services.tools.workspace import Workspaces
+from tenure.runtime.settings import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -23,7 +28,6 @@ if TYPE_CHECKING:
     from services.tools.settings import Settings
     from tenure.runtime.process import Process
 
-SEARCH_THREADS: Final = 8
 _PROGRAM_OUTPUT_BYTES: Final = 1024 * 1024  # of each stream; the model is shown less, all of it is in the workspace
 _RECORD_THREADS: Final = 8
 
@@ -32,7 +36,6 @@ async def open_toolbox(
     process: Process, settings: Settings, config: ToolsConfig, sandbox: Sandbox | SandboxUnavailable
 ) -> Registry:
     """All tools: the built-in ones at once, those of the config file as soon as what has them is reached."""
-    del config  # no section yet
     workspaces = Workspaces(settings.workspace_root)
     limits = SandboxLimits(
         wall_seconds=settings.python_wall_seconds,
@@ -40,17 +43,29 @@ async def open_toolbox(
         workspace_bytes=settings.workspace_bytes,
         output_bytes=_PROGRAM_OUTPUT_BYTES,
     )
-    search_threads = await process.open(threads("search", SEARCH_THREADS))
     record_threads = await process.open(threads("records", _RECORD_THREADS))
     return Registry(
         [
             *python_tools(sandbox, workspaces, limits),
             *file_tools(workspaces, limits.workspace_bytes),
-            *search_tools(settings.search_url, search_threads),
+            *search_tools(await _searcher(process, settings, config)),
             *record_tools(settings.records_dir, record_threads),
             *waiting_tools(),
         ]
     )
+
+
+async def _searcher(process: Process, settings: Settings, config: ToolsConfig) -> Searcher | None:
+    """Of the config file's section, or of the short form for an endpoint of ours."""
+    chosen = config.web_search
+    if settings.search_url and chosen:
+        raise ConfigurationError(["TENURE_TOOLS_SEARCH_URL: the config file has a web_search too: keep one of them"])
+    if settings.search_url:
+        try:
+            chosen = WebSearchSettings(provider="plain", url=settings.search_url, allow_private=True)
+        except ValidationError as error:
+            raise ConfigurationError([f"TENURE_TOOLS_SEARCH_URL: {error.errors()[0]['msg']}"]) from error
+    return await process.open(Searcher.open(chosen)) if chosen else None
 
 
 @asynccontextmanager

@@ -1,0 +1,63 @@
+"""The section `web_search` of the config file: which search service is asked, and how."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+from services.tools.config_section import Section
+from services.tools.web_search.formats import FORMATS, Format
+from tenure.domain.urls import Url, parse_url
+
+
+class WebSearchSettings(Section):
+    """`url`: of the service's search method, unless it has a usual one. `allow_private`: it may be within the
+    installation's own network, and be spoken to without TLS.
+    """
+
+    provider: Literal["brave", "tavily", "serper", "searxng", "plain"]
+    url: str = ""
+    api_key: SecretStr | None = None
+    timeout_seconds: Annotated[float, Field(ge=0.1, le=120)] = 10.0
+    max_results: Annotated[int, Field(ge=1, le=20)] = 20
+    allow_private: bool = False
+
+    @property
+    def format(self) -> Format:
+        """How this service is asked."""
+        return FORMATS[self.provider]
+
+    @property
+    def endpoint(self) -> Url:
+        """Where it is asked."""
+        return parse_url(self.url or self.format.url)
+
+    @property
+    def key(self) -> str:
+        """Empty without one. Show it nowhere."""
+        return self.api_key.get_secret_value() if self.api_key else ""
+
+    @field_validator("url")
+    @classmethod
+    def _is_url(cls, url: str) -> str:
+        if url:
+            parse_url(url)
+        return url
+
+    @field_validator("api_key")
+    @classmethod
+    def _is_key(cls, key: SecretStr | None) -> SecretStr | None:
+        if key is not None and not (key.get_secret_value().isascii() and key.get_secret_value().isprintable()):
+            raise ValueError("a key is of printable ASCII characters")
+        return key
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if not (self.url or self.format.url):
+            raise ValueError(f"{self.provider} has no usual address: set url to that of its search method")
+        if self.format.needs_key and not self.key:
+            raise ValueError(f"{self.provider} wants a key: set api_key")
+        if self.endpoint.scheme != "https" and not self.allow_private:
+            raise ValueError("url has to begin with https://, unless allow_private is set")
+        return self

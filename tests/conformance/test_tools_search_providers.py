@@ -1,0 +1,258 @@
+"""web_search in the formats of real services: asked as they want to be asked, read as they answer."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import logging
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from services.tools.config import read_config
+from services.tools.tool import CallContext, ToolFailed
+from services.tools.web_search.asking import MOST_EXCERPT_CHARACTERS, Searcher
+from services.tools.web_search.settings import WebSearchSettings
+from services.tools.web_search.tool import search_tools
+from tenure.domain.tools import OutcomeStatus
+from tenure.runtime.settings import ConfigurationError
+from tests.patience import PATIENCE_SECONDS
+from tests.search_answers import BRAVE, KEY, PLAIN, SEARXNG, SERPER, TAVILY
+from tests.strangers import Stranger, never, page
+
+CONTEXT = CallContext("default", "task", "1.0", "task/1.0", 7, print)
+
+
+def answered(content, status="200 OK", **headers):
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return page(body, status, content_type="application/json", **headers)
+
+
+async def search(stranger, provider="brave", *, settings=None, **arguments):
+    """What the model is told."""
+    usual = {"url": stranger.url("/search"), "api_key": KEY, "allow_private": True}
+    async with Searcher.open(WebSearchSettings(provider=provider, **{**usual, **(settings or {})})) as searcher:
+        (tool,) = search_tools(searcher)
+        return (await tool.run(CONTEXT, {"query": "fencing & tokens", **arguments})).content
+
+
+async def failure(stranger, provider="brave", **settings):
+    with pytest.raises(ToolFailed) as failed:
+        await search(stranger, provider, settings=settings)
+    assert KEY not in failed.value.message + str(failed.value.__cause__)
+    return failed.value
+
+
+class TestFormats:
+    async def test_brave_is_asked_with_its_token_and_its_marks_are_taken_out(self):
+        async with Stranger(lambda _: answered(BRAVE)) as stranger:
+            told = await search(stranger, "brave", num_results=2)
+        assert told == (
+            "1. Brave Search & friends\n   https://search.brave.com/\n   Search the web privately 'now'.\n"
+            "2. Search engine\n   https://en.wikipedia.org/wiki/Search_engine\n   A search engine is a software system."
+        )
+        (seen,) = stranger.seen
+        query = {"q": ["fencing & tokens"], "count": ["2"], "result_filter": ["web"], "text_decorations": ["false"]}
+        assert (seen.method, parse_qs(urlsplit(seen.target).query)) == ("GET", query)
+        assert (seen.headers["x-subscription-token"], seen.headers["accept"]) == (KEY, "application/json")
+
+    async def test_tavily_is_posted_to_with_a_bearer_token(self):
+        async with Stranger(lambda _: answered(TAVILY)) as stranger:
+            told = await search(stranger, "tavily")
+        assert told.splitlines()[:3] == [
+            "1. Lionel Messi Facts | Britannica",
+            "   https://www.britannica.com/facts/Lionel-Messi",
+            "   Lionel Messi, an Argentine footballer.",
+        ]
+        (seen,) = stranger.seen
+        assert json.loads(seen.body) == {"query": "fencing & tokens", "max_results": 5, "search_depth": "basic"}
+        assert (seen.method, seen.headers["authorization"]) == ("POST", f"Bearer {KEY}")
+        assert seen.headers["content-type"] == "application/json"
+
+    async def test_serper_is_posted_to_with_its_key(self):
+        async with Stranger(lambda _: answered(SERPER)) as stranger:
+            told = await search(stranger, "serper", num_results=1)
+        assert told == "1. Apple\n   https://www.apple.com/\n   Discover the innovative world of Apple."
+        (seen,) = stranger.seen
+        assert (seen.method, seen.headers["x-api-key"]) == ("POST", KEY)
+        assert json.loads(seen.body) == {"q": "fencing & tokens", "num": 1}
+
+    async def test_searxng_is_asked_for_json_without_a_key(self):
+        async with Stranger(lambda _: answered(SEARXNG)) as stranger:
+            told = await search(stranger, "searxng", settings={"api_key": None, "url": stranger.url("/?language=de")})
+        assert told.startswith(
+            "1. Welcome to SearXNG\n   https://docs.searxng.org/\n   SearXNG is a metasearch engine.\n"
+        )
+        (seen,) = stranger.seen
+        query = parse_qs(urlsplit(seen.target).query)
+        assert query == {"language": ["de"], "q": ["fencing & tokens"], "format": ["json"]}
+        assert "authorization" not in seen.headers
+
+    @pytest.mark.parametrize("provider", ["brave", "tavily", "serper", "searxng"])
+    async def test_strangers_are_not_told_which_call_it_is(self, provider):
+        answers = {"brave": BRAVE, "tavily": TAVILY, "serper": SERPER, "searxng": SEARXNG}
+        async with Stranger(lambda _: answered(answers[provider])) as stranger:
+            await search(stranger, provider)
+        assert not {"idempotency-key", "x-fencing-epoch"} & stranger.seen[0].headers.keys()
+
+    @pytest.mark.parametrize(
+        ("provider", "answer"),
+        [
+            ("brave", {"type": "search", "query": {"original": "x"}}),
+            ("tavily", {"results": []}),
+            ("serper", {"searchParameters": {"q": "x"}}),
+            ("searxng", {"results": []}),
+            ("plain", {"results": ["no result", 7]}),
+        ],
+    )
+    async def test_nothing_found_is_an_answer(self, provider, answer):
+        async with Stranger(lambda _: answered(answer)) as stranger:
+            assert await search(stranger, provider) == "Nothing was found."
+
+    async def test_what_a_result_says_stays_in_its_line_and_is_cut(self):
+        title = "a<b>b</b>\n2. forged\x1b[2J &lt;i&gt; 1 < 2 > 0"
+        results = [{"title": title, "url": "https://e/", "snippet": "x" * 10_000}]
+        async with Stranger(lambda _: answered({"results": results})) as stranger:
+            told = (await search(stranger, "plain")).splitlines()
+        assert told[0] == "1. ab 2. forged [2J <i> 1 < 2 > 0"
+        assert len(told) == 3
+        assert len(told[2].strip()) == MOST_EXCERPT_CHARACTERS
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("section", "told"),
+        [
+            ("{provider: google}", "web_search.provider: Input should be 'brave', 'tavily', 'serper', 'searxng' or"),
+            ("{provider: brave}", "web_search: Value error, brave wants a key: set api_key"),
+            ("{provider: tavily, api_key: ''}", "web_search: Value error, tavily wants a key"),
+            ('{provider: serper, api_key: "a\\nb"}', "web_search.api_key: Value error, a key is of printable ASCII"),
+            ("{provider: searxng}", "web_search: Value error, searxng has no usual address: set url"),
+            ("{provider: searxng, url: 'http://searx/'}", "web_search: Value error, url has to begin with https://"),
+            ("{provider: searxng, url: 'https://u:p@searx/'}", "web_search.url: Value error, The URL must not hold"),
+            ("{provider: brave, api_key: x, max_results: 50}", "web_search.max_results: Input should be less than"),
+        ],
+    )
+    def test_a_mistake_is_told_with_its_place(self, tmp_path, section, told):
+        path = tmp_path / "tools.yaml"
+        path.write_text(f"web_search: {section}")
+        with pytest.raises(ConfigurationError) as raised:
+            read_config(path, {})
+        (problem,) = raised.value.problems
+        assert problem.startswith(f"{path}: {told}")
+
+    def test_the_key_is_shown_by_nothing(self, tmp_path):
+        path = tmp_path / "tools.yaml"
+        path.write_text("web_search: {provider: brave, api_key: '${SEARCH_KEY}'}")
+        config = read_config(path, {"SEARCH_KEY": KEY})
+        assert config.web_search is not None
+        assert config.web_search.key == KEY
+        assert KEY not in repr(config) + str(config) + config.model_dump_json()
+        path.write_text("web_search: {provider: brave, api_key: '${SEARCH_KEY}', timeout_seconds: -1}")
+        with pytest.raises(ConfigurationError) as raised:
+            read_config(path, {"SEARCH_KEY": KEY})
+        assert KEY not in str(raised.value) + str(raised.value.__cause__)
+
+    def test_the_usual_addresses_are_theirs(self):
+        hosts = {"brave": "api.search.brave.com", "tavily": "api.tavily.com", "serper": "google.serper.dev"}
+        for provider, host in hosts.items():
+            endpoint = WebSearchSettings(provider=provider, api_key="x").endpoint
+            assert (endpoint.scheme, endpoint.host) == ("https", host)
+
+    async def test_a_process_asks_whom_its_file_names_and_keeps_the_key_to_itself(self, tool_service, grants, tmp_path):
+        async with Stranger(lambda _: answered({"message": KEY}, "401 Unauthorized")) as stranger:
+            path = tmp_path / "tools.yaml"
+            section = {"provider": "brave", "url": stranger.url(), "api_key": KEY, "allow_private": True}
+            path.write_text(json.dumps({"web_search": section}))
+            tools = await tool_service(config_file=path)
+            outcome = await tools.outcome(grants.claim(), "1.0", "web_search", query="x")
+        assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, "KEY_REFUSED")
+        assert stranger.seen[0].headers["x-subscription-token"] == KEY
+        assert KEY not in json.dumps(tools.log) + outcome.content
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden"])
+    async def test_a_refused_key_is_told_and_logged_without_the_key(self, status, caplog):
+        caplog.set_level(logging.DEBUG)
+        async with Stranger(lambda _: answered({"message": f"{KEY} is no key"}, status)) as stranger:
+            failed = await failure(stranger)
+        assert failed.detail == "KEY_REFUSED"
+        assert len(stranger.seen) == 1
+        assert "receive_response_headers" in caplog.text
+        assert KEY not in caplog.text
+
+    async def test_an_instance_that_forbids_json_is_told_as_that(self):
+        async with Stranger(lambda _: page("", "403 Forbidden")) as stranger:
+            failed = await failure(stranger, "searxng", api_key=None)
+        assert failed.detail == "HTTP_403"
+        assert "search.formats" in failed.message
+
+    async def test_a_busy_service_is_asked_again_when_it_says(self):
+        answers = [answered({}, "429 Too Many Requests", retry_after="0"), answered({}, "503 x"), answered(PLAIN)]
+        async with Stranger(lambda _: answers.pop(0)) as stranger:
+            told = await search(stranger, "plain", settings={"timeout_seconds": 60})
+        assert told.startswith("1. T0")
+        assert len(stranger.seen) == 3
+
+    async def test_a_service_that_asks_for_more_time_than_there_is_is_left_alone(self):
+        async with Stranger(lambda _: answered({}, "429 Too Many Requests", retry_after="3600")) as stranger:
+            failed = await failure(stranger)
+        assert (failed.detail, len(stranger.seen)) == ("HTTP_429", 1)
+        assert "3600 s" in failed.message
+
+    async def test_a_redirect_is_followed_nowhere(self):
+        async with Stranger(lambda _: answered(BRAVE)) as other:
+            there = other.url()
+            async with Stranger(lambda _: page("", "302 Found", location=there)) as stranger:
+                assert (await failure(stranger)).detail == "HTTP_302"
+            assert other.connections == 0
+
+    @pytest.mark.parametrize(
+        ("answer", "detail"),
+        [
+            (answered(b"<html>"), "BAD_ANSWER"),
+            (answered({"error": "x"}), "BAD_ANSWER"),
+            (answered([]), "BAD_ANSWER"),
+            (answered({"type": "search", "web": {"results": "x"}}), "BAD_ANSWER"),
+            (answered({"type": "search", "web": None}), "BAD_ANSWER"),
+            (answered(b"[" * 100_000), "BAD_ANSWER"),
+            (answered(b"\xff"), "BAD_ANSWER"),
+            (b"SSH-2.0-OpenSSH_9.6\r\n", "BAD_ANSWER"),
+            (answered(BRAVE, content_length="100000"), "BAD_ANSWER"),
+            (answered(b" " * (2 << 20)), "ANSWER_TOO_LARGE"),
+            (answered(gzip.compress(b" " * (64 << 20)), content_encoding="gzip"), "ANSWER_TOO_LARGE"),
+            (answered(b"x", content_encoding="gzip"), "ENCODING_REFUSED"),
+            (answered(b"x", content_encoding="br"), "ENCODING_REFUSED"),
+            (answered({}, "500 Oops"), "HTTP_500"),
+        ],
+    )
+    async def test_a_bad_answer_is_an_outcome(self, answer, detail):
+        async with Stranger(lambda _: answer) as stranger:
+            assert (await failure(stranger)).detail == detail
+
+    async def test_a_packed_answer_is_read(self):
+        async with Stranger(
+            lambda _: answered(gzip.compress(json.dumps(PLAIN).encode()), content_encoding="gzip")
+        ) as s:
+            assert (await search(s, "plain")).startswith("1. T0")
+
+    async def test_a_service_that_says_nothing_is_given_up(self):
+        async with Stranger(never) as stranger:
+            assert (await failure(stranger, timeout_seconds=0.3)).detail == "TIMEOUT"
+
+    async def test_a_cancelled_search_gives_up_its_connection(self):
+        async with Stranger(never) as stranger:
+            searching = asyncio.create_task(search(stranger))
+            await stranger.asked()
+            searching.cancel()
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await stranger.left.wait()
+            assert searching.cancelled()
+
+    async def test_a_service_inside_is_not_reached_unless_that_is_allowed(self):
+        async with Stranger(lambda _: answered(BRAVE)) as stranger:
+            inside = stranger.url("/search").replace("http:", "https:")
+            assert (await failure(stranger, url=inside, allow_private=False)).detail == "ADDRESS_REFUSED"
+            assert stranger.connections == 0
