@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from services.tools.sandbox.cgroups import Cgroups
 from services.tools.sandbox.identity import instance_name
 
 SLOTS = 4
+WARM = 2
 
 
 @pytest.fixture(scope="session")
@@ -30,24 +32,36 @@ def sandbox_detection(sandbox_settings: SandboxSettings) -> Detection:
     return detection
 
 
-@pytest.fixture
-async def sandbox(sandbox_settings: SandboxSettings, sandbox_detection: Detection) -> AsyncIterator[Sandbox]:
-    """With everything this machine offers."""
-    async with Sandbox(sandbox_settings, sandbox_detection) as opened:
+@pytest.fixture(params=["cold", "warm"])
+async def sandbox(
+    request: pytest.FixtureRequest, sandbox_settings: SandboxSettings, sandbox_detection: Detection
+) -> AsyncIterator[Sandbox]:
+    """With everything this machine offers; once with sandboxes that wait for their programs."""
+    async with _opened(sandbox_settings, sandbox_detection, warm=request.param == "warm") as opened:
         yield opened
 
 
-@pytest.fixture(params=["cgroups", "rlimits"])
+@asynccontextmanager
+async def _opened(settings: SandboxSettings, detection: Detection, *, warm: bool) -> AsyncIterator[Sandbox]:
+    async with Sandbox(dataclasses.replace(settings, warm=WARM if warm else 0), detection) as opened:
+        if warm:
+            opened._warm.pool.start()
+            if not await opened._warm.pool.is_full():
+                pytest.skip(f"no sandbox can be started ahead here: {opened._warm.pool.last_failure}")
+        yield opened
+
+
+@pytest.fixture(params=["cgroups", "rlimits", "warm cgroups", "warm rlimits"])
 async def any_sandbox(
     request: pytest.FixtureRequest, sandbox_settings: SandboxSettings, sandbox_detection: Detection
 ) -> AsyncIterator[Sandbox]:
     """Once with cgroups and once as on a machine where none may be made: the same laws hold in both."""
-    if request.param == "rlimits":
+    if "rlimits" in request.param:
         gated = not sandbox_detection.per_slot_uids
         sandbox_detection = dataclasses.replace(sandbox_detection, cgroups=Cgroups(()), gate_processes=gated)
     elif not {"memory", "pids"} <= sandbox_detection.cgroups.limits:
         pytest.skip("no cgroups that limit memory and processes may be made here")
-    async with Sandbox(sandbox_settings, sandbox_detection) as opened:
+    async with _opened(sandbox_settings, sandbox_detection, warm="warm" in request.param) as opened:
         yield opened
 
 

@@ -11,6 +11,7 @@ from services.tools.sandbox.limits import MIB, SandboxLimits
 
 PROGRAM_PATH = "/run/program.py"
 WORKSPACE_PATH = "/work"
+HOOK_PATH = f"{WORKSPACE_PATH}/sitecustomize.py"
 # Bubblewrap itself takes part in a run: its monitor, outside of the pid namespace.
 OWN_PROCESSES = 1
 SHM_PATH, SHM_BYTES = "/dev/shm", MIB  # noqa: S108  # inside the sandbox
@@ -32,18 +33,25 @@ _TOP_LEVEL = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """Host paths that bubblewrap shall show: read-only ones at their own place, the workspace at /work."""
+    """Host paths that bubblewrap shall show: read-only ones at their own place, the workspace at /work.
+
+    `program`: the file in which the program will be, for a sandbox that is started ahead of it.
+    """
 
     bubblewrap: Path
     interpreter: Path
     prefix_source: Path | None  # where the interpreter's prefix is found, when it is not below /usr
     prefix: Path
     workspace: Path | None
+    program: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Descriptors:
-    """Numbers of the descriptors that bubblewrap reads and writes; it closes them before the program starts."""
+    """Numbers of the descriptors that bubblewrap reads and writes; it closes them before the program starts.
+
+    `program` holds the program, or what the interpreter does until there is one.
+    """
 
     program: int
     filter: int
@@ -59,6 +67,7 @@ class Entry:
     uid: int | None
     join_files: list[str] = field(default_factory=list)
     rlimits: dict[str, int] = field(default_factory=dict)
+    namespaces: tuple[int, ...] = ()
     binds: list[tuple[Path, Path]] = field(default_factory=list)
 
 
@@ -69,6 +78,8 @@ def launcher_command(entry: Entry, command: list[str]) -> list[str]:
         words += ["--join", file]
     for name, number in entry.rlimits.items():
         words += ["--rlimit", f"{name}={number}"]
+    for namespace in entry.namespaces:
+        words += ["--enter", str(namespace)]
     for source, target in entry.binds:
         words += ["--bind", str(source), str(target)]
     if entry.uid is not None:
@@ -83,11 +94,16 @@ def bubblewrap_command(view: View, descriptors: Descriptors, limits: SandboxLimi
     # /dev is a tmpfs of half the host's memory: read-only, except for a small /dev/shm.
     words += ["--dev", "/dev", "--size", str(SHM_BYTES), "--tmpfs", SHM_PATH, "--remount-ro", "/dev"]
     words += ["--size", str(limits.tmp_bytes), "--tmpfs", "/tmp"]  # noqa: S108  # private to this run
-    words += ["--perms", "0444", "--ro-bind-data", str(descriptors.program), PROGRAM_PATH]
+    if view.program is None:
+        words += ["--perms", "0444", "--ro-bind-data", str(descriptors.program), PROGRAM_PATH]
+    else:
+        words += ["--ro-bind", str(view.program), PROGRAM_PATH]
     if view.workspace is None:
         words += ["--size", str(limits.tmp_bytes), "--tmpfs", WORKSPACE_PATH]
     else:
         words += ["--bind", str(view.workspace), WORKSPACE_PATH]
+    if view.program is not None:
+        words += ["--file", str(descriptors.program), HOOK_PATH]
     words += ["--chdir", WORKSPACE_PATH, "--remount-ro", "/", "--seccomp", str(descriptors.filter)]
     words += ["--json-status-fd", str(descriptors.status)]
     if descriptors.gate is not None:

@@ -26,10 +26,12 @@ _NPROC_PER_NAMESPACE = (5, 14)
 class SandboxSettings:
     """What an operator decides. `slots` bounds parallel runs; a service that is root runs them under the uids
     `first_uid` … `first_uid + slots - 1`, which nothing else on the host should use (replicas on one host: one range
-    each). `require_cgroup` refuses machines where memory and processes are not limited for a run as a whole.
+    each). `require_cgroup` refuses machines where memory and processes are not limited for a run as a whole. `warm`
+    sandboxes are started ahead of the programs that will run in them; none by default.
     """
 
     slots: int = 8
+    warm: int = 0
     first_uid: int = 61_000
     require_cgroup: bool = False
     bubblewrap: Path | None = None
@@ -38,6 +40,8 @@ class SandboxSettings:
     def __post_init__(self) -> None:
         if self.slots < 1:
             raise ValueError("slots must be at least 1")
+        if self.warm < 0:
+            raise ValueError("warm cannot be negative")
         if self.first_uid < 1000:
             raise ValueError("first_uid must be at least 1000: lower uids belong to the system")
 

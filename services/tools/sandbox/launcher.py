@@ -4,7 +4,8 @@ A script and not a `preexec_fn`: code between fork and exec in a process with th
 interpreter inherits neither the service's memory nor its environment. It needs the standard library only and is run
 with -I -S. Whatever fails is one sentence on stderr and exit code 125, and bubblewrap is never reached.
 
-    launcher.py --parent PID [--join FILE]… [--rlimit NAME=NUMBER]… [--bind SOURCE TARGET]… [--uid UID] -- COMMAND…
+    launcher.py --parent PID [--join FILE]… [--rlimit NAME=NUMBER]… [--enter DESCRIPTOR]… [--bind SOURCE TARGET]…
+                [--uid UID] -- COMMAND…
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Orders:
         self.parent = 0
         self.joins: list[str] = []
         self.rlimits: list[tuple[str, int]] = []
+        self.namespaces: list[int] = []
         self.binds: list[tuple[str, str]] = []
         self.uid: int | None = None
         pending = iter(words)
@@ -50,6 +52,8 @@ class Orders:
         elif name == "--rlimit":
             limit, _, number = value.partition("=")
             self.rlimits.append((limit, int(number)))
+        elif name == "--enter":
+            self.namespaces.append(int(value))
         elif name == "--bind":
             self.binds.append((value, next(rest)))  # type: ignore[call-overload]  # the iterator of words
         elif name == "--uid":
@@ -77,6 +81,13 @@ def bind_out_of_reach(binds: list[tuple[str, str]]) -> None:
     call("mount", b"none", b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None)
     for source, target in binds:
         call("mount", os.fsencode(source), os.fsencode(target), None, ctypes.c_ulong(_MS_BIND | _MS_REC), None)
+
+
+def enter(namespaces: list[int]) -> None:
+    """Go where the attacher of a service that is an ordinary user has its rights; exec gives ours up again."""
+    for namespace in namespaces:
+        call("setns", namespace, 0)
+        os.close(namespace)
 
 
 def limit(rlimits: list[tuple[str, int]]) -> None:
@@ -110,6 +121,7 @@ def carry_out(orders: Orders) -> NoReturn:
     for path in orders.joins:
         write(path, "0")
     limit(orders.rlimits)
+    enter(orders.namespaces)
     if orders.uid is not None:
         drop_to(orders.uid)
     os.umask(0o022)

@@ -22,6 +22,7 @@ class StatusReport:
         self.started = asyncio.Event()
         self.init_pid: int | None = None
         self.exit_code: int | None = None
+        self.mount_namespace: int | None = None
         self._fd = fd
         self._found_init = found_init
         self._text = b""
@@ -44,6 +45,7 @@ class StatusReport:
     def _take(self, facts: dict[str, int]) -> None:
         if "child-pid" in facts:
             self.init_pid = facts["child-pid"]
+            self.mount_namespace = facts.get("mnt-namespace")
             self._found_init(self.init_pid)
             self.started.set()
         self.exit_code = facts.get("exit-code", self.exit_code)

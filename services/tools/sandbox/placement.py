@@ -11,6 +11,7 @@ import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,16 +33,19 @@ class Placement:
 
 
 class Stage:
-    """A directory of empty mount points that any uid can reach. Needed by a service that is root only."""
+    """A directory of empty mount points that any uid can reach. Needed by a service that is root only.
 
-    def __init__(self) -> None:
+    Also where the files are that programs of sandboxes started ahead are written to, without mount points then.
+    """
+
+    def __init__(self, names: Sequence[str] = (_BUBBLEWRAP, _PREFIX, _WORKSPACE)) -> None:
         parent = next(
             (place for place in self.places() if is_reachable(place / "x") and os.access(place, os.W_OK)), None
         )
         if parent is None:
             raise SandboxUnavailable("no directory for temporary files that an unprivileged uid can reach")
         self.path = Path(tempfile.mkdtemp(prefix=f"{instance_name()}-", dir=parent))
-        for name in (_BUBBLEWRAP, _PREFIX, _WORKSPACE):
+        for name in names:
             (self.path / name).mkdir(mode=0o711)
         self.path.chmod(0o711)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import signal
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Coroutine
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any, Self
 
-from services.tools.sandbox.cgroups import Cgroup
+from services.tools.sandbox.cgroups import Cgroup, Counters
 from services.tools.sandbox.command import Descriptors, Entry, View, bubblewrap_command, launcher_command
 from services.tools.sandbox.limits import SandboxLimits
 from services.tools.sandbox.namespace import NamespaceInit, StatusReport
@@ -36,6 +38,8 @@ class SandboxedProcess:
     def __init__(self, process: Process, status_fd: int, gate_fd: int | None, cgroup: Cgroup | None) -> None:
         self._process = process
         self._gate_fd = gate_fd
+        self._is_open = gate_fd is None
+        self._cpu_ms_before, self._cpu_seconds_before = 0, 0.0
         self._monitor_fd: int | None = None
         with suppress(ProcessLookupError):  # ended and reaped already
             self._monitor_fd = os.pidfd_open(process.pid)
@@ -57,10 +61,12 @@ class SandboxedProcess:
         *,
         cgroup: Cgroup | None,
         gated: bool,
+        channel: int | None = None,
     ) -> Self:
         """Start the launcher with an empty environment and nothing but the descriptors it needs.
 
-        A gated program waits before its first instruction until `open_gate`.
+        A gated program waits before its first instruction until `open_gate`. `channel` goes through to the
+        interpreter of a sandbox that is started ahead of its program.
         """
         with ExitStack() as kept, ExitStack() as passed:
             status_fd, status_end = _pipe(kept, passed)
@@ -72,15 +78,14 @@ class SandboxedProcess:
                 gate=gate_end,
             )
             os.set_blocking(status_fd, False)
+            passed_on = (descriptors.program, descriptors.filter, *entry.namespaces)
             command = launcher_command(entry, bubblewrap_command(view, descriptors, limits))
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=DEVNULL,
                 stdout=PIPE,
                 stderr=PIPE,
-                pass_fds=[
-                    fd for fd in (descriptors.program, descriptors.filter, status_end, gate_end) if fd is not None
-                ],
+                pass_fds=[fd for fd in (*passed_on, status_end, gate_end, channel) if fd is not None],
                 env={},
                 cwd="/",
                 start_new_session=True,
@@ -95,8 +100,11 @@ class SandboxedProcess:
         Since Linux 5.14 RLIMIT_NPROC counts per user namespace, so a limit set now counts this sandbox alone, even
         when its host uid has other processes.
         """
+        if self._is_open:
+            return
         assert self._gate_fd is not None
         await self._report.started.wait()
+        self._is_open = True
         with suppress(ProcessLookupError, BrokenPipeError):  # killed meanwhile: its end is noticed elsewhere
             if self._report.init_pid is not None:
                 resource.prlimit(self._report.init_pid, resource.RLIMIT_NPROC, (processes, processes))
@@ -109,10 +117,31 @@ class SandboxedProcess:
         self._init.kill()
         await self._init.gone()
 
+    def begin_counting(self) -> None:
+        """What was used until now was not used by the program."""
+        self._cpu_ms_before = self.counters().cpu_ms or 0
+        self._cpu_seconds_before = self.cpu_seconds
+
+    def counters(self) -> Counters:
+        """What the kernel counted, if anything: CPU time since `begin_counting`, the rest since the start."""
+        if self._cgroup is None:
+            return Counters()
+        counted = self._cgroup.counters()
+        return counted if counted.cpu_ms is None else replace(counted, cpu_ms=counted.cpu_ms - self._cpu_ms_before)
+
     @property
     def cpu_seconds(self) -> float:
         """CPU time of the program and of those children which it has waited for; 0 before it runs."""
-        return _cpu_seconds(self._report.init_pid) if self._report.init_pid is not None else 0.0
+        used = _cpu_seconds(self._report.init_pid) if self._report.init_pid is not None else 0.0
+        return max(0.0, used - self._cpu_seconds_before)
+
+    def open_mount_namespace(self) -> int:
+        """A descriptor of its mount namespace. Raises OSError, also when it is gone and its pid is another's by now."""
+        fd = os.open(f"/proc/{self._report.init_pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        if os.fstat(fd).st_ino != self._report.mount_namespace:
+            os.close(fd)
+            raise ProcessLookupError(errno.ESRCH, "the process has another mount namespace than was reported")
+        return fd
 
     @property
     def exit_code(self) -> int | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import tempfile
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +24,8 @@ from services.tools.sandbox.result import SandboxResult, SandboxStatus
 from services.tools.sandbox.self_test import require_no_escape
 from services.tools.sandbox.slots import Slot, SlotPool
 from services.tools.sandbox.supervision import OnOutput, Program, Supervision
+from services.tools.sandbox.warm import WarmSandbox
+from services.tools.sandbox.warm_start import WarmStart
 from services.tools.sandbox.workspace import NOTHING, Usage, hand_over, identity, measure
 
 log = logging.getLogger(__name__)
@@ -47,6 +51,8 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         self._slots = SlotPool(settings.slots)
         self._stage = Stage() if detection.per_slot_uids else None
         self._running: dict[asyncio.Task[SandboxResult], Supervision] = {}
+        self._warm = WarmStart(settings.warm, settings.slots, self._program_of, is_root=detection.per_slot_uids)
+        self.warm_runs = 0  # programs that began in a sandbox which was waiting for them
 
     @classmethod
     async def open(cls, settings: SandboxSettings) -> Self:
@@ -60,6 +66,7 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         sandbox = cls(settings, detection)
         try:
             await sandbox.self_test()
+            await sandbox.warm_up()
         except BaseException:
             await sandbox.close()
             raise
@@ -73,6 +80,22 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
     async def self_test(self) -> None:
         """Run the probes. Raises SandboxEscaped that names each one which got out."""
         await require_no_escape(partial(self.run_python, workspace=None, limits=SandboxLimits()))
+
+    async def warm_up(self) -> bool:
+        """Start the sandboxes that wait for programs, and try to break out of one. Raises SandboxEscaped.
+
+        False when there can be none on this machine: then each program's sandbox is started when the program is there.
+        """
+        pool, limits = self._warm.pool, SandboxLimits()
+        pool.start()
+        before = self.warm_runs
+        if await pool.is_full():
+            with tempfile.TemporaryDirectory(prefix="tenure-probe-") as directory:
+                await require_no_escape(partial(self.run_python, workspace=Path(directory), limits=limits))
+        if self.warm_runs == before and self._settings.warm:
+            log.warning("sandbox: none is started ahead of its program: %s", pool.last_failure or "they cannot be used")
+            await self._warm.close()
+        return self.warm_runs > before
 
     async def run_python(
         self,
@@ -94,11 +117,12 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         if len(encoded) > MAX_CODE_BYTES:
             raise ValueError(f"the program has {len(encoded)} bytes, more than {MAX_CODE_BYTES}")
         key = identity(workspace) if workspace is not None else None
-        slot = await self._slots.enter(key, self._former_slot(workspace))
+        slot = await self._slots.enter(key, self._warm.pool.preferred(self._former_slot(workspace)))
+        ahead = self._warm.pool.occupy(slot.number, limits)
         supervision = Supervision(limits, on_output)
         # A task of its own: cancelling the caller must not cancel the cleaning up, and the slot is the run's until
         # that is done, even when the kernel takes so long over it that the caller has gone on.
-        task = asyncio.create_task(self._run(supervision, encoded, workspace, limits, slot))
+        task = asyncio.create_task(self._run(supervision, encoded, workspace, limits, slot, ahead))
         self._running[task] = supervision
         task.add_done_callback(partial(self._vacate, key, slot))
         try:
@@ -118,6 +142,7 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
             supervision.stop(SandboxStatus.CANCELLED)
         if running:
             await asyncio.wait(running)
+        await self._warm.close()
         if self._stage is not None:
             self._stage.remove()
             self._stage = None
@@ -131,22 +156,53 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         supervision = self._running.pop(task)
         slot.retired = slot.retired or supervision.left_behind
         self._slots.leave(key, slot)
+        self._warm.pool.vacate(slot.number, retired=slot.retired)
         if not task.cancelled() and supervision.was_cancelled and (error := task.exception()) is not None:
             log.error("a cancelled run failed while it was cleaned up", exc_info=error)
 
     async def _run(
-        self, supervision: Supervision, code: bytes, workspace: Path | None, limits: SandboxLimits, slot: Slot
+        self,
+        supervision: Supervision,
+        code: bytes,
+        workspace: Path | None,
+        limits: SandboxLimits,
+        slot: Slot,
+        ahead: WarmSandbox | None,
     ) -> SandboxResult:
-        usage = await asyncio.to_thread(self._prepare, workspace, slot)
+        try:
+            return await self._supervise(supervision, code, workspace, limits, slot, ahead)
+        finally:
+            if ahead is not None:
+                self.warm_runs += ahead.is_released
+                await ahead.close()
+
+    async def _supervise(
+        self,
+        supervision: Supervision,
+        code: bytes,
+        workspace: Path | None,
+        limits: SandboxLimits,
+        slot: Slot,
+        ahead: WarmSandbox | None,
+    ) -> SandboxResult:
+        usage = await asyncio.to_thread(self._prepare, workspace, slot, code, ahead)
         if usage.disk_bytes > _OVERFULL * limits.workspace_bytes or usage.entries > _OVERFULL * limits.workspace_files:
             supervision.stop(SandboxStatus.WORKSPACE_LIMIT)
-        return await supervision.run(self._program(code, workspace, limits, slot, usage))
+        program = self._program(code, workspace, limits, slot, usage)
+        return await supervision.run(replace(program, ahead=ahead))
 
-    def _prepare(self, workspace: Path | None, slot: Slot) -> Usage:
-        if workspace is None:
-            return NOTHING
-        uid = self._uid(slot)
-        return measure(workspace) if uid is None else hand_over(workspace, uid)
+    def _prepare(self, workspace: Path | None, slot: Slot, code: bytes, ahead: WarmSandbox | None) -> Usage:
+        usage = NOTHING
+        if workspace is not None:
+            uid = self._uid(slot)
+            usage = measure(workspace) if uid is None else hand_over(workspace, uid)
+        if ahead is not None:
+            ahead.prepare(code, workspace)
+        return usage
+
+    def _program_of(self, place: int, limits: SandboxLimits) -> Program:
+        """How a program in this place is confined, before there is one."""
+        return self._program(b"", None, limits, Slot(place), NOTHING)
 
     def _program(self, code: bytes, workspace: Path | None, limits: SandboxLimits, slot: Slot, usage: Usage) -> Program:
         placement = place(self._tools.bubblewrap, self._tools.interpreter, workspace, self._stage)

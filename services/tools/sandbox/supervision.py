@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from services.tools.sandbox.cgroups import Cgroup, Counters
 from services.tools.sandbox.command import Entry, View
@@ -16,6 +17,9 @@ from services.tools.sandbox.output import KeptOutput
 from services.tools.sandbox.process import SandboxedProcess, remove_cgroup
 from services.tools.sandbox.result import Evidence, SandboxResult, SandboxStatus, explain, judge, last_line
 from services.tools.sandbox.workspace import Usage, measure
+
+if TYPE_CHECKING:
+    from services.tools.sandbox.warm import WarmSandbox
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +47,7 @@ class Program:
     process_gate: int | None  # the limit of processes to set at the gate, where nothing else limits them
     workspace: Path | None
     usage_before: Usage
+    ahead: WarmSandbox | None = None  # one that was started for such a program, and has it
 
 
 class Supervision:
@@ -90,10 +95,12 @@ class Supervision:
         try:
             await self._attend(process, program)
         finally:
-            exit_code, counters = await self._finish(process, program)
+            exit_code, counters = await self._finish(process)
         return exit_code, counters
 
     async def _start(self, program: Program) -> SandboxedProcess:
+        if program.ahead is not None and (process := program.ahead.release()) is not None:
+            return process
         if program.cgroup is not None:
             program.cgroup.create(program.limits)
         try:
@@ -119,7 +126,7 @@ class Supervision:
                 following = tasks.create_task(self._follow(process, program))
                 watchers = [
                     tasks.create_task(self._end_when_stopped(process, following)),
-                    tasks.create_task(self._watch_counters(process, program)),
+                    tasks.create_task(self._watch_counters(process)),
                     tasks.create_task(self._watch_files(program)),
                 ]
                 await asyncio.wait({following})
@@ -161,7 +168,7 @@ class Supervision:
             self.left_behind = True
             following.cancel()
 
-    async def _watch_counters(self, process: SandboxedProcess, program: Program) -> None:
+    async def _watch_counters(self, process: SandboxedProcess) -> None:
         """End what forks on after refusals, and what has used up its CPU time.
 
         The kernel's own CPU limit comes a second later and is for each process; its warning is no use here, as a
@@ -169,7 +176,7 @@ class Supervision:
         """
         while True:
             await asyncio.sleep(_COUNTERS_EVERY_SECONDS)
-            counters = program.cgroup.counters() if program.cgroup is not None else Counters()
+            counters = process.counters()
             if (counters.refused_forks or 0) >= _FORK_FLOOD:
                 self.stop(SandboxStatus.TOO_MANY_PROCESSES)
             used = process.cpu_seconds if counters.cpu_ms is None else counters.cpu_ms / 1000
@@ -196,10 +203,10 @@ class Supervision:
             return False
         return usage.exceeds(program.usage_before, self._limits.workspace_bytes, self._limits.workspace_files)
 
-    async def _finish(self, process: SandboxedProcess, program: Program) -> tuple[int | None, Counters]:
+    async def _finish(self, process: SandboxedProcess) -> tuple[int | None, Counters]:
         """Whatever led here, nothing of the run outlives this."""
         ended = await process.kill()
-        counters = program.cgroup.counters() if program.cgroup is not None else Counters()
+        counters = process.counters()
         exit_code = process.exit_code
         removed = await process.close()
         self.left_behind = self.left_behind or not (ended and removed)

@@ -1,0 +1,154 @@
+"""Which places have a sandbox waiting in them, and making new ones when there is room.
+
+A waiting sandbox belongs to a place and has its uid, so it is given to the next run in that place or to none: a place
+in which a program runs has no sandbox waiting. One is made at a time, and not in the moment in which a program begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from services.tools.sandbox.errors import SandboxUnavailable
+from services.tools.sandbox.limits import SandboxLimits
+from services.tools.sandbox.warm import WarmSandbox
+
+log = logging.getLogger(__name__)
+
+_PAUSE_SECONDS = 0.05
+_MOST_PAUSE_SECONDS = 60.0
+
+Make = Callable[[int, SandboxLimits], Awaitable[WarmSandbox]]
+
+
+def shape(limits: SandboxLimits) -> SandboxLimits:
+    """What of the limits is decided when a sandbox is made; the rest is watched from outside while it runs."""
+    usual = SandboxLimits()
+    return replace(
+        limits,
+        wall_seconds=usual.wall_seconds,
+        output_bytes=usual.output_bytes,
+        workspace_bytes=usual.workspace_bytes,
+        workspace_files=usual.workspace_files,
+    )
+
+
+class WarmPool:
+    """Keeps `count` sandboxes waiting, in free ones of `places`, made for the limits that the last run had.
+
+    `make(place, limits)` starts one. A run with other limits than the one before starts cold.
+    """
+
+    def __init__(self, count: int, places: int, make: Make) -> None:
+        self._count, self._make = min(count, places), make
+        self._limits = shape(SandboxLimits())
+        self._free = list(reversed(range(places)))  # the one that was left last is at the end
+        self._occupied: Counter[int] = Counter()
+        self._waiting: dict[int, tuple[SandboxLimits, WarmSandbox]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._changed, self._tried = asyncio.Event(), asyncio.Event()
+        self._keeping: asyncio.Task[None] | None = None
+        self._failures = 0
+        self.last_failure = ""
+
+    def start(self) -> None:
+        """Begin to make them."""
+        if self._count and self._keeping is None:
+            self._keeping = asyncio.create_task(self._keep(), name="keep sandboxes waiting")
+
+    async def is_full(self) -> bool:
+        """Wait until as many are waiting as may; False when the last attempt to make one failed (`last_failure`)."""
+        while len(self._waiting) < self._count:
+            if self._failures:
+                return False
+            self._tried.clear()
+            await self._tried.wait()
+        return True
+
+    async def close(self) -> None:
+        """End all that wait, and make no more."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait({self._keeping})
+            self._keeping = None
+        for place in list(self._waiting):
+            self._end(place)
+        self._count = 0
+        if self._ending:
+            await asyncio.wait(self._ending)
+
+    def preferred(self, former: int | None) -> int | None:
+        """The place to ask for: one with a sandbox waiting, best the `former` one of the same workspace."""
+        if former in self._waiting or not self._waiting:
+            return former
+        return next(place for place in reversed(self._free) if place in self._waiting)
+
+    def occupy(self, place: int, limits: SandboxLimits) -> WarmSandbox | None:
+        """A run begins in this place; the sandbox that waited for it, which is the run's to close or release."""
+        self._limits = shape(limits)
+        self._occupied[place] += 1
+        if place in self._free:
+            self._free.remove(place)
+        self._changed.set()
+        if place not in self._waiting or self._is_useless(place):
+            self._end(place)
+            return None
+        return self._waiting.pop(place)[1]
+
+    def vacate(self, place: int, *, retired: bool) -> None:
+        """A run's end. Nothing is ever made in a retired place again."""
+        self._occupied[place] -= 1
+        if not self._occupied[place]:
+            del self._occupied[place]
+            if not retired:
+                self._free.append(place)
+                self._changed.set()
+
+    async def _keep(self) -> None:
+        while True:
+            self._changed.clear()
+            for useless in [place for place in self._waiting if self._is_useless(place)]:
+                self._end(useless)
+            place = self._next_place()
+            if place is None:
+                await self._changed.wait()
+                continue
+            await asyncio.sleep(min(_MOST_PAUSE_SECONDS, _PAUSE_SECONDS * 4**self._failures))
+            if place in self._free:
+                await self._fill(place)
+                self._tried.set()
+
+    def _next_place(self) -> int | None:
+        if len(self._waiting) >= self._count:
+            return None
+        return next((place for place in reversed(self._free) if place not in self._waiting), None)
+
+    async def _fill(self, place: int) -> None:
+        limits = self._limits
+        try:
+            warm = await self._make(place, limits)
+        except (OSError, SandboxUnavailable) as error:
+            self._failures += 1
+            self.last_failure = str(error) or type(error).__name__
+            log.warning("no sandbox could be started ahead of its program: %s", self.last_failure)
+            return
+        self._failures = 0
+        self._waiting[place] = limits, warm
+        if place not in self._free:
+            self._end(place)  # a run began there meanwhile
+        else:
+            warm.on_death(self._changed.set)
+
+    def _is_useless(self, place: int) -> bool:
+        limits, warm = self._waiting[place]
+        return limits != self._limits or not warm.is_alive
+
+    def _end(self, place: int) -> None:
+        """In a task of its own, which nobody cancels."""
+        if place in self._waiting:
+            ending = asyncio.create_task(self._waiting.pop(place)[1].close(), name="end a waiting sandbox")
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
