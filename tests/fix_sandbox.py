@@ -44,10 +44,8 @@ async def sandbox(
 @asynccontextmanager
 async def _opened(settings: SandboxSettings, detection: Detection, *, warm: bool) -> AsyncIterator[Sandbox]:
     async with Sandbox(dataclasses.replace(settings, warm=WARM if warm else 0), detection) as opened:
-        if warm:
-            opened._warm.pool.start()
-            if not await opened._warm.pool.is_full():
-                pytest.skip(f"no sandbox can be started ahead here: {opened._warm.pool.last_failure}")
+        if warm and (trouble := await opened._warm.start()):
+            pytest.skip(f"no sandbox can be started ahead here: {trouble}")
         yield opened
 
 

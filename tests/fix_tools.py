@@ -209,6 +209,7 @@ async def tool_service(tools_dsn: str, grants: Grants, outside: Outside) -> Asyn
             "TENURE_TOOLS_VERIFYING_KEYS_FILE": str(grants.verifying_keys_file),
             "TENURE_TOOLS_WORKSPACE_ROOT": str(outside.workspaces),
             "TENURE_TOOLS_RECORDS_DIR": str(outside.records),
+            "TENURE_TOOLS_SANDBOX_WARM": "0",  # most services of tests run no program
             # Short, so that the dead are known to be dead soon.
             "TENURE_TOOLS_RUNNER_TTL_SECONDS": "2",
             "TENURE_TOOLS_RUNNER_MARGIN_SECONDS": "0.4",

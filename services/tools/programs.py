@@ -29,6 +29,7 @@ def sandbox_settings(settings: Settings) -> SandboxSettings:
     """Of the service's settings those that the sandbox has."""
     return SandboxSettings(
         slots=settings.sandbox_slots,
+        warm=settings.sandbox_warm,
         first_uid=settings.sandbox_first_uid,
         require_cgroup=settings.sandbox_require_cgroup,
         bubblewrap=settings.sandbox_bubblewrap,

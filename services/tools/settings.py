@@ -37,6 +37,9 @@ class Settings:
     close_wait_seconds: float = setting("how long closing a fence waits for what it stops", default=3.0, minimum=0.1)
     drain_seconds: float = setting("how long calls may run on when the process is told to stop", default=10.0)
     sandbox_slots: int = setting("agents' programs at once", default=8, minimum=1, maximum=1024)
+    sandbox_warm: int = setting(
+        "sandboxes started ahead of the programs that will run in them", default=2, minimum=0, maximum=64
+    )
     sandbox_first_uid: int = setting("first uid of the sandboxes, when the service is root", default=61_000)
     sandbox_bubblewrap: Path | None = setting("bubblewrap's path, when it is not on PATH", default=None)
     sandbox_require_cgroup: bool = setting("refuse a machine that cannot limit a program as a whole", default=False)

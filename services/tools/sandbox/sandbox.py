@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +36,17 @@ MAX_CODE_BYTES = MIB
 # A workspace this many times over its bound takes no further run: each could add a little before it is noticed.
 _OVERFULL = 2
 _CANCEL_SECONDS = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A program that has a place, and perhaps a sandbox that was started ahead."""
+
+    code: bytes
+    workspace: Path | None
+    limits: SandboxLimits
+    slot: Slot
+    ahead: WarmSandbox | None
 
 
 class Sandbox(AbstractAsyncContextManager["Sandbox"]):
@@ -86,14 +97,18 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
 
         False when there can be none on this machine: then each program's sandbox is started when the program is there.
         """
-        pool, limits = self._warm.pool, SandboxLimits()
-        pool.start()
-        before = self.warm_runs
-        if await pool.is_full():
-            with tempfile.TemporaryDirectory(prefix="tenure-probe-") as directory:
-                await require_no_escape(partial(self.run_python, workspace=Path(directory), limits=limits))
-        if self.warm_runs == before and self._settings.warm:
-            log.warning("sandbox: none is started ahead of its program: %s", pool.last_failure or "they cannot be used")
+        if not self._settings.warm:
+            return False
+        before, trouble = self.warm_runs, await self._warm.start()
+        if not trouble:
+            try:
+                with tempfile.TemporaryDirectory(prefix="tenure-probe-") as directory:
+                    workspace = Path(directory)
+                    await require_no_escape(partial(self.run_python, workspace=workspace, limits=SandboxLimits()))
+            except SandboxUnavailable as unavailable:
+                trouble = str(unavailable)
+        if self.warm_runs == before:
+            log.warning("sandbox: none is started ahead of its program: %s", trouble or "it could not be given one")
             await self._warm.close()
         return self.warm_runs > before
 
@@ -122,7 +137,7 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         supervision = Supervision(limits, on_output)
         # A task of its own: cancelling the caller must not cancel the cleaning up, and the slot is the run's until
         # that is done, even when the kernel takes so long over it that the caller has gone on.
-        task = asyncio.create_task(self._run(supervision, encoded, workspace, limits, slot, ahead))
+        task = asyncio.create_task(self._run(supervision, _Run(encoded, workspace, limits, slot, ahead)))
         self._running[task] = supervision
         task.add_done_callback(partial(self._vacate, key, slot))
         try:
@@ -160,44 +175,26 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         if not task.cancelled() and supervision.was_cancelled and (error := task.exception()) is not None:
             log.error("a cancelled run failed while it was cleaned up", exc_info=error)
 
-    async def _run(
-        self,
-        supervision: Supervision,
-        code: bytes,
-        workspace: Path | None,
-        limits: SandboxLimits,
-        slot: Slot,
-        ahead: WarmSandbox | None,
-    ) -> SandboxResult:
+    async def _run(self, supervision: Supervision, run: _Run) -> SandboxResult:
         try:
-            return await self._supervise(supervision, code, workspace, limits, slot, ahead)
+            usage, limits = await asyncio.to_thread(self._prepare, run), run.limits
+            disk_bytes, entries = _OVERFULL * limits.workspace_bytes, _OVERFULL * limits.workspace_files
+            if usage.disk_bytes > disk_bytes or usage.entries > entries:
+                supervision.stop(SandboxStatus.WORKSPACE_LIMIT)
+            program = self._program(run.code, run.workspace, limits, run.slot, usage)
+            return await supervision.run(replace(program, ahead=run.ahead))
         finally:
-            if ahead is not None:
-                self.warm_runs += ahead.is_released
-                await ahead.close()
+            if run.ahead is not None:
+                self.warm_runs += run.ahead.is_released
+                await run.ahead.close()
 
-    async def _supervise(
-        self,
-        supervision: Supervision,
-        code: bytes,
-        workspace: Path | None,
-        limits: SandboxLimits,
-        slot: Slot,
-        ahead: WarmSandbox | None,
-    ) -> SandboxResult:
-        usage = await asyncio.to_thread(self._prepare, workspace, slot, code, ahead)
-        if usage.disk_bytes > _OVERFULL * limits.workspace_bytes or usage.entries > _OVERFULL * limits.workspace_files:
-            supervision.stop(SandboxStatus.WORKSPACE_LIMIT)
-        program = self._program(code, workspace, limits, slot, usage)
-        return await supervision.run(replace(program, ahead=ahead))
-
-    def _prepare(self, workspace: Path | None, slot: Slot, code: bytes, ahead: WarmSandbox | None) -> Usage:
+    def _prepare(self, run: _Run) -> Usage:
         usage = NOTHING
-        if workspace is not None:
-            uid = self._uid(slot)
-            usage = measure(workspace) if uid is None else hand_over(workspace, uid)
-        if ahead is not None:
-            ahead.prepare(code, workspace)
+        if run.workspace is not None:
+            uid = self._uid(run.slot)
+            usage = measure(run.workspace) if uid is None else hand_over(run.workspace, uid)
+        if run.ahead is not None:
+            run.ahead.prepare(run.code, run.workspace)
         return usage
 
     def _program_of(self, place: int, limits: SandboxLimits) -> Program:

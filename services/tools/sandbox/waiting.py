@@ -17,6 +17,6 @@ def wait(channel: int) -> None:
         os._exit(1)  # nobody needs this sandbox any more
     os.close(channel)
     os.chdir("/work")  # the workspace was mounted over the directory that the interpreter was started in
-    sys.path_importer_cache.clear()
+    sys.path_importer_cache.pop("/work", None)
     del sys.modules["sitecustomize"]
     __import__("sitecustomize")  # the workspace's or the system's; that there is none is told as it always is

@@ -27,6 +27,11 @@ class WarmStart:
         self._attacher: Attacher | None = None
         self._stage: Stage | None = None
 
+    async def start(self) -> str:
+        """Begin, and wait until as many wait as shall; empty, or why there can be none here."""
+        self.pool.start()
+        return "" if await self.pool.is_full() else self.pool.last_failure
+
     async def _start_one(self, place: int, limits: SandboxLimits) -> WarmSandbox:
         if self._stage is None:
             self._stage = Stage(names=())

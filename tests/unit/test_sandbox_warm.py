@@ -1,0 +1,253 @@
+"""A sandbox that was started ahead of its program: the program cannot tell, and it is used once."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from services.tools.sandbox import Detection, Sandbox, SandboxEscaped, SandboxLimits, SandboxSettings, SandboxStatus
+from services.tools.sandbox import warm as warm_module
+from services.tools.sandbox.process import SandboxedProcess
+from services.tools.sandbox.supervision import Program
+from services.tools.sandbox.warm import WarmSandbox
+from tests.patience import PATIENCE_SECONDS
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+LIMITS = SandboxLimits(wall_seconds=60)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    path = tmp_path / "workspace"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+async def warm(sandbox_settings: SandboxSettings, sandbox_detection: Detection) -> AsyncIterator[Sandbox]:
+    """With one sandbox waiting."""
+    async with Sandbox(dataclasses.replace(sandbox_settings, warm=1), sandbox_detection) as opened:
+        assert await opened._warm.start() == ""
+        yield opened
+
+
+@pytest.fixture
+async def cold(sandbox_settings: SandboxSettings, sandbox_detection: Detection) -> AsyncIterator[Sandbox]:
+    async with Sandbox(sandbox_settings, sandbox_detection) as opened:
+        yield opened
+
+
+def waiting(sandbox: Sandbox) -> list[WarmSandbox]:
+    return [one for _, one in sandbox._warm.pool._waiting.values()]
+
+
+def pid_of(one: WarmSandbox) -> int:
+    pid = one._process._report.init_pid
+    assert pid is not None
+    return pid
+
+
+async def replaced(sandbox: Sandbox, former: WarmSandbox) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not waiting(sandbox) or waiting(sandbox)[0] is former:
+            await asyncio.sleep(0.01)
+
+
+SURROUNDINGS = """
+import sys
+before = sorted(sys.modules)
+import os
+print(before)
+print(sorted(globals()), sorted(vars(sys.modules['__main__'])), __file__, __spec__)
+print(os.getcwd(), os.listdir(), sys.argv, sys.orig_argv, sys.path, sys.flags, dict(os.environ))
+print(sorted(os.listdir('/proc/self/fd')), [os.readlink(f'/proc/self/fd/{n}').split(':')[0] for n in range(3)])
+print(sorted(sys.path_importer_cache), sys.stdin.read(), sys.stdin.seekable(), sys.stdin.isatty())
+print(sorted(os.listdir('/')), os.listdir('/run'), os.listdir('/tmp'), os.getpid(), os.getppid(), os.umask(0))
+status = dict(line.split(':\\t', 1) for line in open('/proc/self/status').read().splitlines() if ':\\t' in line)
+print({name: status[name] for name in status if name.startswith(('Cap', 'Sec', 'NoNew', 'Uid', 'Gid', 'Sig', 'Thr'))})
+import resource
+print([resource.getrlimit(n) for n in range(16)], os.getpriority(os.PRIO_PROCESS, 0))
+1 / 0
+"""
+
+
+async def test_a_program_finds_what_it_finds_in_a_sandbox_started_for_it(
+    warm: Sandbox, cold: Sandbox, workspace: Path
+) -> None:
+    (workspace / "module.py").write_text("")
+    expected = await cold.run_python(SURROUNDINGS, workspace, LIMITS)
+    result = await warm.run_python(SURROUNDINGS, workspace, LIMITS)
+    assert warm.warm_runs == 1
+    assert result.stdout.splitlines() == expected.stdout.splitlines()
+    assert len(result.stdout.splitlines()) == 8
+    assert (result.status, result.stderr) == (SandboxStatus.NONZERO, expected.stderr)
+
+
+async def test_modules_in_the_workspace_are_found_also_one_that_customizes_the_site(
+    warm: Sandbox, cold: Sandbox, workspace: Path
+) -> None:
+    (workspace / "helper.py").write_text("answer = 42")
+    (workspace / "sitecustomize.py").write_text("print('customized', __file__)")
+    code = "import helper, sitecustomize, sys; print(helper.answer, sitecustomize.__file__)"
+    outputs = [(await one.run_python(code, workspace, LIMITS)).stdout for one in (cold, warm)]
+    assert outputs == ["customized /work/sitecustomize.py\n42 /work/sitecustomize.py\n"] * 2
+    assert warm.warm_runs == 1
+
+
+async def test_a_sandbox_is_used_once(warm: Sandbox, workspace: Path) -> None:
+    leave = "open('/tmp/left', 'w').close(); print(hash('seed'))"
+    look = "import os; print(hash('seed')); print(os.listdir('/tmp'), os.path.exists('/tmp/left'))"
+    first = await warm.run_python(leave, workspace, LIMITS)
+    assert await warm._warm.pool.is_full()
+    second = await warm.run_python(look, None, LIMITS)
+    assert warm.warm_runs == 2
+    seed, left = second.stdout.splitlines()
+    assert left == "[] False"
+    assert seed != first.stdout.strip()
+
+
+async def test_one_that_died_while_it_waited_is_replaced(warm: Sandbox, workspace: Path) -> None:
+    (former,) = waiting(warm)
+    os.kill(pid_of(former), signal.SIGKILL)
+    await replaced(warm, former)
+    assert (await warm.run_python("print(1)", workspace, LIMITS)).stdout == "1\n"
+    assert warm.warm_runs == 1
+
+
+async def _kill(one: WarmSandbox) -> None:
+    descriptor = os.pidfd_open(pid_of(one))
+    try:
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        while one.is_alive:  # without giving way: nobody else is to learn of it first
+            pass
+    finally:
+        os.close(descriptor)
+
+
+async def test_one_that_dies_just_before_its_program_comes_is_not_handed_out(warm: Sandbox, workspace: Path) -> None:
+    await _kill(waiting(warm)[0])
+    assert (await warm.run_python("print(1)", workspace, LIMITS)).stdout == "1\n"
+    assert warm.warm_runs == 0
+
+
+async def test_one_that_dies_while_it_is_given_its_program_is_replaced_by_a_new_one_for_this_run(
+    warm: Sandbox, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare = WarmSandbox.prepare
+
+    def prepare_and_die(one: WarmSandbox, code: bytes, directory: Path | None) -> None:
+        prepare(one, code, directory)
+        os.kill(pid_of(one), signal.SIGKILL)
+        while one.is_alive:
+            pass
+
+    monkeypatch.setattr(WarmSandbox, "prepare", prepare_and_die)
+    assert (await warm.run_python("open('f', 'a').write('x')", workspace, LIMITS)).status is SandboxStatus.OK
+    assert (workspace / "f").read_text() == "x"
+    assert warm.warm_runs == 0
+
+
+async def test_without_the_attacher_programs_start_cold_and_a_new_one_is_started(
+    warm: Sandbox, workspace: Path
+) -> None:
+    attacher = warm._warm._attacher
+    assert attacher is not None
+    attacher._process.kill()
+    await attacher._process.wait()
+    assert (await warm.run_python("open('f', 'w')", workspace, LIMITS)).status is SandboxStatus.OK
+    assert (workspace / "f").exists()
+    assert warm.warm_runs == 0
+    assert await warm._warm.pool.is_full()
+    await warm.run_python("open('g', 'w')", workspace, LIMITS)
+    assert (workspace / "g").exists()
+    assert warm.warm_runs == 1
+
+
+async def test_a_run_with_other_limits_gets_a_sandbox_of_its_own(warm: Sandbox, workspace: Path) -> None:
+    (former,) = waiting(warm)
+    other = dataclasses.replace(LIMITS, open_files=100)
+    code = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    assert (await warm.run_python(code, workspace, other)).stdout == "100\n"
+    assert warm.warm_runs == 0
+    await replaced(warm, former)
+    assert (await warm.run_python(code, workspace, other)).stdout == "100\n"
+    assert warm.warm_runs == 1
+
+
+async def test_what_is_watched_from_outside_needs_no_sandbox_of_its_own(warm: Sandbox, workspace: Path) -> None:
+    short = dataclasses.replace(LIMITS, wall_seconds=0.5)
+    assert (await warm.run_python("import time; time.sleep(600)", workspace, short)).status is SandboxStatus.TIMEOUT
+    assert warm.warm_runs == 1
+
+
+async def test_starting_ahead_is_not_billed_to_the_program(warm: Sandbox, cold: Sandbox) -> None:
+    billed = [(await one.run_python("pass", None, LIMITS)).cpu_ms for one in (warm, cold)]
+    if None in billed:
+        pytest.skip("no cgroup counts CPU time here")
+    assert billed[0] < billed[1]  # type: ignore[operator]  # numbers by now
+    assert warm.warm_runs == 1
+
+
+async def test_an_overfull_workspace_is_refused_and_the_sandbox_ended(warm: Sandbox, workspace: Path) -> None:
+    for number in range(5):
+        (workspace / str(number)).touch()
+    result = await warm.run_python("pass", workspace, dataclasses.replace(LIMITS, workspace_files=2))
+    assert result.status is SandboxStatus.WORKSPACE_LIMIT
+    assert warm.warm_runs == 0
+
+
+async def test_a_place_is_never_shared_by_a_program_and_a_sandbox_that_waits(
+    warm: Sandbox, workspace: Path, tmp_path: Path
+) -> None:
+    """Four programs at once take all places: the one that waits is used, and none is started beside them."""
+    code = "import os, time\nopen(os.getcwd() + '/here', 'w')\nwhile not os.path.exists('go'): time.sleep(0.01)"
+    workspaces = [tmp_path / str(number) for number in range(4)]
+    async with asyncio.TaskGroup() as runs:
+        for directory in workspaces:
+            directory.mkdir()
+            runs.create_task(warm.run_python(code, directory, LIMITS))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not all((directory / "here").exists() for directory in workspaces):
+                await asyncio.sleep(0.01)
+        assert not waiting(warm)
+        for directory in workspaces:
+            (directory / "go").touch()
+    assert warm.warm_runs >= 1
+    assert await warm._warm.pool.is_full()
+
+
+async def test_opening_proves_that_one_that_waited_holds(sandbox_settings: SandboxSettings) -> None:
+    async with await Sandbox.open(dataclasses.replace(sandbox_settings, warm=2)) as opened:
+        assert opened.warm_runs == 1
+
+
+async def test_a_weakness_of_those_that_wait_alone_is_noticed(
+    sandbox_settings: SandboxSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allow_everything = bytes.fromhex("060000000000ff7f")  # BPF: return SECCOMP_RET_ALLOW
+    real: Callable[..., Awaitable[SandboxedProcess]] = warm_module._start_process
+
+    async def without_filter(program: Program, *given: object) -> SandboxedProcess:
+        return await real(dataclasses.replace(program, filter_program=allow_everything), *given)
+
+    monkeypatch.setattr(warm_module, "_start_process", without_filter)
+    with pytest.raises(SandboxEscaped, match="was allowed to be debugged"):
+        await Sandbox.open(dataclasses.replace(sandbox_settings, warm=1))
+
+
+async def test_a_machine_where_none_can_wait_runs_programs_all_the_same(
+    sandbox_settings: SandboxSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workspace: Path
+) -> None:
+    broken = tmp_path / "attacher.py"
+    broken.write_text("import socket; socket.socket(fileno=0).send(b'unshare: Operation not permitted')")
+    monkeypatch.setattr("services.tools.sandbox.attaching._SCRIPT", broken)
+    async with await Sandbox.open(dataclasses.replace(sandbox_settings, warm=1)) as opened:
+        assert (await opened.run_python("print(1)", workspace, LIMITS)).stdout == "1\n"
+        assert opened.warm_runs == 0
