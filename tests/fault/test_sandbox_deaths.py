@@ -14,6 +14,7 @@ from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ import services.tools.sandbox
 from services.tools.sandbox import Detection, SandboxSettings
 from services.tools.sandbox.identity import instance_name
 from services.tools.sandbox.placement import Stage
+from services.tools.sandbox.procfs import children_of
 from services.tools.sandbox.sandbox import sweep
 from tests.patience import PATIENCE_SECONDS
 
@@ -36,7 +38,8 @@ import asyncio, sys
 from services.tools.sandbox import Sandbox, SandboxLimits, SandboxSettings
 
 async def main():
-    async with await Sandbox.open(SandboxSettings(first_uid=int(sys.argv[1]), slots=1)) as sandbox:
+    first_uid, warm = map(int, sys.argv[1:])
+    async with await Sandbox.open(SandboxSettings(first_uid=first_uid, slots=1 + warm, warm=warm)) as sandbox:
         code = "import os, signal\\nfor _ in range(3): os.fork()\\nprint('ready')\\nsignal.pause()"
         limits = SandboxLimits(wall_seconds=600)
         await sandbox.run_python(code, None, limits, lambda *_: print("running", flush=True))
@@ -46,10 +49,11 @@ asyncio.run(main())
 
 
 @asynccontextmanager
-async def service_with_a_run(first_uid: int) -> AsyncIterator[asyncio.subprocess.Process]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", SERVICE, str(first_uid), stdout=PIPE, cwd=ROOT, start_new_session=True
-    )
+async def service_with_a_run(
+    first_uid: int, warm: int = 0, *, interpreter: str = sys.executable, cwd: Path = ROOT, **options: Any
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    command = (interpreter, "-c", SERVICE, str(first_uid), str(warm))
+    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, cwd=cwd, start_new_session=True, **options)
     try:
         assert process.stdout is not None
         assert await asyncio.wait_for(process.stdout.readline(), PATIENCE_SECONDS) == b"running\n"
@@ -60,14 +64,14 @@ async def service_with_a_run(first_uid: int) -> AsyncIterator[asyncio.subprocess
         await process.communicate()
 
 
-def processes_of(uid: int) -> list[str]:
+def processes_of(*uids: int) -> list[str]:
     found = []
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
             text = status.read_text()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if f"\nUid:\t{uid}\t" in text and "\nState:\tZ" not in text:
+        if any(f"\nUid:\t{uid}\t" in text for uid in uids) and "\nState:\tZ" not in text:
             found.append(text.split("\n", 1)[0])
     return found
 
@@ -78,6 +82,14 @@ def things_of(pid: int, detection: Detection) -> set[Path]:
     return {entry for place in places for entry in place.glob(f"tenure-sandbox-*-{pid}-*")}
 
 
+def is_attacher(pid: int) -> bool:
+    """Whether the process is one, and lives."""
+    try:
+        return b"attacher.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not condition():
@@ -85,16 +97,21 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="processes are told apart by their slot's uid, which needs root")
+@pytest.mark.parametrize("warm", [0, 2])
 async def test_a_killed_service_takes_its_runs_along_and_the_next_one_tidies_up(
-    sandbox_settings: SandboxSettings, sandbox_detection: Detection
+    sandbox_settings: SandboxSettings, sandbox_detection: Detection, warm: int
 ) -> None:
-    uid = sandbox_settings.first_uid
-    async with service_with_a_run(uid) as service:
-        await until(lambda: len(processes_of(uid)) == 9)  # bubblewrap's monitor and eight of the program
+    uids = range(sandbox_settings.first_uid, sandbox_settings.first_uid + 1 + warm)
+    async with service_with_a_run(uids[0], warm) as service:
+        # Bubblewrap's monitor and eight of the program; a monitor and an interpreter of each sandbox that waits.
+        await until(lambda: len(processes_of(*uids)) == 9 + 2 * warm)
+        attachers = [pid for pid in children_of(service.pid) if is_attacher(pid)]
+        assert len(attachers) == (1 if warm else 0)
         left_behind = things_of(service.pid, sandbox_detection)
         assert len(left_behind) >= 1 + len(sandbox_detection.cgroups.hierarchies)
         service.send_signal(signal.SIGKILL)
-        await until(lambda: not processes_of(uid))
+        await until(lambda: not processes_of(*uids))
+        await until(lambda: not any(map(is_attacher, attachers)))
     assert things_of(service.pid, sandbox_detection) == left_behind
     assert await sweep(sandbox_detection) >= 1
     assert not things_of(service.pid, sandbox_detection)
@@ -144,22 +161,24 @@ async def main():
     workspace = Path(tempfile.mkdtemp())
     limits = SandboxLimits(processes=8, memory_bytes=96 << 20, cpu_seconds=1)
     results = {}
-    async with await Sandbox.open(SandboxSettings()) as sandbox:
+    async with await Sandbox.open(SandboxSettings(warm=int(sys.argv[1]))) as sandbox:
         for name, code in PROGRAMS.items():
+            assert await sandbox._warm.pool.is_full()
             result = await sandbox.run_python(code, workspace, limits)
             results[name] = [result.status, result.stdout]
         slow = asyncio.create_task(sandbox.run_python("import time; time.sleep(60)", None, limits))
         await asyncio.sleep(0.2)
         slow.cancel()
         await asyncio.wait({slow})
-        weaker = sandbox.detection.weaker
+        weaker, warm_runs = sandbox.detection.weaker, sandbox.warm_runs
     kept = (workspace / "kept").read_text()
     try:
         await Sandbox.open(SandboxSettings(require_cgroup=True))
         strict = "opened"
     except SandboxUnavailable as error:
         strict = str(error)
-    print(json.dumps({"results": results, "weaker": weaker, "kept": kept, "uid": os.getuid(), "strict": strict}))
+    told = {"results": results, "weaker": weaker, "kept": kept, "uid": os.getuid(), "strict": strict}
+    print(json.dumps({**told, "warm_runs": warm_runs}))
 
 asyncio.run(main())
 """
@@ -202,11 +221,12 @@ def interpreter_for_anybody() -> str:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="everything else runs as an ordinary user already")
+@pytest.mark.parametrize("warm", [0, 1])
 def test_an_ordinary_user_gets_a_sandbox_and_is_told_what_is_weaker(
-    readable_copy: Path, sandbox_detection: Detection
+    readable_copy: Path, sandbox_detection: Detection, warm: int
 ) -> None:
     done = subprocess.run(
-        [interpreter_for_anybody(), "-c", ORDINARY_SERVICE],
+        [interpreter_for_anybody(), "-c", ORDINARY_SERVICE, str(warm)],
         user=ORDINARY_UID,
         group=ORDINARY_UID,
         extra_groups=[],
@@ -227,12 +247,26 @@ def test_an_ordinary_user_gets_a_sandbox_and_is_told_what_is_weaker(
         "time": ["TIMEOUT", ""],
     }
     assert told["kept"] == "x"
+    # The probe when it opens, and all but the first program, whose limits are news.
+    assert told["warm_runs"] >= (4 if warm else 0)
     assert [sentence for sentence in told["weaker"] if "this service's own uid" in sentence]
     if not [sentence for sentence in told["weaker"] if "no cgroup" in sentence]:
         assert told["strict"] == "opened"
     else:
         assert "cgroups are required by the settings" in told["strict"]
     assert not processes_of(ORDINARY_UID)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="everything else runs as an ordinary user already")
+async def test_a_killed_service_of_an_ordinary_user_takes_all_along(readable_copy: Path) -> None:
+    options: dict[str, Any] = {"interpreter": interpreter_for_anybody(), "cwd": readable_copy}
+    options |= {"user": ORDINARY_UID, "group": ORDINARY_UID, "extra_groups": []}
+    options["env"] = {"TMPDIR": str(_private_directory(readable_copy))}
+    async with service_with_a_run(ORDINARY_UID, 2, **options) as service:
+        # The service, its attacher, the run's nine, two of each sandbox that waits.
+        await until(lambda: len(processes_of(ORDINARY_UID)) == 2 + 9 + 2 * 2)
+        service.send_signal(signal.SIGKILL)
+        await until(lambda: not processes_of(ORDINARY_UID))
 
 
 def _private_directory(parent: Path) -> Path:
