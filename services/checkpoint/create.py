@@ -103,9 +103,10 @@ async def insert_task(
     digest: bytes,
     spec: TaskSpec,
     admission: Admission = FREE,
+    task_id: str = "",
 ) -> str | None:
     """The new task's row and budget. None: the request_id was used before, or a task of an exclusive source lives."""
-    task_id = str(uuid_utils.uuid7())
+    task_id = task_id or str(uuid_utils.uuid7())
     parameters = {**row_of(Place(task_id, task_id), tenant, request_id, digest, spec), **_start(admission)}
     if await fetch_one(connection, QUERIES.create_task, parameters) is None:
         return None

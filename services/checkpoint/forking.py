@@ -17,7 +17,8 @@ from services.checkpoint.create import Created, find_again, in_creation, insert_
 from services.checkpoint.draft import LEDGER
 from services.checkpoint.kinds import KINDS
 from services.checkpoint.missing import missing
-from services.checkpoint.queries import FORKS, QUERIES, fetch_all, fetch_one
+from services.checkpoint.prepared_forks import prepared_id, take_prepared
+from services.checkpoint.queries import FORKS, QUERIES, fetch_all, fetch_one, in_ledger_transaction
 from services.checkpoint.snapshots import read_task
 from services.checkpoint.tenants.admitting import admit
 from services.checkpoint.tenants.warning import warn_of_submit
@@ -34,7 +35,8 @@ from tenure.domain.forks import (
 from tenure.domain.messages import NO_READER
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import Source
-from tenure.v1 import ledger_pb2, task_pb2
+from tenure.runtime.failpoint import failpoint
+from tenure.v1 import checkpoint_service_pb2, ledger_pb2, task_pb2
 from tenure.wire.enums import STATES
 from tenure.wire.task import spec_to_domain
 
@@ -69,27 +71,61 @@ class _Cut(NamedTuple):
 
 
 async def fork_task(pool: Pool, tenant: str, request: pb.CheckpointServiceForkTaskRequest) -> Created:
-    """Raises NotFound, AlreadyExists, WrongState (NO_FORK_POINT, NOTHING_TO_DO, FORK_TOO_LARGE), LimitReached."""
+    """Raises NotFound, AlreadyExists, WrongState (NO_FORK_POINT, NOTHING_TO_DO, FORK_TOO_LARGE), LimitReached, and
+    Unavailable (FORK_NOT_PREPARED).
+    """
     digest = _digest(request)
 
     async def work(connection: Connection) -> Created:
         asked = {"tenant": tenant, "request_id": request.request_id}
         if await fetch_one(connection, QUERIES.find_request, asked) is not None:
             return await _again(connection, tenant, request.request_id, digest, Source())
-        cut = await _cut(connection, tenant, request)
-        spec = overridden(cut.spec, request.overrides)
-        _check_result(spec)
-        _check_has_something_to_do(cut, spec, request)
+        cut, spec = await _planned(connection, tenant, request)
         admission = await admit(connection, tenant, request.request_id)
-        task_id = await insert_task(connection, tenant, request.request_id, digest, spec_to_domain(spec), admission)
+        prepared, domain_spec = request.prepared_task_id, spec_to_domain(spec)
+        task_id = await insert_task(
+            connection, tenant, request.request_id, digest, domain_spec, admission, task_id=prepared
+        )
         if task_id is None:  # the same request at the same time, or a source that allows one task only
-            return await _again(connection, tenant, request.request_id, digest, spec_to_domain(spec).source)
+            return await _again(connection, tenant, request.request_id, digest, domain_spec.source)
+        if prepared:
+            await take_prepared(connection, tenant, request.request_id, digest, prepared)
         await _write_ledger(connection, tenant, task_id, request, cut, spec, admission.start)
         await warn_of_submit(connection, tenant, task_id, admission.uses.values())
         task = await read_task(connection, tenant, task_id)
         return Created(task, Announcement({task_id}, claimable=True, changed_tenants={tenant}))
 
     return await in_creation(pool, work)
+
+
+async def prepare_fork(pool: Pool, tenant: str, request: pb.CheckpointServiceForkTaskRequest) -> pb.PrepareForkResponse:
+    """The id that the fork will have, or the fork if it was made. Raises as fork_task does."""
+    digest = _digest(request)
+
+    async def work(connection: Connection) -> pb.PrepareForkResponse:
+        asked = {"tenant": tenant, "request_id": request.request_id}
+        if await fetch_one(connection, QUERIES.find_request, asked) is not None:
+            made = await _again(connection, tenant, request.request_id, digest, Source())
+            return checkpoint_service_pb2.PrepareForkResponse(task=made.task)
+        await _planned(connection, tenant, request)
+        await admit(connection, tenant, request.request_id)
+        task_id = await prepared_id(connection, tenant, request.request_id, digest)
+        return checkpoint_service_pb2.PrepareForkResponse(prepared_task_id=task_id)
+
+    prepared = await in_ledger_transaction(pool, work)
+    await failpoint("checkpoint.after_prepare")
+    return prepared
+
+
+async def _planned(
+    connection: Connection, tenant: str, request: pb.CheckpointServiceForkTaskRequest
+) -> tuple[_Cut, task_pb2.TaskSpec]:
+    """What the fork takes over, and what it is to do."""
+    cut = await _cut(connection, tenant, request)
+    spec = overridden(cut.spec, request.overrides)
+    _check_result(spec)
+    _check_has_something_to_do(cut, spec, request)
+    return cut, spec
 
 
 def overridden(spec: task_pb2.TaskSpec, overrides: task_pb2.ForkOverrides) -> task_pb2.TaskSpec:
@@ -243,4 +279,5 @@ def _digest(request: pb.CheckpointServiceForkTaskRequest) -> bytes:
     asked = type(request)()
     asked.CopyFrom(request)
     asked.ClearField("actor")
+    asked.ClearField("prepared_task_id")
     return hashlib.sha256(b"fork\0" + asked.SerializeToString(deterministic=True)).digest()

@@ -16,6 +16,7 @@ from services.checkpoint.clearing import Clearing
 from services.checkpoint.committer import LedgerCommitter, commit_batcher
 from services.checkpoint.families import Families
 from services.checkpoint.hub import Hub
+from services.checkpoint.prepared_forks import PreparedForks
 from services.checkpoint.price_file import load_prices
 from services.checkpoint.pruning import TaskPruner
 from services.checkpoint.queries import MIGRATIONS, SCHEMA, SESSION_SETTINGS
@@ -115,6 +116,7 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     _sweep(duties, sweeper)
     duties.start("schedules", ScheduleSweeper(pool, replicas.announce, settings.sweep_interval_seconds, defaults).run)
     duties.start("families", Families(pool, replicas.announce, hub.families, settings.sweep_interval_seconds).run)
+    duties.start("prepared forks", PreparedForks(pool).run)
     duties.start("prune changes", ChangePruner(pool, settings.change_retention_seconds).run)
     networks, kept_seconds = Networks(settings.webhook.allowed_networks), settings.change_retention_seconds
     webhooks = WebhookDispatcher(pool, networks, settings.webhook, settings.sweep_interval_seconds, kept_seconds)

@@ -88,6 +88,9 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         self._ledger.announce(forked.announcement)
         return pb.CheckpointServiceForkTaskResponse(task=forked.task)
 
+    async def PrepareFork(self, request: pb.PrepareForkRequest, context: Context) -> pb.PrepareForkResponse:
+        return await forking.prepare_fork(self._ledger.pool, current_tenant(), request.fork)
+
     async def Open(self, request: pb.OpenRequest, context: Context) -> AsyncIterator[pb.OpenResponse]:
         claims = check_token(self._ledger.verifier, request.token)
         try:

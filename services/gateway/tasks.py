@@ -10,6 +10,8 @@ from typing import Any, Final
 import uuid_utils
 
 from services.gateway.explaining import explain_task
+from services.gateway.files import list_files, read_file
+from services.gateway.forking import fork_task
 from services.gateway.live import LiveText
 from services.gateway.peers import Peers, patiently
 from services.gateway.task_changes import TasksWatch
@@ -124,8 +126,15 @@ class TaskServicer(TaskServiceServicer):
         )
         if (point := request.WhichOneof("point")) is not None:
             setattr(asked, point, getattr(request, point))
-        forked = await patiently(lambda: self._peers.checkpoint.ForkTask(asked))
-        return api.ForkTaskResponse(task=forked.task)
+        return await fork_task(self._peers, asked, with_files=not request.without_files)
+
+    async def ListFiles(self, request: api.ListFilesRequest, _context: Any) -> api.ListFilesResponse:
+        return await list_files(self._peers, request)
+
+    async def ReadFile(self, request: api.ReadFileRequest, _context: Any) -> AsyncIterator[api.ReadFileResponse]:
+        async with aclosing(read_file(self._peers, request)) as parts:
+            async for part in parts:
+                yield part
 
     async def ExplainTask(self, request: api.ExplainTaskRequest, _context: Any) -> api.ExplainTaskResponse:
         return await explain_task(self._peers, request.task_id)

@@ -33,7 +33,7 @@ from services.tools.settings import Settings
 from services.tools.start import start_batcher
 from services.tools.statements import MIGRATIONS, SCHEMA
 from services.tools.tool import GENERAL_LANE
-from services.tools.toolbox import open_toolbox, threads
+from services.tools.toolbox import open_file_requests, open_toolbox, threads
 from services.tools.web_search.asking import SEARCHES_AT_ONCE
 from services.tools.web_search.tool import SEARCH_LANE
 from services.tools.workspace import Workspaces
@@ -92,7 +92,7 @@ async def _service(
     lanes = {GENERAL_LANE: settings.max_running, PYTHON_LANE: settings.sandbox_slots, SEARCH_LANE: SEARCHES_AT_ONCE}
     limits = RunnerLimits(lanes, settings.max_accepted, settings.drain_seconds)
     runs = Runs()
-    keeper = OutputKeeper(Workspaces(settings.workspace_root), settings.workspace_bytes)
+    keeper = OutputKeeper(Workspaces(settings.workspace_root), settings.workspace_bounds)
     times = LifeTimes(
         settings.runner_ttl_seconds, settings.runner_renew_interval_seconds, settings.runner_margin_seconds
     )
@@ -122,6 +122,15 @@ async def _service(
     server.add(
         SERVICE,
         add_ToolServiceServicer_to_server,
-        ToolServicer(verifier, registry, executor, closing, Forgetting(pool, closing, sweep), pool, server.stopping),
+        ToolServicer(
+            verifier,
+            registry,
+            executor,
+            closing,
+            Forgetting(pool, closing, sweep),
+            await open_file_requests(process, settings),
+            pool,
+            server.stopping,
+        ),
     )
     return server

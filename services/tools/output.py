@@ -10,9 +10,9 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
-from services.tools.sandbox.workspace import measure
 from services.tools.tool import ToolFailed
-from services.tools.workspace import Workspaces, entered, write_file
+from services.tools.workspace import TEMPORARY, Workspaces, entered, write_file
+from services.tools.workspace_bounds import Bounds
 
 _log: Final = logging.getLogger(__name__)
 DIRECTORY: Final = "outputs"
@@ -37,8 +37,8 @@ class Shown:
 class OutputKeeper:
     """Keeps what is too long in the workspaces. Blocks: call it in a thread."""
 
-    def __init__(self, workspaces: Workspaces, max_workspace_bytes: int) -> None:
-        self._workspaces, self._max_workspace_bytes = workspaces, max_workspace_bytes
+    def __init__(self, workspaces: Workspaces, bounds: Bounds) -> None:
+        self._workspaces, self._bounds = workspaces, bounds
 
     def show(self, content: str, limit_bytes: int, tenant: str, task_id: str, name: str) -> Shown:
         """The content as valid text of about `limit_bytes` at most. Whether it can be kept decides nothing else."""
@@ -59,15 +59,13 @@ class OutputKeeper:
 
     def _keep(self, encoded: bytes, tenant: str, task_id: str, path: str) -> None:
         kept = encoded[:MOST_KEPT_BYTES]
-        used = measure(self._workspaces.directory(tenant, task_id))
-        if not used.complete or used.disk_bytes + len(kept) > self._max_workspace_bytes:
-            raise ToolFailed("The workspace is full.", "WORKSPACE_LIMIT")
+        self._bounds.check_room(self._workspaces.directory(tenant, task_id), len(kept), more_files=2)
         directory, name = path.split("/")
         with (
             self._workspaces.opened(tenant, task_id) as workspace,
             entered(workspace, (directory,), make=True) as inside,
         ):
-            write_file(name, kept, inside, workspace, temporary=f".tenure-{name}")
+            write_file(name, kept, inside, workspace, temporary=f"{TEMPORARY}{name}")
 
 
 def encode(content: str) -> bytes:

@@ -14,6 +14,8 @@ import grpc
 from services.tools.answers import execute_response, fence_response, refused_write
 from services.tools.closing import Closing
 from services.tools.executing import Executor, Request
+from services.tools.file_answers import copy_response, list_response, read_response
+from services.tools.file_requests import FileRequests
 from services.tools.forgetting import Forgetting
 from services.tools.frames import ExecuteFrames
 from services.tools.records import Asked, CallKey, CallStanding
@@ -50,12 +52,13 @@ class ToolServicer(ToolServiceServicer):
         executor: Executor,
         closing: Closing,
         forgetting: Forgetting,
+        files: FileRequests,
         pool: Pool,
         stopping: asyncio.Event,
     ) -> None:
         self._verifier, self._registry, self._executor = verifier, registry, executor
         self._closing, self._forgetting = closing, forgetting
-        self._pool, self._stopping = pool, stopping
+        self._files, self._pool, self._stopping = files, pool, stopping
         self._fencing: set[asyncio.Task[list[CallStanding]]] = set()
 
     async def ListTools(
@@ -121,6 +124,29 @@ class ToolServicer(ToolServiceServicer):
         """The trail of stale callers, of the asking tenant's tasks only."""
         refusals = await list_refusals(self._pool, UUID(request.task_id), current_tenant())
         return tool_service_pb2.ListRefusedCallsResponse(refused_calls=[refused_write(one) for one in refusals])
+
+    async def ListFiles(
+        self, request: tool_service_pb2.ToolServiceListFilesRequest, _context: Any
+    ) -> tool_service_pb2.ToolServiceListFilesResponse:
+        """What is in the workspace of the asking tenant's task."""
+        asked = str(UUID(request.task_id)), request.path, request.page_token, request.page_size
+        return list_response(await self._files.list(current_tenant(), *asked), self._files.bounds)
+
+    async def ReadFile(
+        self, request: tool_service_pb2.ToolServiceReadFileRequest, _context: Any
+    ) -> AsyncIterator[tool_service_pb2.ToolServiceReadFileResponse]:
+        """One file of it."""
+        asked = str(UUID(request.task_id)), request.path, request.offset, request.version
+        async with aclosing(self._files.read(current_tenant(), *asked)) as parts:
+            async for part in parts:
+                yield read_response(request.path, part)
+
+    async def CopyFiles(
+        self, request: tool_service_pb2.CopyFilesRequest, _context: Any
+    ) -> tool_service_pb2.CopyFilesResponse:
+        """For a fork to come."""
+        from_task_id, task_id = str(UUID(request.from_task_id)), str(UUID(request.task_id))
+        return copy_response(await self._files.copy(current_tenant(), from_task_id, task_id))
 
     async def _execute(self, request: tool_service_pb2.ExecuteRequest) -> AsyncGenerator[Event, None]:
         async with aclosing(self._executor.execute(self._request(request))) as events:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from services.tools.workspace_bounds import Bounds
 from tenure.runtime.service import CommonSettings
 from tenure.runtime.settings import Address, Secret, group, setting
 
@@ -44,11 +45,17 @@ class Settings:
     sandbox_bubblewrap: Path | None = setting("bubblewrap's path, when it is not on PATH", default=None)
     sandbox_require_cgroup: bool = setting("refuse a machine that cannot limit a program as a whole", default=False)
     workspace_bytes: int = setting("the most a task's files may take", default=512 * 1024 * 1024, minimum=1)
+    workspace_files: int = setting("the most files, directories and links of a task", default=20_000, minimum=1)
     workspace_sweep_interval_seconds: float = setting(
         "how often directories of pruned tasks are looked for", default=60.0, minimum=0.1, maximum=86_400.0
     )
     python_wall_seconds: float = setting("the longest an agent's program may take", default=10.0, minimum=0.1)
     common: CommonSettings = group(CommonSettings)
+
+    @property
+    def workspace_bounds(self) -> Bounds:
+        """What a workspace may hold."""
+        return Bounds(self.workspace_bytes, self.workspace_files)
 
     def problems(self) -> Iterator[str]:
         """Relations between the settings."""

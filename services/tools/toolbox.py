@@ -13,6 +13,7 @@ from services.tools.builtin.files import file_tools
 from services.tools.builtin.python import python_tools
 from services.tools.builtin.records import record_tools
 from services.tools.builtin.waiting import waiting_tools
+from services.tools.file_requests import FileRequests
 from services.tools.registry import Registry
 from services.tools.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
 from services.tools.web_search.asking import Searcher
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 _PROGRAM_OUTPUT_BYTES: Final = 1024 * 1024  # of each stream; the model is shown less, all of it is in the workspace
 _RECORD_THREADS: Final = 8
+_FILE_THREADS: Final = 4
+_COPY_THREADS: Final = 2
 
 
 async def open_toolbox(
@@ -41,13 +44,14 @@ async def open_toolbox(
         wall_seconds=settings.python_wall_seconds,
         cpu_seconds=settings.python_wall_seconds,
         workspace_bytes=settings.workspace_bytes,
+        workspace_files=settings.workspace_files,
         output_bytes=_PROGRAM_OUTPUT_BYTES,
     )
     record_threads = await process.open(threads("records", _RECORD_THREADS))
     return Registry(
         [
             *python_tools(sandbox, workspaces, limits),
-            *file_tools(workspaces, limits.workspace_bytes),
+            *file_tools(workspaces, settings.workspace_bounds),
             *search_tools(await _searcher(process, settings, config)),
             *record_tools(settings.records_dir, record_threads),
             *waiting_tools(),
@@ -66,6 +70,13 @@ async def _searcher(process: Process, settings: Settings, config: ToolsConfig) -
         except ValidationError as error:
             raise ConfigurationError([f"TENURE_TOOLS_SEARCH_URL: {error.errors()[0]['msg']}"]) from error
     return await process.open(Searcher.open(chosen)) if chosen else None
+
+
+async def open_file_requests(process: Process, settings: Settings) -> FileRequests:
+    """What people ask about tasks' files."""
+    reading = await process.open(threads("files", _FILE_THREADS))
+    copying = await process.open(threads("copies", _COPY_THREADS))
+    return FileRequests(settings.workspace_root, settings.workspace_bounds, reading, copying)
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """The tasks' directories, `<root>/<tenant>/<task>`, and a way in that nothing inside can lead astray.
 
-Agents' programs write there what they like: symbolic links, pipes, deep trees. So every path is walked from directory
-to directory by descriptor, no component may be a link, and only regular files are opened.
+Agents' programs write there what they like: symbolic links, pipes, deep trees. So nothing is opened but beneath a
+descriptor, no component may be a link (beneath.py), and only regular files are read.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from services.tools.beneath import DIRECTORY, FILE, open_beneath
 from services.tools.tool import ToolFailed
 from tenure.domain.errors import PermissionDenied
 
 MAX_DEPTH: Final = 32
+TEMPORARY: Final = ".tenure-"
+"""How names of files begin that are being written."""
+
 _LONGEST_PATH: Final = 1024
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not keep us waiting for its other end
 _PLAIN_NAME: Final = re.compile(r"[a-z0-9-]{1,63}")
 
 
@@ -37,16 +39,40 @@ class Workspaces:
 
     @contextmanager
     def opened(self, tenant: str, task_id: str) -> Iterator[int]:
-        """A descriptor of the task's directory. Raises PermissionDenied for names that are no plain ones."""
-        if not (_PLAIN_NAME.fullmatch(tenant) and _PLAIN_NAME.fullmatch(task_id)):
-            raise PermissionDenied("this token's tenant or task cannot name a workspace", reason="WRONG_RESOURCE")
-        self._root.mkdir(parents=True, exist_ok=True)
-        with _closing(os.open(self._root, _DIRECTORY & ~os.O_NOFOLLOW)) as root:
-            _make_directory(tenant, root)
-            with _closing(os.open(tenant, _DIRECTORY, dir_fd=root)) as parent:
-                _make_directory(task_id, parent)
-                with _closing(os.open(task_id, _DIRECTORY, dir_fd=parent)) as workspace:
-                    yield workspace
+        """A descriptor of the task's directory, made when it is not there. Raises PermissionDenied for names that are
+        no plain ones.
+        """
+        with self.tenant_opened(tenant, make=True) as parent:
+            _make_directory(_plain(task_id), parent)
+            with closing_after(open_beneath((task_id,), DIRECTORY, parent)) as workspace:
+                yield workspace
+
+    @contextmanager
+    def existing(self, tenant: str, task_id: str) -> Iterator[int]:
+        """The same of a directory that is there. Raises FileNotFoundError."""
+        with (
+            self.tenant_opened(tenant) as parent,
+            closing_after(open_beneath((_plain(task_id),), DIRECTORY, parent)) as workspace,
+        ):
+            yield workspace
+
+    @contextmanager
+    def tenant_opened(self, tenant: str, *, make: bool = False) -> Iterator[int]:
+        """A descriptor of the directory of the tenant's tasks. Raises FileNotFoundError, PermissionDenied."""
+        _plain(tenant)
+        if make:
+            self._root.mkdir(parents=True, exist_ok=True)
+        with closing_after(os.open(self._root, DIRECTORY & ~os.O_NOFOLLOW)) as root:
+            if make:
+                _make_directory(tenant, root)
+            with closing_after(open_beneath((tenant,), DIRECTORY, root)) as parent:
+                yield parent
+
+
+def _plain(name: str) -> str:
+    if not _PLAIN_NAME.fullmatch(name):
+        raise PermissionDenied("this token's tenant or task cannot name a workspace", reason="WRONG_RESOURCE")
+    return name
 
 
 def split_path(path: str) -> tuple[str, ...]:
@@ -54,7 +80,8 @@ def split_path(path: str) -> tuple[str, ...]:
     parts = tuple(part for part in path.split("/") if part not in {"", "."})
     if path.startswith("/") or ".." in parts or "\0" in path:
         raise ToolFailed(f"{path!r} is not a path inside the workspace: use a relative one without '..'.", "BAD_PATH")
-    if len(path) > _LONGEST_PATH or len(parts) > MAX_DEPTH or any(len(part.encode()) > 255 for part in parts):
+    sizes = [len(part.encode(errors="replace")) for part in parts]
+    if len(path) > _LONGEST_PATH or len(parts) > MAX_DEPTH or any(size > 255 for size in sizes):
         raise ToolFailed("The path is too long.", "BAD_PATH")
     return parts
 
@@ -62,25 +89,22 @@ def split_path(path: str) -> tuple[str, ...]:
 @contextmanager
 def entered(workspace: int, directories: tuple[str, ...], *, make: bool = False) -> Iterator[int]:
     """The directory reached through these names, none of them a link. Raises OSError."""
-    opened: list[int] = []
-    current = workspace
-    try:
+    if not make:
+        with closing_after(open_beneath(directories, DIRECTORY, workspace)) as directory:
+            yield directory
+        return
+    with ExitStack() as opened:
+        current = workspace
         for name in directories:
-            if make:
-                _make_directory(name, current)
-            current = os.open(name, _DIRECTORY, dir_fd=current)
-            opened.append(current)
-            if make:
-                give_to_owner(current, workspace)
+            _make_directory(name, current)
+            current = opened.enter_context(closing_after(open_beneath((name,), DIRECTORY, current)))
+            give_to_owner(current, workspace)
         yield current
-    finally:
-        for descriptor in reversed(opened):
-            os.close(descriptor)
 
 
 def open_to_read(name: str, directory: int) -> int:
     """A descriptor of a regular file. Raises OSError, and ToolFailed for anything else than a file."""
-    descriptor = os.open(name, os.O_RDONLY | _FILE, dir_fd=directory)
+    descriptor = open_beneath((name,), os.O_RDONLY | FILE, directory)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise ToolFailed(f"{name!r} is not a regular file.", "NOT_A_FILE")
@@ -91,7 +115,7 @@ def create(name: str, directory: int) -> int:
     """A descriptor of a new, empty file in the place of whatever has this name. Raises OSError."""
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=directory)
-    return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE, 0o644, dir_fd=directory)
+    return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | FILE, 0o644, dir_fd=directory)
 
 
 def write_file(name: str, content: bytes, directory: int, workspace: int, *, temporary: str) -> None:
@@ -126,7 +150,7 @@ def _make_directory(name: str, parent: int) -> None:
 
 
 @contextmanager
-def _closing(descriptor: int) -> Iterator[int]:
+def closing_after(descriptor: int) -> Iterator[int]:
     try:
         yield descriptor
     finally:

@@ -11,6 +11,7 @@ import logging
 import os
 import random
 import re
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 from uuid import UUID
 
+from services.tools.file_copying import UNFINISHED
 from services.tools.removal import remove_some
 from services.tools.statements import QUERIES
 from tenure.runtime import metrics
@@ -30,6 +32,7 @@ _TASK_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _Result = TypeVar("_Result")
 _TASKS_A_QUERY: Final = 500
 _MOST_HANDED_IN: Final = 10_000
+_DEAD_AFTER_SECONDS: Final = 3600.0
 
 
 class Workspace(NamedTuple):
@@ -64,6 +67,8 @@ class WorkspaceSweep:
 
     async def sweep(self) -> None:
         """All directories, once."""
+        for left in await self._in_thread(_list_dead_copies, self._root):
+            await self._remove(left)
         found = await self._in_thread(_list_workspaces, self._root)
         for start in range(0, len(found), _TASKS_A_QUERY):
             some = found[start : start + _TASKS_A_QUERY]
@@ -106,6 +111,18 @@ def _list_workspaces(root: Path) -> list[Workspace]:
     found = []
     for tenant in _directories(root):
         found += [Workspace(tenant, name) for name in _directories(root / tenant) if _TASK_ID.fullmatch(name)]
+    return found
+
+
+def _list_dead_copies(root: Path) -> list[Workspace]:
+    """What copies left that died on the way: no copy takes so long."""
+    now, found = time.time(), []
+    for tenant in _directories(root):
+        for name in _directories(root / tenant):
+            if name.startswith(UNFINISHED):
+                with suppress(FileNotFoundError):
+                    if now - (root / tenant / name).lstat().st_mtime > _DEAD_AFTER_SECONDS:
+                        found.append(Workspace(tenant, name))
     return found
 
 

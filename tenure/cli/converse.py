@@ -61,13 +61,15 @@ def send(context: Context, task: str, text: str, request_id: str) -> None:
 @click.option(
     "--request-id", default="", help="The same id and the same fork are the same task, however often asked for."
 )
+@click.option("--without-files", is_flag=True, help="Begin with an empty workspace.")
 @click.option("--watch", "watched", is_flag=True, help="Stay and show its steps, to its end.")
 @pass_context
 def fork(context: Context, /, task: str, watched: bool, **options: Any) -> None:
     """Start a new task that goes on from TASK's history, which may be running or ended and is not touched.
 
     Without --at and --step the history is cut as late as possible: with --message that continues a task that has ended.
-    Prints the new task's id. What is not given is as it was in TASK; its files are not copied.
+    Prints the new task's id. What is not given is as it was in TASK. It begins with a copy of TASK's
+    files as they are now, wherever the history is cut.
     """
     request = fork_request(**options)
 
@@ -103,6 +105,7 @@ def fork_request(
     timeout: float | None = None,
     request_id: str = "",
     result_schema: str | None = None,
+    without_files: bool = False,
 ) -> api.ForkTaskRequest:
     """The fork that the command line asks for, of no task yet. UsageError for what cannot be said together."""
     if at is not None and step is not None:
@@ -118,6 +121,7 @@ def fork_request(
     )
     request = api.ForkTaskRequest(
         request_id=request_id,
+        without_files=without_files,
         message=sys.stdin.read().strip() if message == "-" else message,
         overrides=task_pb2.ForkOverrides(
             model=model,

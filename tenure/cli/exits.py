@@ -60,6 +60,7 @@ _WITHOUT_ADVICE: Final = frozenset(
         "WEBHOOK_NOT_FOUND",
         "TOO_MANY_WEBHOOKS",
         "DELIVERY_NOT_FOUND",
+        "FILE_NOT_FOUND",
     }
 )
 """What is said of leases, schedules, webhooks and workers needs no advice about tasks."""

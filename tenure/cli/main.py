@@ -16,6 +16,7 @@ from tenure.cli.demo.command import demo
 from tenure.cli.dev import dev
 from tenure.cli.exits import HELP, Exit, exit_of_error, explain
 from tenure.cli.explain import explain as explain_task
+from tenure.cli.files import files
 from tenure.cli.finish import cancel, wait
 from tenure.cli.follow import follow
 from tenure.cli.keys import keys
@@ -112,6 +113,7 @@ for command in (
     entries,
     send,
     fork,
+    files,
     claims,
     workers,
     queues,

@@ -158,6 +158,21 @@ def one_line(text: str, width: int) -> str:
     return flat if len(flat) <= width else flat[: max(0, width - 1)] + "…"
 
 
+def printable(text: str) -> str:
+    """What is no printable character as its escape: text from strangers moves no cursor and changes no colour."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def bytes_text(size: int) -> str:
+    """`512 B`, `1.5 KiB`, `64 MiB`."""
+    value, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 9.95 else f"{value:.1f} {unit}"
+
+
 def first_line(text: str, width: int) -> str:
     """The first line that says something, cut with an ellipsis; told how many follow."""
     lines = [line for line in text.splitlines() if line.strip()]

@@ -10,6 +10,7 @@ import uuid_utils
 from google.protobuf.message import Message
 
 from tenure.client.contact import Contact
+from tenure.client.files import FileCalls
 from tenure.client.interventions import InterventionCalls
 from tenure.client.lease_calls import LeaseCalls
 from tenure.client.prunings import PruneCalls
@@ -41,6 +42,9 @@ T = TypeVar("T")
 
 CALL_TIMEOUT_SECONDS: Final = 15.0
 ONE_WAIT_SECONDS: Final = 60.0
+FORK_TIMEOUT_SECONDS: Final = 150.0
+"""Files are copied."""
+
 PATIENCE: Final = RetryPolicy(max_attempts=5, initial_seconds=0.2, factor=2.0, cap_seconds=5.0)
 """With a gateway that has never answered: perhaps there is none."""
 RETURN_PATIENCE: Final = RetryPolicy(max_attempts=12, initial_seconds=0.2, factor=2.0, cap_seconds=2.0)
@@ -50,7 +54,7 @@ LONGEST_ASKED_SECONDS: Final = 10.0
 LIST_PAGE: Final = 500
 
 
-class Client(InterventionCalls, LeaseCalls, PruneCalls, ScheduleCalls, TenantCalls, WaitCalls, WebhookCalls):
+class Client(FileCalls, InterventionCalls, LeaseCalls, PruneCalls, ScheduleCalls, TenantCalls, WaitCalls, WebhookCalls):
     """A connection to the gateway: `host:port`, or its replicas as `ip:port,ip:port`.
 
     Errors are those of tenure.domain.errors; TryLater is retried a few times first, and for some ten seconds once the
@@ -183,11 +187,14 @@ class Client(InterventionCalls, LeaseCalls, PruneCalls, ScheduleCalls, TenantCal
         return (await self._patiently(self.tasks.CancelTask, asked)).task
 
     async def fork(self, request: api.ForkTaskRequest) -> task_pb2.Task:
-        """A new task from another's history, once. Raises WrongState (NO_FORK_POINT, NOTHING_TO_DO, FORK_TOO_LARGE)."""
+        """A new task from another's history, with a copy of its files, once.
+
+        Raises WrongState (NO_FORK_POINT, NOTHING_TO_DO, FORK_TOO_LARGE, WORKSPACE_LIMIT, WORKSPACE_UNREADABLE).
+        """
         asked = api.ForkTaskRequest()
         asked.CopyFrom(request)
         asked.request_id = asked.request_id or str(uuid_utils.uuid7())
-        return (await self._patiently(self.tasks.ForkTask, asked)).task
+        return (await self._patiently(self.tasks.ForkTask, asked, FORK_TIMEOUT_SECONDS)).task
 
     async def send(self, task_id: str, text: str, *, request_id: str = "") -> task_pb2.Task:
         """Says something to a live task's agent, once. WrongState when nobody would read it any more."""

@@ -85,6 +85,7 @@ class CheckpointServiceForkTaskRequest(message.Message):
     MESSAGE_FIELD_NUMBER: builtins.int
     OVERRIDES_FIELD_NUMBER: builtins.int
     ACTOR_FIELD_NUMBER: builtins.int
+    PREPARED_TASK_ID_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The caller's id of this fork, 1 to 128 characters; kept as long as the task."""
     task_id: builtins.str
@@ -97,6 +98,8 @@ class CheckpointServiceForkTaskRequest(message.Message):
     """What the agent reads next; empty: nothing."""
     actor: builtins.str
     """Who says so."""
+    prepared_task_id: builtins.str
+    """Its id, from PrepareFork; empty: any."""
     @builtins.property
     def overrides(self) -> task_pb2.ForkOverrides:
         """What is to be otherwise."""
@@ -111,14 +114,65 @@ class CheckpointServiceForkTaskRequest(message.Message):
         message: builtins.str = ...,
         overrides: task_pb2.ForkOverrides | None = ...,
         actor: builtins.str = ...,
+        prepared_task_id: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["at_sequence", b"at_sequence", "overrides", b"overrides", "point", b"point", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "at_sequence", b"at_sequence", "message", b"message", "overrides", b"overrides", "point", b"point", "request_id", b"request_id", "step", b"step", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "at_sequence", b"at_sequence", "message", b"message", "overrides", b"overrides", "point", b"point", "prepared_task_id", b"prepared_task_id", "request_id", b"request_id", "step", b"step", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_point: _TypeAlias = typing.Literal["at_sequence", "step"]  # noqa: Y015
     _WhichOneofArgType_point: _TypeAlias = typing.Literal["point", b"point"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_point) -> _WhichOneofReturnType_point | None: ...
+
+@typing.final
+class PrepareForkRequest(message.Message):
+    """A fork to come."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    FORK_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def fork(self) -> CheckpointServiceForkTaskRequest:
+        """As it will be asked for, without prepared_task_id."""
+
+    def __init__(
+        self,
+        *,
+        fork: CheckpointServiceForkTaskRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["fork", b"fork"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["fork", b"fork"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class PrepareForkResponse(message.Message):
+    """It can be made, or was."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    PREPARED_TASK_ID_FIELD_NUMBER: builtins.int
+    TASK_FIELD_NUMBER: builtins.int
+    prepared_task_id: builtins.str
+    """The id that it will have."""
+    @builtins.property
+    def task(self) -> task_pb2.Task:
+        """It was made by an earlier request of the same request_id."""
+
+    def __init__(
+        self,
+        *,
+        prepared_task_id: builtins.str = ...,
+        task: task_pb2.Task | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["prepared_task_id", b"prepared_task_id", "result", b"result", "task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["prepared_task_id", b"prepared_task_id", "result", b"result", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_result: _TypeAlias = typing.Literal["prepared_task_id", "task"]  # noqa: Y015
+    _WhichOneofArgType_result: _TypeAlias = typing.Literal["result", b"result"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
 
 @typing.final
 class CheckpointServiceForkTaskResponse(message.Message):

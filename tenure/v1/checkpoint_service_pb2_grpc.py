@@ -49,6 +49,11 @@ class CheckpointServiceStub:
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceForkTaskRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceForkTaskResponse.FromString,
                 _registered_method=True)
+        self.PrepareFork = channel.unary_unary(
+                '/tenure.v1.CheckpointService/PrepareFork',
+                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.PrepareForkRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.PrepareForkResponse.FromString,
+                _registered_method=True)
         self.Open = channel.unary_stream(
                 '/tenure.v1.CheckpointService/Open',
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.OpenRequest.SerializeToString,
@@ -224,6 +229,16 @@ class CheckpointServiceServicer:
 
     def ForkTask(self, request, context):
         """Creates a task QUEUED whose history begins with a copy of another's, as TaskService.ForkTask says.
+        UNAVAILABLE / FORK_NOT_PREPARED: what prepared_task_id names was given up; prepare it again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PrepareFork(self, request, context):
+        """Says which id a fork will have, so that its files can be put in place before it exists, and refuses what ForkTask would
+        refuse. Repeatable: the same request gets the same id, or the fork if it was made. An id that no fork takes within ten
+        minutes is given up, and the tools are told to forget it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -484,6 +499,11 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
                     request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceForkTaskRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceForkTaskResponse.SerializeToString,
             ),
+            'PrepareFork': grpc.unary_unary_rpc_method_handler(
+                    servicer.PrepareFork,
+                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.PrepareForkRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.PrepareForkResponse.SerializeToString,
+            ),
             'Open': grpc.unary_stream_rpc_method_handler(
                     servicer.Open,
                     request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.OpenRequest.FromString,
@@ -699,6 +719,33 @@ class CheckpointService:
             '/tenure.v1.CheckpointService/ForkTask',
             tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceForkTaskRequest.SerializeToString,
             tenure_dot_v1_dot_checkpoint__service__pb2.CheckpointServiceForkTaskResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PrepareFork(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.CheckpointService/PrepareFork',
+            tenure_dot_v1_dot_checkpoint__service__pb2.PrepareForkRequest.SerializeToString,
+            tenure_dot_v1_dot_checkpoint__service__pb2.PrepareForkResponse.FromString,
             options,
             channel_credentials,
             insecure,

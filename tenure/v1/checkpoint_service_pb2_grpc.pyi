@@ -43,7 +43,14 @@ class CheckpointServiceStub:
     ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source lives: SOURCE_BUSY {task_id}.
     """
     ForkTask: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CheckpointServiceForkTaskRequest, _checkpoint_service_pb2.CheckpointServiceForkTaskResponse]
-    """Creates a task QUEUED whose history begins with a copy of another's, as TaskService.ForkTask says."""
+    """Creates a task QUEUED whose history begins with a copy of another's, as TaskService.ForkTask says.
+    UNAVAILABLE / FORK_NOT_PREPARED: what prepared_task_id names was given up; prepare it again.
+    """
+    PrepareFork: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.PrepareForkRequest, _checkpoint_service_pb2.PrepareForkResponse]
+    """Says which id a fork will have, so that its files can be put in place before it exists, and refuses what ForkTask would
+    refuse. Repeatable: the same request gets the same id, or the fork if it was made. An id that no fork takes within ten
+    minutes is given up, and the tools are told to forget it.
+    """
     Open: _grpc.UnaryStreamMultiCallable[_checkpoint_service_pb2.OpenRequest, _checkpoint_service_pb2.OpenResponse]
     """Takes the task over: raises the fence, settles lost model calls and returns the whole history, in one transaction, as a
     header and then pages. Accepts QUEUED, or RUNNING under a lower epoch; the current claim may open again and gets the same
@@ -158,7 +165,14 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source lives: SOURCE_BUSY {task_id}.
     """
     ForkTask: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CheckpointServiceForkTaskRequest, _checkpoint_service_pb2.CheckpointServiceForkTaskResponse]  # type: ignore[assignment]
-    """Creates a task QUEUED whose history begins with a copy of another's, as TaskService.ForkTask says."""
+    """Creates a task QUEUED whose history begins with a copy of another's, as TaskService.ForkTask says.
+    UNAVAILABLE / FORK_NOT_PREPARED: what prepared_task_id names was given up; prepare it again.
+    """
+    PrepareFork: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.PrepareForkRequest, _checkpoint_service_pb2.PrepareForkResponse]  # type: ignore[assignment]
+    """Says which id a fork will have, so that its files can be put in place before it exists, and refuses what ForkTask would
+    refuse. Repeatable: the same request gets the same id, or the fork if it was made. An id that no fork takes within ten
+    minutes is given up, and the tools are told to forget it.
+    """
     Open: _aio.UnaryStreamMultiCallable[_checkpoint_service_pb2.OpenRequest, _checkpoint_service_pb2.OpenResponse]  # type: ignore[assignment]
     """Takes the task over: raises the fence, settles lost model calls and returns the whole history, in one transaction, as a
     header and then pages. Accepts QUEUED, or RUNNING under a lower epoch; the current claim may open again and gets the same
@@ -282,7 +296,20 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.CheckpointServiceForkTaskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.CheckpointServiceForkTaskResponse, _abc.Awaitable[_checkpoint_service_pb2.CheckpointServiceForkTaskResponse]]:
-        """Creates a task QUEUED whose history begins with a copy of another's, as TaskService.ForkTask says."""
+        """Creates a task QUEUED whose history begins with a copy of another's, as TaskService.ForkTask says.
+        UNAVAILABLE / FORK_NOT_PREPARED: what prepared_task_id names was given up; prepare it again.
+        """
+
+    @_abc_1.abstractmethod
+    def PrepareFork(
+        self,
+        request: _checkpoint_service_pb2.PrepareForkRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoint_service_pb2.PrepareForkResponse, _abc.Awaitable[_checkpoint_service_pb2.PrepareForkResponse]]:
+        """Says which id a fork will have, so that its files can be put in place before it exists, and refuses what ForkTask would
+        refuse. Repeatable: the same request gets the same id, or the fork if it was made. An id that no fork takes within ten
+        minutes is given up, and the tools are told to forget it.
+        """
 
     @_abc_1.abstractmethod
     def Open(

@@ -12,6 +12,7 @@ from google.protobuf.internal import containers as containers
 from tenure.v1 import ledger_pb2 as ledger_pb2
 from tenure.v1 import live_pb2 as live_pb2
 from tenure.v1 import task_pb2 as task_pb2
+from tenure.v1 import workspace_pb2 as workspace_pb2
 import builtins as builtins
 import sys
 import typing as typing
@@ -22,6 +23,130 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: descriptor.FileDescriptor
+
+@typing.final
+class ListFilesRequest(message.Message):
+    """Which files."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    PATH_FIELD_NUMBER: builtins.int
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """The task."""
+    path: builtins.str
+    """A directory, relative to the workspace; empty: all of it. At most 1,024 characters."""
+    page_size: builtins.int
+    """At most this many; 0: 200, at most 1,000."""
+    page_token: builtins.str
+    """Of the page before; empty: from the first."""
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        path: builtins.str = ...,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["page_size", b"page_size", "page_token", b"page_token", "path", b"path", "task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListFilesResponse(message.Message):
+    """A page of files."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    FILES_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    USAGE_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """Asks for what comes after; empty: there is no more."""
+    @builtins.property
+    def files(self) -> containers.RepeatedCompositeFieldContainer[workspace_pb2.WorkspaceFile]:
+        """In order."""
+
+    @builtins.property
+    def usage(self) -> workspace_pb2.WorkspaceUsage:
+        """Of the whole workspace; on the first page only."""
+
+    def __init__(
+        self,
+        *,
+        files: abc.Iterable[workspace_pb2.WorkspaceFile] | None = ...,
+        next_page_token: builtins.str = ...,
+        usage: workspace_pb2.WorkspaceUsage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["files", b"files", "next_page_token", b"next_page_token", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ReadFileRequest(message.Message):
+    """Which file."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    PATH_FIELD_NUMBER: builtins.int
+    OFFSET_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """The task."""
+    path: builtins.str
+    """The file, relative to the workspace; 1 to 1,024 characters."""
+    offset: builtins.int
+    """How many bytes to leave out at the beginning."""
+    version: builtins.str
+    """The version that is wanted, as a header told it; empty: whatever is there. At most 100 characters."""
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        path: builtins.str = ...,
+        offset: builtins.int = ...,
+        version: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["offset", b"offset", "path", b"path", "task_id", b"task_id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ReadFileResponse(message.Message):
+    """One part of a file: the header first, then its bytes."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: builtins.int
+    CONTENT_FIELD_NUMBER: builtins.int
+    content: builtins.bytes
+    """Some of it, at most 256 KiB."""
+    @builtins.property
+    def header(self) -> workspace_pb2.FileHeader:
+        """What is read."""
+
+    def __init__(
+        self,
+        *,
+        header: workspace_pb2.FileHeader | None = ...,
+        content: builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["content", b"content", "header", b"header", "part", b"part"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["content", b"content", "header", b"header", "part", b"part"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = typing.Literal["header", "content"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
 
 @typing.final
 class ExplainTaskRequest(message.Message):
@@ -531,6 +656,7 @@ class ForkTaskRequest(message.Message):
     STEP_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
     OVERRIDES_FIELD_NUMBER: builtins.int
+    WITHOUT_FILES_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The caller's id of this fork, as in a submit: one task of the tenant has it."""
     task_id: builtins.str
@@ -541,6 +667,8 @@ class ForkTaskRequest(message.Message):
     """After this step and its calls, or at the latest point before that; 0: before the first."""
     message: builtins.str
     """What the agent reads next; at most 256 KiB. Empty: it goes on by itself."""
+    without_files: builtins.bool
+    """Begin with an empty workspace."""
     @builtins.property
     def overrides(self) -> task_pb2.ForkOverrides:
         """What is to be otherwise."""
@@ -554,10 +682,11 @@ class ForkTaskRequest(message.Message):
         step: builtins.int = ...,
         message: builtins.str = ...,
         overrides: task_pb2.ForkOverrides | None = ...,
+        without_files: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["at_sequence", b"at_sequence", "overrides", b"overrides", "point", b"point", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["at_sequence", b"at_sequence", "message", b"message", "overrides", b"overrides", "point", b"point", "request_id", b"request_id", "step", b"step", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["at_sequence", b"at_sequence", "message", b"message", "overrides", b"overrides", "point", b"point", "request_id", b"request_id", "step", b"step", "task_id", b"task_id", "without_files", b"without_files"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_point: _TypeAlias = typing.Literal["at_sequence", "step"]  # noqa: Y015
     _WhichOneofArgType_point: _TypeAlias = typing.Literal["point", b"point"]  # noqa: Y015
@@ -570,18 +699,24 @@ class ForkTaskResponse(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     TASK_FIELD_NUMBER: builtins.int
+    COPIED_FIELD_NUMBER: builtins.int
     @builtins.property
     def task(self) -> task_pb2.Task:
         """The snapshot."""
+
+    @builtins.property
+    def copied(self) -> workspace_pb2.CopiedFiles:
+        """What was copied for it; absent when this is an answer to a repeated request, or nothing was to be copied."""
 
     def __init__(
         self,
         *,
         task: task_pb2.Task | None = ...,
+        copied: workspace_pb2.CopiedFiles | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["copied", b"copied", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["copied", b"copied", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

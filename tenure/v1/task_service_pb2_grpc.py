@@ -98,6 +98,16 @@ class TaskServiceStub:
                 request_serializer=tenure_dot_v1_dot_task__service__pb2.ExplainTaskRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_task__service__pb2.ExplainTaskResponse.FromString,
                 _registered_method=True)
+        self.ListFiles = channel.unary_unary(
+                '/tenure.v1.TaskService/ListFiles',
+                request_serializer=tenure_dot_v1_dot_task__service__pb2.ListFilesRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_task__service__pb2.ListFilesResponse.FromString,
+                _registered_method=True)
+        self.ReadFile = channel.unary_stream(
+                '/tenure.v1.TaskService/ReadFile',
+                request_serializer=tenure_dot_v1_dot_task__service__pb2.ReadFileRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_task__service__pb2.ReadFileResponse.FromString,
+                _registered_method=True)
 
 
 class TaskServiceServicer:
@@ -189,8 +199,10 @@ class TaskServiceServicer:
         """Starts a new task that goes on from another's history, running or ended; the other is not touched. What was recorded there
         counts as said and done; what the new task does is its own: its calls have new identities, so that no effect is
         repeated, or taken for done. Use and budget begin at zero, steps count on, and `max_steps` is how many it may add. The
-        workspace is not copied: the fork's is empty, though its history may speak of files. The same request_id and payload
-        again give the same task; ALREADY_EXISTS / REQUEST_ID_REUSED and SOURCE_BUSY are as in SubmitTask. A history can be cut only
+        fork begins with a copy of the workspace as it is now, wherever its history is cut: files have no history. A program that
+        writes meanwhile may be copied halfway. FAILED_PRECONDITION / WORKSPACE_LIMIT: more than a workspace may hold;
+        WORKSPACE_UNREADABLE: closed to the service. Then there is no fork; `without_files` makes one with an empty workspace.
+        The same request_id and payload again give the same task; ALREADY_EXISTS / REQUEST_ID_REUSED and SOURCE_BUSY are as in SubmitTask. A history can be cut only
         where every call has its outcome and no model call is under way: at another sequence it is FAILED_PRECONDITION /
         NO_FORK_POINT {before, after}, the nearest sequences that can be. FAILED_PRECONDITION / NOTHING_TO_DO: the history ends
         with a final answer there, no message says how it goes on, and the fork has no result_schema_json that the answer could fail.
@@ -213,6 +225,26 @@ class TaskServiceServicer:
     def ExplainTask(self, request, context):
         """Says in at most ten lines why a task is where it is and what would move it: from the ledger, the coordinators and the tools.
         A part that does not answer is said so, except the ledger: UNAVAILABLE. NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListFiles(self, request, context):
+        """Lists what is in a task's workspace, with everything below, in the order of the paths' components. It is not a moment's
+        picture: programs may be writing. A task that has no files is empty. INVALID_ARGUMENT / BAD_PATH: cannot be in a workspace;
+        NOT_FOUND / FILE_NOT_FOUND: is not there; FAILED_PRECONDITION / NOT_A_DIRECTORY: the path is none, or leads through a link;
+        FAILED_PRECONDITION / WORKSPACE_UNREADABLE: a program closed it. NOT_FOUND; NOT_FOUND / TASK_PRUNED: its files are gone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadFile(self, request, context):
+        """Reads a regular file of a task's workspace: a header, then its bytes up to the size told there. FAILED_PRECONDITION /
+        FILE_CHANGED: it was written meanwhile, or is not the version asked for; what came so far is of no use. FAILED_PRECONDITION /
+        NOT_A_FILE: a directory, a link, a pipe. OUT_OF_RANGE: the offset is beyond its end. RESOURCE_EXHAUSTED / TOO_MANY_READERS: ask
+        again later. Otherwise as ListFiles. A broken stream is resumed with `offset` and `version`, at any gateway.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -280,6 +312,16 @@ def add_TaskServiceServicer_to_server(servicer, server):
                     servicer.ExplainTask,
                     request_deserializer=tenure_dot_v1_dot_task__service__pb2.ExplainTaskRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_task__service__pb2.ExplainTaskResponse.SerializeToString,
+            ),
+            'ListFiles': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListFiles,
+                    request_deserializer=tenure_dot_v1_dot_task__service__pb2.ListFilesRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_task__service__pb2.ListFilesResponse.SerializeToString,
+            ),
+            'ReadFile': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadFile,
+                    request_deserializer=tenure_dot_v1_dot_task__service__pb2.ReadFileRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_task__service__pb2.ReadFileResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -610,6 +652,60 @@ class TaskService:
             '/tenure.v1.TaskService/ExplainTask',
             tenure_dot_v1_dot_task__service__pb2.ExplainTaskRequest.SerializeToString,
             tenure_dot_v1_dot_task__service__pb2.ExplainTaskResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.TaskService/ListFiles',
+            tenure_dot_v1_dot_task__service__pb2.ListFilesRequest.SerializeToString,
+            tenure_dot_v1_dot_task__service__pb2.ListFilesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadFile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tenure.v1.TaskService/ReadFile',
+            tenure_dot_v1_dot_task__service__pb2.ReadFileRequest.SerializeToString,
+            tenure_dot_v1_dot_task__service__pb2.ReadFileResponse.FromString,
             options,
             channel_credentials,
             insecure,

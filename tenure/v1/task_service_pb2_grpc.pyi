@@ -79,8 +79,10 @@ class TaskServiceStub:
     """Starts a new task that goes on from another's history, running or ended; the other is not touched. What was recorded there
     counts as said and done; what the new task does is its own: its calls have new identities, so that no effect is
     repeated, or taken for done. Use and budget begin at zero, steps count on, and `max_steps` is how many it may add. The
-    workspace is not copied: the fork's is empty, though its history may speak of files. The same request_id and payload
-    again give the same task; ALREADY_EXISTS / REQUEST_ID_REUSED and SOURCE_BUSY are as in SubmitTask. A history can be cut only
+    fork begins with a copy of the workspace as it is now, wherever its history is cut: files have no history. A program that
+    writes meanwhile may be copied halfway. FAILED_PRECONDITION / WORKSPACE_LIMIT: more than a workspace may hold;
+    WORKSPACE_UNREADABLE: closed to the service. Then there is no fork; `without_files` makes one with an empty workspace.
+    The same request_id and payload again give the same task; ALREADY_EXISTS / REQUEST_ID_REUSED and SOURCE_BUSY are as in SubmitTask. A history can be cut only
     where every call has its outcome and no model call is under way: at another sequence it is FAILED_PRECONDITION /
     NO_FORK_POINT {before, after}, the nearest sequences that can be. FAILED_PRECONDITION / NOTHING_TO_DO: the history ends
     with a final answer there, no message says how it goes on, and the fork has no result_schema_json that the answer could fail.
@@ -95,6 +97,18 @@ class TaskServiceStub:
     ExplainTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ExplainTaskRequest, _task_service_pb2.ExplainTaskResponse]
     """Says in at most ten lines why a task is where it is and what would move it: from the ledger, the coordinators and the tools.
     A part that does not answer is said so, except the ledger: UNAVAILABLE. NOT_FOUND.
+    """
+    ListFiles: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ListFilesRequest, _task_service_pb2.ListFilesResponse]
+    """Lists what is in a task's workspace, with everything below, in the order of the paths' components. It is not a moment's
+    picture: programs may be writing. A task that has no files is empty. INVALID_ARGUMENT / BAD_PATH: cannot be in a workspace;
+    NOT_FOUND / FILE_NOT_FOUND: is not there; FAILED_PRECONDITION / NOT_A_DIRECTORY: the path is none, or leads through a link;
+    FAILED_PRECONDITION / WORKSPACE_UNREADABLE: a program closed it. NOT_FOUND; NOT_FOUND / TASK_PRUNED: its files are gone.
+    """
+    ReadFile: _grpc.UnaryStreamMultiCallable[_task_service_pb2.ReadFileRequest, _task_service_pb2.ReadFileResponse]
+    """Reads a regular file of a task's workspace: a header, then its bytes up to the size told there. FAILED_PRECONDITION /
+    FILE_CHANGED: it was written meanwhile, or is not the version asked for; what came so far is of no use. FAILED_PRECONDITION /
+    NOT_A_FILE: a directory, a link, a pipe. OUT_OF_RANGE: the offset is beyond its end. RESOURCE_EXHAUSTED / TOO_MANY_READERS: ask
+    again later. Otherwise as ListFiles. A broken stream is resumed with `offset` and `version`, at any gateway.
     """
 
 @_typing.type_check_only
@@ -148,8 +162,10 @@ class TaskServiceAsyncStub(TaskServiceStub):
     """Starts a new task that goes on from another's history, running or ended; the other is not touched. What was recorded there
     counts as said and done; what the new task does is its own: its calls have new identities, so that no effect is
     repeated, or taken for done. Use and budget begin at zero, steps count on, and `max_steps` is how many it may add. The
-    workspace is not copied: the fork's is empty, though its history may speak of files. The same request_id and payload
-    again give the same task; ALREADY_EXISTS / REQUEST_ID_REUSED and SOURCE_BUSY are as in SubmitTask. A history can be cut only
+    fork begins with a copy of the workspace as it is now, wherever its history is cut: files have no history. A program that
+    writes meanwhile may be copied halfway. FAILED_PRECONDITION / WORKSPACE_LIMIT: more than a workspace may hold;
+    WORKSPACE_UNREADABLE: closed to the service. Then there is no fork; `without_files` makes one with an empty workspace.
+    The same request_id and payload again give the same task; ALREADY_EXISTS / REQUEST_ID_REUSED and SOURCE_BUSY are as in SubmitTask. A history can be cut only
     where every call has its outcome and no model call is under way: at another sequence it is FAILED_PRECONDITION /
     NO_FORK_POINT {before, after}, the nearest sequences that can be. FAILED_PRECONDITION / NOTHING_TO_DO: the history ends
     with a final answer there, no message says how it goes on, and the fork has no result_schema_json that the answer could fail.
@@ -164,6 +180,18 @@ class TaskServiceAsyncStub(TaskServiceStub):
     ExplainTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ExplainTaskRequest, _task_service_pb2.ExplainTaskResponse]  # type: ignore[assignment]
     """Says in at most ten lines why a task is where it is and what would move it: from the ledger, the coordinators and the tools.
     A part that does not answer is said so, except the ledger: UNAVAILABLE. NOT_FOUND.
+    """
+    ListFiles: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ListFilesRequest, _task_service_pb2.ListFilesResponse]  # type: ignore[assignment]
+    """Lists what is in a task's workspace, with everything below, in the order of the paths' components. It is not a moment's
+    picture: programs may be writing. A task that has no files is empty. INVALID_ARGUMENT / BAD_PATH: cannot be in a workspace;
+    NOT_FOUND / FILE_NOT_FOUND: is not there; FAILED_PRECONDITION / NOT_A_DIRECTORY: the path is none, or leads through a link;
+    FAILED_PRECONDITION / WORKSPACE_UNREADABLE: a program closed it. NOT_FOUND; NOT_FOUND / TASK_PRUNED: its files are gone.
+    """
+    ReadFile: _aio.UnaryStreamMultiCallable[_task_service_pb2.ReadFileRequest, _task_service_pb2.ReadFileResponse]  # type: ignore[assignment]
+    """Reads a regular file of a task's workspace: a header, then its bytes up to the size told there. FAILED_PRECONDITION /
+    FILE_CHANGED: it was written meanwhile, or is not the version asked for; what came so far is of no use. FAILED_PRECONDITION /
+    NOT_A_FILE: a directory, a link, a pipe. OUT_OF_RANGE: the offset is beyond its end. RESOURCE_EXHAUSTED / TOO_MANY_READERS: ask
+    again later. Otherwise as ListFiles. A broken stream is resumed with `offset` and `version`, at any gateway.
     """
 
 class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -274,8 +302,10 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         """Starts a new task that goes on from another's history, running or ended; the other is not touched. What was recorded there
         counts as said and done; what the new task does is its own: its calls have new identities, so that no effect is
         repeated, or taken for done. Use and budget begin at zero, steps count on, and `max_steps` is how many it may add. The
-        workspace is not copied: the fork's is empty, though its history may speak of files. The same request_id and payload
-        again give the same task; ALREADY_EXISTS / REQUEST_ID_REUSED and SOURCE_BUSY are as in SubmitTask. A history can be cut only
+        fork begins with a copy of the workspace as it is now, wherever its history is cut: files have no history. A program that
+        writes meanwhile may be copied halfway. FAILED_PRECONDITION / WORKSPACE_LIMIT: more than a workspace may hold;
+        WORKSPACE_UNREADABLE: closed to the service. Then there is no fork; `without_files` makes one with an empty workspace.
+        The same request_id and payload again give the same task; ALREADY_EXISTS / REQUEST_ID_REUSED and SOURCE_BUSY are as in SubmitTask. A history can be cut only
         where every call has its outcome and no model call is under way: at another sequence it is FAILED_PRECONDITION /
         NO_FORK_POINT {before, after}, the nearest sequences that can be. FAILED_PRECONDITION / NOTHING_TO_DO: the history ends
         with a final answer there, no message says how it goes on, and the fork has no result_schema_json that the answer could fail.
@@ -302,6 +332,30 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_task_service_pb2.ExplainTaskResponse, _abc.Awaitable[_task_service_pb2.ExplainTaskResponse]]:
         """Says in at most ten lines why a task is where it is and what would move it: from the ledger, the coordinators and the tools.
         A part that does not answer is said so, except the ledger: UNAVAILABLE. NOT_FOUND.
+        """
+
+    @_abc_1.abstractmethod
+    def ListFiles(
+        self,
+        request: _task_service_pb2.ListFilesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_task_service_pb2.ListFilesResponse, _abc.Awaitable[_task_service_pb2.ListFilesResponse]]:
+        """Lists what is in a task's workspace, with everything below, in the order of the paths' components. It is not a moment's
+        picture: programs may be writing. A task that has no files is empty. INVALID_ARGUMENT / BAD_PATH: cannot be in a workspace;
+        NOT_FOUND / FILE_NOT_FOUND: is not there; FAILED_PRECONDITION / NOT_A_DIRECTORY: the path is none, or leads through a link;
+        FAILED_PRECONDITION / WORKSPACE_UNREADABLE: a program closed it. NOT_FOUND; NOT_FOUND / TASK_PRUNED: its files are gone.
+        """
+
+    @_abc_1.abstractmethod
+    def ReadFile(
+        self,
+        request: _task_service_pb2.ReadFileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_task_service_pb2.ReadFileResponse], _abc.AsyncIterator[_task_service_pb2.ReadFileResponse]]:
+        """Reads a regular file of a task's workspace: a header, then its bytes up to the size told there. FAILED_PRECONDITION /
+        FILE_CHANGED: it was written meanwhile, or is not the version asked for; what came so far is of no use. FAILED_PRECONDITION /
+        NOT_A_FILE: a directory, a link, a pipe. OUT_OF_RANGE: the offset is beyond its end. RESOURCE_EXHAUSTED / TOO_MANY_READERS: ask
+        again later. Otherwise as ListFiles. A broken stream is resumed with `offset` and `version`, at any gateway.
         """
 
 def add_TaskServiceServicer_to_server(servicer: TaskServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -10,6 +10,7 @@ from google.protobuf import message as message
 from google.protobuf.internal import containers as containers
 from tenure.v1 import token_pb2 as token_pb2
 from tenure.v1 import tool_pb2 as tool_pb2
+from tenure.v1 import workspace_pb2 as workspace_pb2
 import builtins as builtins
 import sys
 import typing as typing
@@ -20,6 +21,176 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: descriptor.FileDescriptor
+
+@typing.final
+class ToolServiceListFilesRequest(message.Message):
+    """Which files."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    PATH_FIELD_NUMBER: builtins.int
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """The task."""
+    path: builtins.str
+    """A directory, relative to the workspace; empty: all of it. At most 1,024 characters."""
+    page_size: builtins.int
+    """At most this many; 0: 200, at most 1,000."""
+    page_token: builtins.str
+    """Of the page before; empty: from the first."""
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        path: builtins.str = ...,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["page_size", b"page_size", "page_token", b"page_token", "path", b"path", "task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ToolServiceListFilesResponse(message.Message):
+    """A page of files."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    FILES_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    USAGE_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """Asks for what comes after; empty: there is no more."""
+    @builtins.property
+    def files(self) -> containers.RepeatedCompositeFieldContainer[workspace_pb2.WorkspaceFile]:
+        """In order."""
+
+    @builtins.property
+    def usage(self) -> workspace_pb2.WorkspaceUsage:
+        """Of the whole workspace; on the first page only."""
+
+    def __init__(
+        self,
+        *,
+        files: abc.Iterable[workspace_pb2.WorkspaceFile] | None = ...,
+        next_page_token: builtins.str = ...,
+        usage: workspace_pb2.WorkspaceUsage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["files", b"files", "next_page_token", b"next_page_token", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ToolServiceReadFileRequest(message.Message):
+    """Which file."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    PATH_FIELD_NUMBER: builtins.int
+    OFFSET_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """The task."""
+    path: builtins.str
+    """The file, relative to the workspace; 1 to 1,024 characters."""
+    offset: builtins.int
+    """How many bytes to leave out at the beginning."""
+    version: builtins.str
+    """The version that is wanted, as a header told it; empty: whatever is there. At most 100 characters."""
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        path: builtins.str = ...,
+        offset: builtins.int = ...,
+        version: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["offset", b"offset", "path", b"path", "task_id", b"task_id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ToolServiceReadFileResponse(message.Message):
+    """One part of a file: the header first, then its bytes."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: builtins.int
+    CONTENT_FIELD_NUMBER: builtins.int
+    content: builtins.bytes
+    """Some of it, at most 256 KiB."""
+    @builtins.property
+    def header(self) -> workspace_pb2.FileHeader:
+        """What is read."""
+
+    def __init__(
+        self,
+        *,
+        header: workspace_pb2.FileHeader | None = ...,
+        content: builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["content", b"content", "header", b"header", "part", b"part"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["content", b"content", "header", b"header", "part", b"part"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = typing.Literal["header", "content"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+@typing.final
+class CopyFilesRequest(message.Message):
+    """Files to copy."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    FROM_TASK_ID_FIELD_NUMBER: builtins.int
+    TASK_ID_FIELD_NUMBER: builtins.int
+    from_task_id: builtins.str
+    """Whose files."""
+    task_id: builtins.str
+    """The task to come."""
+    def __init__(
+        self,
+        *,
+        from_task_id: builtins.str = ...,
+        task_id: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["from_task_id", b"from_task_id", "task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CopyFilesResponse(message.Message):
+    """They are copied."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    COPIED_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def copied(self) -> workspace_pb2.CopiedFiles:
+        """What was copied; absent when that was done before."""
+
+    def __init__(
+        self,
+        *,
+        copied: workspace_pb2.CopiedFiles | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["copied", b"copied"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["copied", b"copied"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class ForgetRequest(message.Message):

@@ -77,6 +77,21 @@ class ToolServiceStub:
                 request_serializer=tenure_dot_v1_dot_tool__service__pb2.ForgetRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_tool__service__pb2.ForgetResponse.FromString,
                 _registered_method=True)
+        self.ListFiles = channel.unary_unary(
+                '/tenure.v1.ToolService/ListFiles',
+                request_serializer=tenure_dot_v1_dot_tool__service__pb2.ToolServiceListFilesRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_tool__service__pb2.ToolServiceListFilesResponse.FromString,
+                _registered_method=True)
+        self.ReadFile = channel.unary_stream(
+                '/tenure.v1.ToolService/ReadFile',
+                request_serializer=tenure_dot_v1_dot_tool__service__pb2.ToolServiceReadFileRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_tool__service__pb2.ToolServiceReadFileResponse.FromString,
+                _registered_method=True)
+        self.CopyFiles = channel.unary_unary(
+                '/tenure.v1.ToolService/CopyFiles',
+                request_serializer=tenure_dot_v1_dot_tool__service__pb2.CopyFilesRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_tool__service__pb2.CopyFilesResponse.FromString,
+                _registered_method=True)
 
 
 class ToolServiceServicer:
@@ -147,6 +162,29 @@ class ToolServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListFiles(self, request, context):
+        """Lists the files of the asking tenant's task, as TaskService.ListFiles says; what the tools do not know is empty.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadFile(self, request, context):
+        """Reads a file of the asking tenant's task, as TaskService.ReadFile says.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CopyFiles(self, request, context):
+        """Copies the files of a task to one of the same tenant that is to come, all or nothing, and answers when they are on disk.
+        Links are copied as links; pipes, sockets and devices are left out. Repeatable: what was copied once is not copied again.
+        FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ToolServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -189,6 +227,21 @@ def add_ToolServiceServicer_to_server(servicer, server):
                     servicer.Forget,
                     request_deserializer=tenure_dot_v1_dot_tool__service__pb2.ForgetRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_tool__service__pb2.ForgetResponse.SerializeToString,
+            ),
+            'ListFiles': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListFiles,
+                    request_deserializer=tenure_dot_v1_dot_tool__service__pb2.ToolServiceListFilesRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_tool__service__pb2.ToolServiceListFilesResponse.SerializeToString,
+            ),
+            'ReadFile': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadFile,
+                    request_deserializer=tenure_dot_v1_dot_tool__service__pb2.ToolServiceReadFileRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_tool__service__pb2.ToolServiceReadFileResponse.SerializeToString,
+            ),
+            'CopyFiles': grpc.unary_unary_rpc_method_handler(
+                    servicer.CopyFiles,
+                    request_deserializer=tenure_dot_v1_dot_tool__service__pb2.CopyFilesRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_tool__service__pb2.CopyFilesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -410,6 +463,87 @@ class ToolService:
             '/tenure.v1.ToolService/Forget',
             tenure_dot_v1_dot_tool__service__pb2.ForgetRequest.SerializeToString,
             tenure_dot_v1_dot_tool__service__pb2.ForgetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.ToolService/ListFiles',
+            tenure_dot_v1_dot_tool__service__pb2.ToolServiceListFilesRequest.SerializeToString,
+            tenure_dot_v1_dot_tool__service__pb2.ToolServiceListFilesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadFile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tenure.v1.ToolService/ReadFile',
+            tenure_dot_v1_dot_tool__service__pb2.ToolServiceReadFileRequest.SerializeToString,
+            tenure_dot_v1_dot_tool__service__pb2.ToolServiceReadFileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CopyFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.ToolService/CopyFiles',
+            tenure_dot_v1_dot_tool__service__pb2.CopyFilesRequest.SerializeToString,
+            tenure_dot_v1_dot_tool__service__pb2.CopyFilesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -61,6 +61,15 @@ class ToolServiceStub:
     its calls, and has its files removed. Every token of the task is refused from then on. Repeatable. UNAVAILABLE /
     CALL_STILL_RUNS: nothing was forgotten, ask again later.
     """
+    ListFiles: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ToolServiceListFilesRequest, _tool_service_pb2.ToolServiceListFilesResponse]
+    """Lists the files of the asking tenant's task, as TaskService.ListFiles says; what the tools do not know is empty."""
+    ReadFile: _grpc.UnaryStreamMultiCallable[_tool_service_pb2.ToolServiceReadFileRequest, _tool_service_pb2.ToolServiceReadFileResponse]
+    """Reads a file of the asking tenant's task, as TaskService.ReadFile says."""
+    CopyFiles: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.CopyFilesRequest, _tool_service_pb2.CopyFilesResponse]
+    """Copies the files of a task to one of the same tenant that is to come, all or nothing, and answers when they are on disk.
+    Links are copied as links; pipes, sockets and devices are left out. Repeatable: what was copied once is not copied again.
+    FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
+    """
 
 @_typing.type_check_only
 class ToolServiceAsyncStub(ToolServiceStub):
@@ -94,6 +103,15 @@ class ToolServiceAsyncStub(ToolServiceStub):
     """Forgets a task that the ledger has pruned, under the token of its last grant: closes its fence for ever, deletes the records of
     its calls, and has its files removed. Every token of the task is refused from then on. Repeatable. UNAVAILABLE /
     CALL_STILL_RUNS: nothing was forgotten, ask again later.
+    """
+    ListFiles: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ToolServiceListFilesRequest, _tool_service_pb2.ToolServiceListFilesResponse]  # type: ignore[assignment]
+    """Lists the files of the asking tenant's task, as TaskService.ListFiles says; what the tools do not know is empty."""
+    ReadFile: _aio.UnaryStreamMultiCallable[_tool_service_pb2.ToolServiceReadFileRequest, _tool_service_pb2.ToolServiceReadFileResponse]  # type: ignore[assignment]
+    """Reads a file of the asking tenant's task, as TaskService.ReadFile says."""
+    CopyFiles: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.CopyFilesRequest, _tool_service_pb2.CopyFilesResponse]  # type: ignore[assignment]
+    """Copies the files of a task to one of the same tenant that is to come, all or nothing, and answers when they are on disk.
+    Links are copied as links; pipes, sockets and devices are left out. Repeatable: what was copied once is not copied again.
+    FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
     """
 
 class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -173,6 +191,33 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         """Forgets a task that the ledger has pruned, under the token of its last grant: closes its fence for ever, deletes the records of
         its calls, and has its files removed. Every token of the task is refused from then on. Repeatable. UNAVAILABLE /
         CALL_STILL_RUNS: nothing was forgotten, ask again later.
+        """
+
+    @_abc_1.abstractmethod
+    def ListFiles(
+        self,
+        request: _tool_service_pb2.ToolServiceListFilesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tool_service_pb2.ToolServiceListFilesResponse, _abc.Awaitable[_tool_service_pb2.ToolServiceListFilesResponse]]:
+        """Lists the files of the asking tenant's task, as TaskService.ListFiles says; what the tools do not know is empty."""
+
+    @_abc_1.abstractmethod
+    def ReadFile(
+        self,
+        request: _tool_service_pb2.ToolServiceReadFileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_tool_service_pb2.ToolServiceReadFileResponse], _abc.AsyncIterator[_tool_service_pb2.ToolServiceReadFileResponse]]:
+        """Reads a file of the asking tenant's task, as TaskService.ReadFile says."""
+
+    @_abc_1.abstractmethod
+    def CopyFiles(
+        self,
+        request: _tool_service_pb2.CopyFilesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tool_service_pb2.CopyFilesResponse, _abc.Awaitable[_tool_service_pb2.CopyFilesResponse]]:
+        """Copies the files of a task to one of the same tenant that is to come, all or nothing, and answers when they are on disk.
+        Links are copied as links; pipes, sockets and devices are left out. Repeatable: what was copied once is not copied again.
+        FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
         """
 
 def add_ToolServiceServicer_to_server(servicer: ToolServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -39,6 +39,13 @@ def _fork(request: checkpoint.CheckpointServiceForkTaskRequest, v: Violations) -
     check_fork(request, v)
     v.length("request_id", request.request_id, 1, 128)
     v.length("actor", request.actor, 1, 200)
+    if request.prepared_task_id:
+        v.uuid("prepared_task_id", request.prepared_task_id)
+
+
+def _prepare_fork(request: checkpoint.PrepareForkRequest, v: Violations) -> None:
+    _fork(request.fork, v)
+    v.require(not request.fork.prepared_task_id, "fork.prepared_task_id", "must be empty: it is what is asked for")
 
 
 def _commit(request: checkpoint.CommitRequest, v: Violations) -> None:
@@ -166,6 +173,7 @@ def _forgotten(request: checkpoint.NoteForgottenRequest, v: Violations) -> None:
 CHECKS: Final[dict[type, Check]] = {
     checkpoint.CreateTaskRequest: _create,
     checkpoint.CheckpointServiceForkTaskRequest: _fork,
+    checkpoint.PrepareForkRequest: _prepare_fork,
     checkpoint.OpenRequest: check_guarded,
     checkpoint.CommitRequest: _commit,
     checkpoint.CommitStreamRequest: check_frame("commits"),

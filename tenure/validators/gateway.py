@@ -17,6 +17,7 @@ from tenure.validators.fields import (
     check_task_id,
     check_watch,
 )
+from tenure.validators.files import check_list_files, check_read_file
 from tenure.validators.limits import MAX_WAIT_SECONDS
 from tenure.validators.specs import check_spec
 from tenure.validators.violations import Check, Violations
@@ -49,6 +50,8 @@ CHECKS: Final[dict[type, Check]] = {
     tasks.CancelTaskRequest: _cancel,
     tasks.SendMessageRequest: check_send,
     tasks.ForkTaskRequest: check_fork,
+    tasks.ListFilesRequest: check_list_files,
+    tasks.ReadFileRequest: check_read_file,
     admin.ListRefusalsRequest: check_task_id,
     admin.AdminServiceListCallsRequest: check_calls,
     admin.AdminServiceListBillsRequest: check_bills,

@@ -7,6 +7,7 @@ from typing import Final
 from tenure.domain.timeouts import MAX_PHASE_SECONDS
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.validators.fields import check_calls, check_duration, check_frame, check_guarded, check_task_id, check_token
+from tenure.validators.files import check_copy_files, check_list_files, check_read_file
 from tenure.validators.in_doubt import check_resolution
 from tenure.validators.limits import CALL_ID, MAX_ARGUMENT_BYTES, MIN_OUTPUT_BYTES
 from tenure.validators.violations import Check, Violations
@@ -32,6 +33,9 @@ CHECKS: Final[dict[type, Check]] = {
     tools.ExecuteStreamRequest: check_frame("calls"),
     tools.FenceRequest: check_guarded,
     tools.ForgetRequest: check_guarded,
+    tools.ToolServiceListFilesRequest: check_list_files,
+    tools.ToolServiceReadFileRequest: check_read_file,
+    tools.CopyFilesRequest: check_copy_files,
     tools.ListCallsRequest: check_calls,
     tools.ListRefusedCallsRequest: check_task_id,
 }

@@ -62,6 +62,7 @@ DRAINS: Final = Scene(_tasks("keyed", "unsafe"), (PlannedFault(0.5, "drain_worke
 SIGNALS: Final = Scene((), (PlannedFault(0.0, "send_signals", "checkpoint", 5.0),))
 WEBHOOKS: Final = Scene((), (PlannedFault(0.0, "receive_webhooks", "checkpoint", 5.0, "2"),))
 PRUNES: Final = Scene((), (PlannedFault(0.0, "prune", "checkpoint"),))
+FORKS: Final = Scene((), (PlannedFault(0.0, "fork", "checkpoint"),))
 SLOW_START: Final = Scene(_tasks("keyed", "unsafe"), also="tools.before_effect=1#sleep(1500)")
 
 SCENES: Final = {
@@ -83,6 +84,8 @@ SCENES: Final = {
     "checkpoint.after_prune": PRUNES,
     "checkpoint.before_clear": PRUNES,
     "checkpoint.after_clear": PRUNES,
+    "checkpoint.after_prepare": FORKS,
+    "tools.after_copy": FORKS,
     "checkpoint.before_refusals": STALE,
     "checkpoint.after_refusals": STALE,
     "tools.before_fence": CANCELS,

@@ -49,3 +49,30 @@ select t.task_id::text, t.created_at::text
    and labels @> %(labels)b::text::jsonb
  order by t.created_at desc, t.task_id desc -- not the texts above: the index has time and UUID
  limit %(page_size)b;
+
+-- name: prepare_fork
+-- The id that a fork will have: the same for the same request, as often as it is asked for.
+insert into prepared_forks as p (task_id, tenant, request_id, request_hash)
+values (%(task_id)b::text::uuid, %(tenant)b, %(request_id)b, %(request_hash)b)
+    on conflict (tenant, request_id, request_hash) do update set prepared_at = clock_timestamp()
+returning p.task_id::text;
+
+-- name: take_prepared
+-- In the transaction that makes the fork: whoever gives the id up meanwhile waits for it, or has done so.
+delete from prepared_forks
+ where task_id = %(task_id)b::text::uuid and tenant = %(tenant)b
+   and request_id = %(request_id)b and request_hash = %(request_hash)b
+returning task_id;
+
+-- name: give_up_prepared
+-- Ids that no fork took in time: as if a task had been pruned that was never granted, for files of it may be at the tools.
+with given_up as (
+  delete from prepared_forks
+   where task_id in (select o.task_id from prepared_forks o
+                      where o.prepared_at < clock_timestamp() - make_interval(secs => %(kept_seconds)b)
+                      order by o.prepared_at limit %(limit)b for update skip locked)
+  returning task_id, tenant, prepared_at
+)
+insert into prunings (task_id, tenant, root_task_id, epoch, claim_id, ended_at, actor, reason, entries_left, cleared_at)
+select task_id, tenant, task_id, 0, '', prepared_at, %(actor)b, %(reason)b, 0, clock_timestamp()
+  from given_up;

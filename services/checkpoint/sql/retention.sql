@@ -38,15 +38,15 @@ select t.state, not exists (select from tasks o where o.root_task_id = t.root_ta
 
 -- name: prune
 -- From here on the ledger knows these tasks no more. What is left to do about each is written with it. A task that was never
--- granted has no token anywhere, and nothing at the tools.
+-- granted has no token anywhere, and nothing at the tools, unless it is a fork: that begins with files.
 with gone as (
   delete from tasks t using unnest(%(task_ids)b::text[]::uuid[]) as d(task_id)
    where t.task_id = d.task_id
-  returning t.task_id, t.tenant, t.root_task_id, t.granted, t.granted_claim, t.ended_at, t.sequence
+  returning t.task_id, t.tenant, t.root_task_id, t.granted, t.granted_claim, t.ended_at, t.sequence, t.forked_from_task_id
 )
 insert into prunings (task_id, tenant, root_task_id, epoch, claim_id, ended_at, actor, reason, entries_left, forgotten_at)
 select task_id, tenant, root_task_id, granted, granted_claim, ended_at, %(actor)b, %(reason)b, sequence,
-       case when granted = 0 then now() end
+       case when granted = 0 and forked_from_task_id is null then now() end
   from gone;
 
 -- name: to_clear

@@ -11,14 +11,14 @@ from itertools import islice
 from typing import Final
 
 from services.tools.builtin.definitions import define
-from services.tools.sandbox.workspace import measure
 from services.tools.tool import Arguments, CallContext, RunTool, Tool, ToolAnswer, ToolFailed, past_return
-from services.tools.workspace import MAX_DEPTH, Workspaces, entered, open_to_read, split_path, write_file
+from services.tools.workspace import MAX_DEPTH, TEMPORARY, Workspaces, entered, open_to_read, split_path, write_file
+from services.tools.workspace_bounds import Bounds, full_disk_told
 from tenure.domain.tools import EffectClass
 
 _OUTPUT_LIMIT_BYTES: Final = 64 * 1024
 _MOST_ENTRIES: Final = 1000
-_MIB: Final = 1024 * 1024
+_BOUNDS: Final = Bounds()
 _LEAST_PART_BYTES: Final = 4  # the longest character
 _NOTE_BYTES: Final = 200
 _OFFSET: Final = {"type": "integer", "minimum": 0, "maximum": 2**53, "description": "in bytes; 0 if it is left out"}
@@ -26,9 +26,9 @@ _LIMIT: Final = {"type": "integer", "minimum": _LEAST_PART_BYTES, "maximum": 2**
 _PATH: Final = {"type": "string", "minLength": 1, "maxLength": 1024, "description": "relative to the workspace"}
 
 
-def file_tools(workspaces: Workspaces, max_workspace_bytes: int = 512 * _MIB) -> list[Tool]:
+def file_tools(workspaces: Workspaces, bounds: Bounds = _BOUNDS) -> list[Tool]:
     """The three tools over these workspaces. A workspace at its bound takes no further file."""
-    files = _Files(workspaces, max_workspace_bytes)
+    files = _Files(workspaces, bounds)
     return [
         Tool(
             define(
@@ -65,8 +65,8 @@ def file_tools(workspaces: Workspaces, max_workspace_bytes: int = 512 * _MIB) ->
 
 
 class _Files:
-    def __init__(self, workspaces: Workspaces, max_workspace_bytes: int) -> None:
-        self._workspaces, self._max_workspace_bytes = workspaces, max_workspace_bytes
+    def __init__(self, workspaces: Workspaces, bounds: Bounds) -> None:
+        self._workspaces, self._bounds = workspaces, bounds
 
     def in_thread(self, work: Callable[[int, CallContext, Arguments], str]) -> RunTool:
         """`work` on the open workspace of the call, with what the system says put into words."""
@@ -99,9 +99,10 @@ class _Files:
     def write(self, workspace: int, context: CallContext, arguments: Arguments) -> str:
         directories, name = _file_path(arguments["path"])
         content = arguments["content"].encode("utf-8", errors="replace")
-        self._check_room(context, len(content))
-        with entered(workspace, directories, make=True) as directory:
-            write_file(name, content, directory, workspace, temporary=f".tenure-{context.call_id}")
+        root = self._workspaces.directory(context.tenant, context.task_id)
+        self._bounds.check_room(root, len(content), len(directories) + 1)
+        with full_disk_told(), entered(workspace, directories, make=True) as directory:
+            write_file(name, content, directory, workspace, temporary=f"{TEMPORARY}{context.call_id}")
         return f"Wrote {len(content)} bytes to {arguments['path']}."
 
     def list(self, workspace: int, _context: CallContext, arguments: Arguments) -> str:
@@ -111,11 +112,6 @@ class _Files:
         if len(lines) > _MOST_ENTRIES:
             lines[-1] = f"[and more: only the first {_MOST_ENTRIES} are listed]"
         return "\n".join(lines) or "There are no files."
-
-    def _check_room(self, context: CallContext, more_bytes: int) -> None:
-        used = measure(self._workspaces.directory(context.tenant, context.task_id))
-        if not used.complete or used.disk_bytes + more_bytes > self._max_workspace_bytes:
-            raise ToolFailed("The workspace is full: remove files first.", "WORKSPACE_LIMIT")
 
 
 def _file_path(path: str) -> tuple[tuple[str, ...], str]:

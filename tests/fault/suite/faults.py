@@ -30,6 +30,7 @@ from tenure.v1 import webhook_service_pb2 as webhooks
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.wire.enums import STATES
 from tenure.wire.token import sign_claims
+from tests.fault.suite.forks import fork
 from tests.fault.suite.installation import Installation
 from tests.fault.suite.prunes import prune, until_answered
 from tests.fault.suite.scenarios import model_of
@@ -267,4 +268,5 @@ INJECTORS: Final[dict[str, Inject]] = {
     "send_signals": send_signals,
     "receive_webhooks": receive_webhooks,
     "prune": prune,
+    "fork": fork,
 }

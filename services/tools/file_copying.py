@@ -1,0 +1,231 @@
+"""A copy of a workspace for a fork: complete under its name, or not there.
+
+It is made under a name that no task has, is written to disk, and then renamed. What a copy that died leaves is removed
+by the sweep of workspaces. The other workspace is only read: programs may be writing there, and a file that is written
+meanwhile may be copied halfway.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Final
+from uuid import uuid4
+
+from services.tools.beneath import DIRECTORY, FILE, open_beneath
+from services.tools.file_content import copy_content
+from services.tools.removal import remove_some
+from services.tools.workspace import TEMPORARY, Workspaces, closing_after
+from services.tools.workspace_bounds import NO_ROOM, Bounds
+from tenure.domain.errors import Unavailable, WrongState
+
+UNFINISHED: Final = ".copy-"
+"""How names of copies begin that are not complete."""
+
+_MAX_DEPTH: Final = 64
+_GONE: Final = frozenset({errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO})
+"""Removed, or something else in its place, since it was listed."""
+
+
+@dataclass(slots=True)
+class Copied:
+    """How much, as a workspace is measured."""
+
+    files: int = 0
+    disk_bytes: int = 0
+    left_out: int = 0
+
+
+class Stopped(Exception):  # noqa: N818  nobody waits for the copy any more
+    """The copy was given up."""
+
+
+def copy_workspace(
+    workspaces: Workspaces, root: Path, tenant: str, from_task_id: str, task_id: str, bounds: Bounds, stopped: Event
+) -> Copied | None:
+    """None: it was copied before. A task without files gives one without. Blocks.
+
+    Raises WrongState (WORKSPACE_LIMIT, WORKSPACE_UNREADABLE), Unavailable (STORAGE_FULL), Stopped; nothing is left.
+    """
+    with suppress(FileNotFoundError), workspaces.tenant_opened(tenant) as parent:
+        if _is_there(task_id, parent):
+            return None
+        with closing_after(open_beneath((from_task_id,), DIRECTORY, parent)) as source:
+            name = f"{UNFINISHED}{task_id}-{uuid4().hex}"
+            try:
+                copied = _copy_as(name, source, parent, bounds, stopped)
+                return copied if _put_in_place(name, task_id, parent) else None
+            finally:
+                _remove(root / tenant / name)
+    return Copied()
+
+
+def _copy_as(name: str, source: int, parent: int, bounds: Bounds, stopped: Event) -> Copied:
+    os.mkdir(name, 0o700, dir_fd=parent)
+    with _told(), closing_after(open_beneath((name,), DIRECTORY, parent)) as target:
+        copying = _Copying(target, bounds, stopped)
+        copying.directory(source, target, ())
+        os.fchmod(target, 0o755)
+        _write_to_disk(target)
+        return copying.copied
+
+
+def _put_in_place(name: str, task_id: str, parent: int) -> bool:
+    """False: another copy was there first."""
+    try:
+        os.rename(name, task_id, src_dir_fd=parent, dst_dir_fd=parent)
+    except OSError as error:
+        if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
+            return False
+        raise
+    os.fsync(parent)
+    return True
+
+
+class _Copying:
+    """One copy under way. `target`: its top directory, which nobody else can enter."""
+
+    def __init__(self, target: int, bounds: Bounds, stopped: Event) -> None:
+        self._target, self._bounds, self._stopped = target, bounds, stopped
+        self._linked: dict[tuple[int, int], str] = {}
+        self.copied = Copied()
+
+    def directory(self, source: int, target: int, above: tuple[str, ...]) -> None:
+        if len(above) > _MAX_DEPTH:
+            raise _too_much(f"directories more than {_MAX_DEPTH} deep")
+        for name in os.listdir(source):
+            self._check()
+            with suppress(_Gone), _unless_gone("/".join((*above, name))):
+                status = os.stat(name, dir_fd=source, follow_symlinks=False)
+                self._entry(name, status, source, target, above)
+
+    def _entry(self, name: str, status: os.stat_result, source: int, target: int, above: tuple[str, ...]) -> None:
+        if stat.S_ISDIR(status.st_mode):
+            self._count(status)
+            self._inner(name, source, target, (*above, name))
+        elif stat.S_ISLNK(status.st_mode):
+            os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
+            self._count(status)
+        elif not stat.S_ISREG(status.st_mode):
+            self.copied.left_out += 1
+        elif not name.startswith(TEMPORARY):  # a file that is being written, or was when its writer died
+            self._file(name, source, target, above)
+
+    def _inner(self, name: str, source: int, target: int, path: tuple[str, ...]) -> None:
+        with closing_after(open_beneath((name,), DIRECTORY, source)) as inside:
+            os.mkdir(name, 0o700, dir_fd=target)
+            with closing_after(open_beneath((name,), DIRECTORY, target)) as made:
+                self.directory(inside, made, path)
+                _take_over(os.fstat(inside), made)
+
+    def _file(self, name: str, source: int, target: int, above: tuple[str, ...]) -> None:
+        with closing_after(open_beneath((name,), os.O_RDONLY | FILE, source)) as content:
+            status = os.fstat(content)
+            if not stat.S_ISREG(status.st_mode):
+                self.copied.left_out += 1
+            elif not self._link(name, status, target, above):
+                self._count(status)
+                with closing_after(
+                    os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | FILE, 0o600, dir_fd=target)
+                ) as made:
+                    copy_content(content, made, status.st_size, self._check)
+                    _take_over(status, made)
+
+    def _link(self, name: str, status: os.stat_result, target: int, above: tuple[str, ...]) -> bool:
+        """Whether it is another name of a file that was copied already."""
+        if status.st_nlink < 2:
+            return False
+        key = status.st_dev, status.st_ino
+        first = self._linked.setdefault(key, "/".join((*above, name)))
+        if first == "/".join((*above, name)):
+            return False
+        os.link(first, name, src_dir_fd=self._target, dst_dir_fd=target)
+        self._count_entry()
+        return True
+
+    def _count(self, status: os.stat_result) -> None:
+        self.copied.disk_bytes += status.st_blocks * 512
+        if self.copied.disk_bytes > self._bounds.max_bytes:
+            raise _too_much(f"more than {self._bounds.max_bytes} bytes")
+        self._count_entry()
+
+    def _count_entry(self) -> None:
+        self.copied.files += 1
+        if self.copied.files > self._bounds.max_files:
+            raise _too_much(f"more than {self._bounds.max_files} files")
+
+    def _check(self) -> None:
+        if self._stopped.is_set():
+            raise Stopped
+
+
+class _Gone(Exception):  # noqa: N818  no error: a program has removed it
+    """It is not there any more."""
+
+
+@contextmanager
+def _unless_gone(path: str) -> Iterator[None]:
+    """What the system says of one entry. Raises _Gone, WrongState, OSError."""
+    try:
+        yield
+    except PermissionError as error:
+        told = f"{path!r} is closed to the tool service: open it (chmod), or fork without files"
+        raise WrongState(told, reason="WORKSPACE_UNREADABLE") from error
+    except OSError as error:
+        if error.errno in _GONE:
+            raise _Gone from error
+        raise
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except PermissionError as error:
+        raise WrongState("the workspace is closed to the tool service", reason="WORKSPACE_UNREADABLE") from error
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            told = "there is no room on the tools' disk for a copy of the workspace"
+            raise Unavailable(told, reason="STORAGE_FULL", retry_after_seconds=30.0) from error
+        raise
+
+
+def _too_much(what: str) -> WrongState:
+    return WrongState(f"the workspace holds {what}, so that it cannot be copied", reason="WORKSPACE_LIMIT")
+
+
+def _take_over(status: os.stat_result, made: int) -> None:
+    """Rights, without those that change who runs it, and times. The owner is whoever runs there first."""
+    os.fchmod(made, status.st_mode & 0o777)
+    os.utime(made, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _is_there(name: str, parent: int) -> bool:
+    try:
+        os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _write_to_disk(descriptor: int) -> None:
+    """All of the filesystem at once: thousands of files one by one would take minutes."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "syncfs"):
+        os.sync()
+    elif libc.syncfs(descriptor) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def _remove(path: Path) -> None:
+    """What is not in place."""
+    while not remove_some(path):
+        pass

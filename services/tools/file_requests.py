@@ -1,0 +1,158 @@
+"""Requests about tasks' files that come from people: in threads of their own, bounded, under nobody's claim."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import Event
+from typing import Final, TypeVar
+
+from services.tools.file_copying import Copied, Stopped, copy_workspace
+from services.tools.file_listing import Page, list_page
+from services.tools.file_reading import OpenFile
+from services.tools.sandbox.workspace import NOTHING, Usage, measure
+from services.tools.tool import ToolFailed
+from services.tools.workspace import Workspaces, split_path
+from services.tools.workspace_bounds import Bounds
+from tenure.domain.errors import InvalidRequest, LimitReached, NotFound, WrongState
+from tenure.runtime.failpoint import failpoint
+
+_log: Final = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+PAGE: Final = 200
+MOST_READERS: Final = 64
+MOST_COPIES: Final = 16
+"""Under way or waiting for a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """A page; `usage` comes with the first."""
+
+    page: Page
+    usage: Usage | None
+
+
+class FileRequests:
+    """`threads` are of its own: what reads files keeps no tool waiting, and copies have others than readers."""
+
+    def __init__(self, root: Path, bounds: Bounds, threads: ThreadPoolExecutor, copying: ThreadPoolExecutor) -> None:
+        self._root, self._workspaces = root, Workspaces(root)
+        self.bounds = bounds
+        self._threads, self._copying = threads, copying
+        self._readers = self._copies = 0
+
+    async def list(self, tenant: str, task_id: str, path: str, token: str, most: int) -> Contents:
+        """Raises NotFound, WrongState, InvalidRequest."""
+
+        def work() -> Contents:
+            with _told(path):
+                directories = split_path(path)
+                try:
+                    with self._workspaces.existing(tenant, task_id) as workspace:
+                        page = list_page(workspace, directories, token, most or PAGE)
+                except FileNotFoundError:
+                    if directories:
+                        raise
+                    return Contents(Page([], ""), None if token else NOTHING)
+                return Contents(page, None if token else measure(self._root / tenant / task_id))
+
+        return await self._in_thread(work)
+
+    async def read(
+        self, tenant: str, task_id: str, path: str, offset: int, version: str
+    ) -> AsyncGenerator[OpenFile | bytes, None]:
+        """The file, then its content from the offset on. Raises NotFound, WrongState, InvalidRequest, LimitReached."""
+        if self._readers >= MOST_READERS:
+            raise LimitReached("too many files are being read", reason="TOO_MANY_READERS", retry_after_seconds=1.0)
+        self._readers += 1
+        try:
+            opening = self._in_thread(partial(self._open, tenant, task_id, path, offset, version))
+            try:
+                file = await asyncio.shield(opening)
+                yield file
+                while part := await self._in_thread(partial(file.part, offset)):
+                    yield part
+                    offset += len(part)
+            finally:
+                opening.add_done_callback(self._close)
+        finally:
+            self._readers -= 1
+
+    def _close(self, opening: asyncio.Future[OpenFile]) -> None:
+        """In a thread: a part of it may be being read for a caller that has gone away."""
+        if not opening.cancelled() and opening.exception() is None:
+            self._threads.submit(opening.result().close)
+
+    async def copy(self, tenant: str, from_task_id: str, task_id: str) -> Copied | None:
+        """See copy_workspace. Given up when the caller goes away."""
+        if self._copies >= MOST_COPIES:
+            raise LimitReached(
+                "too many workspaces are being copied", reason="TOO_MANY_COPIES", retry_after_seconds=2.0
+            )
+        self._copies += 1
+        stopped = Event()
+
+        def work() -> Copied | None:
+            return copy_workspace(self._workspaces, self._root, tenant, from_task_id, task_id, self.bounds, stopped)
+
+        copying = asyncio.get_running_loop().run_in_executor(self._copying, work)
+        copying.add_done_callback(self._copied)
+        try:
+            copied = await asyncio.shield(copying)
+        except asyncio.CancelledError:
+            stopped.set()
+            raise
+        await failpoint("tools.after_copy")
+        return copied
+
+    def _copied(self, copying: asyncio.Future[Copied | None]) -> None:
+        self._copies -= 1
+        if not copying.cancelled() and (error := copying.exception()) is not None and not isinstance(error, Stopped):
+            _log.info("a workspace was not copied", extra={"error": str(error)})
+
+    def _open(self, tenant: str, task_id: str, path: str, offset: int, version: str) -> OpenFile:
+        with _told(path):
+            parts = split_path(path)
+            if not parts:
+                raise ToolFailed("This is the workspace itself.", "NOT_A_FILE")
+            with self._workspaces.existing(tenant, task_id) as workspace:
+                file = OpenFile(workspace, parts)
+        try:
+            file.check_asked(offset, version)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def _in_thread(self, work: Callable[[], _Result]) -> asyncio.Future[_Result]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+@contextmanager
+def _told(path: str) -> Iterator[None]:
+    """What the system says of a path, as errors of ours."""
+    try:
+        yield
+    except ToolFailed as refused:
+        if refused.detail == "BAD_PATH":
+            raise InvalidRequest(violations=[("path", refused.message)], reason="BAD_PATH") from refused
+        raise WrongState(refused.message, reason=refused.detail) from refused
+    except FileNotFoundError as error:
+        raise NotFound(f"there is no {path!r} in the workspace", reason="FILE_NOT_FOUND") from error
+    except PermissionError as error:
+        raise WrongState(f"{path!r} is closed to the tool service", reason="WORKSPACE_UNREADABLE") from error
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.ENOTDIR}:
+            told = f"{path!r} is a link, or leads through something that is no directory"
+            raise WrongState(told, reason="NOT_A_DIRECTORY") from error
+        if error.errno == errno.ENXIO:  # a socket
+            raise WrongState(f"{path!r} is not a regular file", reason="NOT_A_FILE") from error
+        raise

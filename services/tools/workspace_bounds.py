@@ -1,0 +1,49 @@
+"""What a workspace may hold, and whether there is room for more."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from services.tools.sandbox.workspace import measure
+from services.tools.tool import ToolFailed
+
+_MIB: Final = 1024 * 1024
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""How a full disk is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The most bytes on disk, and the most files, directories and links."""
+
+    max_bytes: int = 512 * _MIB
+    max_files: int = 20_000
+
+    def check_room(self, workspace: Path, more_bytes: int, more_files: int) -> None:
+        """Raises ToolFailed (WORKSPACE_LIMIT) when there is none for these. Blocks."""
+        used = measure(workspace)
+        if not used.complete:
+            raise ToolFailed("The workspace holds more than can be counted: remove files first.", "WORKSPACE_LIMIT")
+        if used.disk_bytes + more_bytes > self.max_bytes:
+            told = f"The workspace is full: {used.disk_bytes} of {self.max_bytes} bytes are used. Remove files first."
+            raise ToolFailed(told, "WORKSPACE_LIMIT")
+        if used.entries + more_files > self.max_files:
+            told = f"The workspace is full: it has {used.entries} of {self.max_files} files. Remove some first."
+            raise ToolFailed(told, "WORKSPACE_LIMIT")
+
+
+@contextmanager
+def full_disk_told() -> Iterator[None]:
+    """The host's disk is full: nothing was written, and that is an outcome."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            told = "There is no room on the disk of the tool service: nothing was written."
+            raise ToolFailed(told, "STORAGE_FULL") from error
+        raise

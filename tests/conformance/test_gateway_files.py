@@ -1,0 +1,224 @@
+"""Tasks' files through the gateway: to their own tenant only, and a fork begins with a copy of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from services.checkpoint.prepared_forks import PreparedForks
+from services.checkpoint.queries import SCHEMA
+from tenure.client import Client
+from tenure.domain.errors import InvalidRequest, NotFound, Unavailable, WrongState
+from tenure.runtime.postgres import PoolOptions, open_pool
+from tenure.v1 import admin_service_pb2 as admin
+from tenure.v1 import checkpoint_service_pb2 as ledger
+from tenure.v1 import task_pb2
+from tenure.v1 import task_service_pb2 as api
+from tests.fix_checkpoint import answer, reserve
+from tests.fix_gateway import NOBODYS
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+
+
+@pytest.fixture
+async def world(checkpoint, tool_service, gateway, outside):
+    """A task with files, and the gateway to it."""
+    return await World.made(checkpoint, tool_service, gateway, outside)
+
+
+class World:
+    def __init__(self, replica, tools, stub, task_id: str, tenant_root: Path, serve) -> None:
+        self.replica, self.tools, self.stub, self.task_id, self.serve = replica, tools, stub, task_id, serve
+        self.tenant_root = tenant_root
+
+    @classmethod
+    async def made(cls, checkpoint, tool_service, gateway, outside, **settings):
+        replica, tools = await checkpoint(), await tool_service(**settings)
+        task_id = (await replica.create()).task_id
+        stub = await gateway(replica.address, tools=tools.address)
+        world = cls(replica, tools, stub, task_id, outside.workspaces / "default", gateway)
+        world.workspace(task_id).mkdir(parents=True)
+        return world
+
+    def workspace(self, task_id: str) -> Path:
+        return self.tenant_root / task_id
+
+    def write(self, path: str, content: bytes = b"x") -> Path:
+        target = self.workspace(self.task_id) / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+        return target
+
+    async def fork(self, request_id: str = "", **fields):
+        return await self.stub.ForkTask(
+            api.ForkTaskRequest(request_id=request_id or uuid.uuid4().hex, task_id=self.task_id, **fields)
+        )
+
+    def directories(self) -> set[str]:
+        return {path.name for path in self.tenant_root.iterdir()}
+
+
+async def test_a_tenant_lists_and_reads_its_own_tasks_files_only(world):
+    content = os.urandom(600_000)
+    world.write("out/data.bin", content)
+    async with Client(world.stub.process.address) as client:
+        pages = [page async for page in client.list_files(world.task_id)]
+        assert [file.path for page in pages for file in page.files] == ["out", "out/data.bin"]
+        assert pages[0].usage.used_bytes >= 600_000
+        assert b"".join([part async for part in client.read_file(world.task_id, "out/data.bin")]) == content
+        for task_id in (NOBODYS,):
+            with pytest.raises(NotFound):
+                _ = [page async for page in client.list_files(task_id)]
+        with pytest.raises(InvalidRequest):
+            _ = [part async for part in client.read_file(world.task_id, "../x")]
+    async with Client(world.stub.process.address, tenant="somebody-else") as stranger:
+        with pytest.raises(NotFound):
+            _ = [page async for page in stranger.list_files(world.task_id)]
+        with pytest.raises(NotFound):
+            _ = [part async for part in stranger.read_file(world.task_id, "out/data.bin")]
+
+
+async def test_a_download_goes_on_where_its_stream_broke_and_is_whole_or_not_there(world, tmp_path):
+    content = os.urandom(9_000_000)
+    world.write("big", content)
+    target = tmp_path / "here" / "big"
+    target.parent.mkdir()
+    async with Client(world.stub.process.address) as client:
+        parts = client.read_file(world.task_id, "big")
+        got = [await anext(parts)]
+        killed = world.stub.process
+        await killed.kill()
+        await killed.start_again()
+        got += [part async for part in parts]
+        assert b"".join(got) == content
+        assert await client.download_file(world.task_id, "big", target) == len(content)
+        assert target.read_bytes() == content
+        with pytest.raises(NotFound):
+            await client.download_file(world.task_id, "none", target.parent / "none")
+        assert [path.name for path in target.parent.iterdir()] == ["big"]
+
+
+async def test_a_fork_begins_with_a_copy_of_the_files_and_the_other_keeps_its_own(world):
+    program = world.write("bin/run.py", b"print(1)")
+    program.chmod(0o4755)
+    os.utime(program, ns=(7, 1_600_000_000_123_456_789))
+    world.write("empty", b"")
+    world.write("twice", b"y" * 5000)
+    (world.workspace(world.task_id) / "again").hardlink_to(world.workspace(world.task_id) / "twice")
+    (world.workspace(world.task_id) / "link").symlink_to("/etc/passwd")
+    (world.workspace(world.task_id) / "dangling").symlink_to("nothing")
+    os.mkfifo(world.workspace(world.task_id) / "pipe")
+    with (world.workspace(world.task_id) / "sparse").open("wb") as sparse:
+        sparse.truncate(1 << 36)
+        sparse.seek(1 << 35)
+        sparse.write(b"middle")
+    world.write(".tenure-1.0", b"half")
+    forked = await world.fork()
+    copy = world.workspace(forked.task.task_id)
+    assert (forked.copied.files, forked.copied.left_out) == (8, 1)
+    names = {str(path.relative_to(copy)) for path in copy.rglob("*")}
+    assert names == {"bin", "bin/run.py", "empty", "twice", "again", "link", "dangling", "sparse"}
+    status = (copy / "bin/run.py").stat()
+    assert (status.st_mode & 0o7777, status.st_mtime_ns) == (0o755, 1_600_000_000_123_456_789)
+    assert (copy / "link").readlink() == Path("/etc/passwd")
+    assert (copy / "dangling").readlink() == Path("nothing")
+    assert (copy / "twice").stat().st_ino == (copy / "again").stat().st_ino != program.stat().st_ino
+    sparse = (copy / "sparse").stat()
+    assert (sparse.st_size, sparse.st_blocks * 512 < 1 << 20) == (1 << 36, True)
+    with (copy / "sparse").open("rb") as file:
+        assert (file.seek(1 << 35), file.read(6)) == (1 << 35, b"middle")
+    (copy / "twice").write_bytes(b"changed")
+    assert (world.workspace(world.task_id) / "twice").read_bytes() == b"y" * 5000
+
+
+async def test_the_same_fork_again_is_the_same_task_and_copies_nothing_again(world):
+    world.write("file", b"first")
+    first, second = await asyncio.gather(world.fork("r-1"), world.fork("r-1"))
+    assert first.task.task_id == second.task.task_id
+    world.write("file", b"later")
+    third = await world.fork("r-1")
+    assert (third.task.task_id, third.HasField("copied")) == (first.task.task_id, False)
+    assert (world.workspace(first.task.task_id) / "file").read_bytes() == b"first"
+    assert world.directories() == {world.task_id, first.task.task_id}
+
+
+async def test_a_fork_without_files_and_one_of_a_task_without_any(world):
+    world.write("file")
+    bare = await world.fork(without_files=True)
+    assert (bare.HasField("copied"), world.workspace(bare.task.task_id).exists()) == (False, False)
+    empty = await world.stub.ForkTask(api.ForkTaskRequest(request_id="r-2", task_id=bare.task.task_id))
+    assert (empty.copied.files, world.workspace(empty.task.task_id).exists()) == (0, False)
+
+
+async def test_what_cannot_be_copied_is_no_fork(checkpoint, tool_service, gateway, outside):
+    world = await World.made(checkpoint, tool_service, gateway, outside, workspace_bytes=100_000, workspace_files=20)
+    world.write("big", b"x" * 150_000)
+    with pytest.raises(WrongState) as refused:
+        await world.fork()
+    assert refused.value.reason == "WORKSPACE_LIMIT"
+    world.write("big", b"x")
+    for number in range(20):
+        world.write(f"{number}")
+    with pytest.raises(WrongState, match="more than 20 files"):
+        await world.fork()
+    assert world.directories() == {world.task_id}
+    with pytest.raises(NotFound):
+        await world.stub.ForkTask(api.ForkTaskRequest(request_id="r-3", task_id=NOBODYS))
+    await world.tools.kill()
+    with pytest.raises(Unavailable):
+        await world.fork("r-4")
+    assert len((await world.stub.ListTasks(api.ListTasksRequest())).tasks) == 1
+    assert (await world.fork("r-4", without_files=True)).task.state == task_pb2.TASK_STATE_QUEUED
+
+
+async def test_files_of_a_fork_that_never_came_to_be_are_handed_to_the_forgetters(world):
+    """The gateway died between the copy and the fork: nobody asks again."""
+    world.write("file")
+    asked = ledger.CheckpointServiceForkTaskRequest(
+        request_id="r-1", task_id=world.task_id, actor="tenant/default", overrides=task_pb2.ForkOverrides()
+    )
+    prepare = ledger.PrepareForkRequest(fork=asked)
+    prepared = (await world.replica.stub.PrepareFork(prepare, timeout=CALL_SECONDS)).prepared_task_id
+    again = await world.replica.stub.PrepareFork(prepare, timeout=CALL_SECONDS)
+    assert again.prepared_task_id == prepared
+    pool_options = PoolOptions(min_size=1)
+    async with open_pool(world.replica.dsn, service="test", schema=SCHEMA, options=pool_options) as pool:
+        assert await PreparedForks(pool).give_up_once() == 0
+        assert await PreparedForks(pool, kept_seconds=0.0).give_up_once() == 1
+    offered = await world.replica.stub.ListPrunings(ledger.ListPruningsRequest(limit=10), timeout=CALL_SECONDS)
+    assert [(one.task_id, one.epoch) for one in offered.prunings] == [(prepared, 0)]
+    asked.prepared_task_id = prepared
+    with pytest.raises(Unavailable) as late:
+        await world.replica.stub.ForkTask(asked, timeout=CALL_SECONDS)
+    assert late.value.reason == "FORK_NOT_PREPARED"
+    assert (await world.fork("r-1")).task.task_id != prepared
+
+
+async def test_a_pruned_tasks_files_are_told_as_pruned(world):
+    world.write("file")
+    owner = await world.replica.claim(world.task_id)
+    await owner.commit(reserve=reserve())
+    await owner.commit(answer())
+    await owner.end(result="ok")
+    await world.stub.admin.PruneTasks(admin.PruneTasksRequest(task_id=world.task_id, reason="enough"))
+    async with Client(world.stub.process.address) as client:
+        with pytest.raises(NotFound) as gone:
+            _ = [page async for page in client.list_files(world.task_id)]
+    assert gone.value.reason == "TASK_PRUNED"
+
+
+async def test_a_copy_that_died_is_removed_in_time(checkpoint, tool_service, gateway, outside):
+    world = await World.made(checkpoint, tool_service, gateway, outside, workspace_sweep_interval_seconds=0.1)
+    old, young = world.tenant_root / f".copy-{uuid.uuid4()}-{'a' * 32}", world.tenant_root / ".copy-young"
+    for copy in (old, young):
+        copy.mkdir()
+        (copy / "half").write_text("x")
+    os.utime(old, (time.time() - 7200,) * 2)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while old.exists():
+            await asyncio.sleep(0.02)
+    assert young.exists()
