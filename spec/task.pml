@@ -10,8 +10,9 @@
  *
  * `code:` names what an action stands for; a test looks the names up. Flags (-D):
  *   NE epochs, NC calls, NM commits an epoch, NA attempts a call, NCAN cancels, NAB abandoned RPCs (then a re-Open under
- *   the same epoch), NX runner deaths, NW withdrawn starts, NY give-backs, UNSAFE_MASK (bit c: call c must not be
- *   repeated), PERFECT_FD=1: a runner is judged dead only when it is (else at any time)
+ *   the same epoch), NX runner deaths, NW withdrawn starts, NY give-backs, ND words on calls in doubt, NDW=1: one of them
+ *   may be mistaken, UNSAFE_MASK (bit c: call c must not be repeated), PERFECT_FD=1: a runner is judged dead only when it
+ *   is (else at any time)
  * Mutations, each removing one guard:
  *   M_WRITE_FENCE  Commit does not compare the claim     M_OPEN_FENCE   Open reads, the first write raises the fence
  *   M_NUMBER       Commit does not compare its number    M_ADOPT        SEQUENCE_CONFLICT: the worker adopts the number
@@ -22,8 +23,14 @@
  *   M_BEGUN        a repeat that is called off is told as NOT_RUN, whatever the attempt before it did
  *   M_INTENT       Execute before the intent is acknowledged     M_END_UNFENCED  an ending does not close the fence
  *   M_DOUBT        UNSAFE calls are run again            M_REQUEUE_BLIND  RequeueLost does not name the claim it saw
+ *   M_NO_PROOF     "it did not happen" is taken though nobody says that its runner is gone
+ *   M_LATE_PROOF   likewise with a proof that came only after it was said
+ *   M_SAME_ATTEMPT what was decided on a call in doubt gives it no new attempt number
+ *   M_ANY_ATTEMPT  a word is taken for another attempt than it was said of
  * Properties, asserted where they are broken:
- *   P_ONCE    at most one effect of an UNSAFE call       P_INTENT  no effect without its committed intent
+ *   P_ONCE    at most one effect of an UNSAFE call, unless a person said by mistake that its runner was gone
+ *   P_WORD    once a call in doubt is decided on, its old runner neither marks it nor records an outcome
+ *   P_INTENT  no effect without its committed intent
  *   P_FENCE   no write below an opened epoch             P_FORK    a write's author had seen all writes before it
  *   P_TERM    one end only, with an outcome for each intent        P_ACK  what was acknowledged is in the ledger
  *   P_TRUTH   a call the ledger calls NOT_RUN never has an effect
@@ -59,6 +66,12 @@
 #ifndef NY
 #define NY 0
 #endif
+#ifndef ND
+#define ND 0
+#endif
+#ifndef NDW
+#define NDW 0
+#endif
 #ifndef UNSAFE_MASK
 #define UNSAFE_MASK 255
 #endif
@@ -67,6 +80,7 @@
 #endif
 #ifdef P_ALL
 #define P_ONCE
+#define P_WORD
 #define P_INTENT
 #define P_FENCE
 #define P_FORK
@@ -92,6 +106,11 @@
 #define R_FINISHED 3
 #define R_NOT_RUN  4
 #define R_DOUBT    5
+/* a person's word on a call in doubt; code: tenure/domain/in_doubt.py Decision */
+#define W_NONE   0
+#define W_SETTLE 1    /* happened, or given up */
+#define W_AGAIN  2    /* did not happen, and the runner was gone when it was said */
+#define W_EARLY  3    /* did not happen, and nobody knows of the runner */
 /* what a commit carries */
 #define K_INTENT  0   /* an assistant message with its intents: one, or several to run at once */
 #define K_OUTCOME 1   /* the outcomes known so far */
@@ -130,11 +149,16 @@ byte pc[NE+1], view[NE+1], num[NE+1], nm[NE+1], todo[NE+1], got[NE+1], gnot[NE+1
 bit  ender[NE+1];                       /* a coordinator's claim, made to end the task */
 byte mnum[(NE+1)*NM], mkind[(NE+1)*NM], mmask[(NE+1)*NM], mnot[(NE+1)*NM], mview[(NE+1)*NM];
 byte ncall, ncan, nab, nx, nw, ny, nterm, eff[NC+1], seen_open;
+byte waits;                             /* the calls in doubt that the task waits for a word on */
+byte word[NC+1], watt[NC+1];            /* the newest word in the ledger, and the attempt it was said of */
+byte kword[(NE+1)*(NC+1)], kwatt[(NE+1)*(NC+1)]; /* as the owner of an epoch read it */
+byte nd, decided[NC+1]; bit mistaken[NC+1];  /* ghosts: the attempt that was last decided on; a word was wrong */
 
 #define BIT(c)    (1 << (c))
 #define OPEN      (intents & ~done)
 #define ix(e, k)  ((e) * NM + (k))
 #define ax(c, a)  ((c) * (NA + 1) + (a))
+#define kx(e, c)  ((e) * (NC + 1) + (c))
 #define CUR(e)    (nm[e] - 1)
 #define UNSAFE(c) ((UNSAFE_MASK >> (c)) & 1)
 #define LIVE_RUN(c) (att[c] && runner[ax(c, att[c])] != A_NONE)
@@ -207,8 +231,8 @@ inline send_commit(e, kd, mask, nots) {
 
 /* code: services/checkpoint/finishing.py carry_out_ending; tenure/domain/endings.py follow_up */
 inline follow_up() {
-  if :: cancel && st != RUNNING && !TERMINAL(st) && OPEN == 0 -> st = CANCELLED; nterm++
-     :: cancel && st == WAITING && OPEN != 0 -> st = QUEUED
+  if :: cancel && st != RUNNING && !TERMINAL(st) && OPEN == 0 -> st = CANCELLED; nterm++; waits = 0
+     :: cancel && st == WAITING && OPEN != 0 -> st = QUEUED; waits = 0
      :: else fi
 }
 
@@ -234,6 +258,7 @@ inline apply(e, k) {
 #endif
   app[e] = app[e] | BIT(k); seq++; number++; last_k = k;
   if :: mkind[ix(e, k)] == K_INTENT -> intents = intents | mmask[ix(e, k)]
+     :: mkind[ix(e, k)] == K_WAIT -> waits = mmask[ix(e, k)]
      :: else -> done = done | mmask[ix(e, k)]; notrun = notrun | mnot[ix(e, k)] fi;
   if :: mkind[ix(e, k)] == K_SUCCEED -> holds = 0; end_as(SUCCEEDED)
      :: mkind[ix(e, k)] == K_END     -> holds = 0; end_as(FAILED)
@@ -285,12 +310,38 @@ inline acknowledged(e) {             /* the worker reads "OK" */
 #endif
 inline raise_tools(e) { if :: e > tfence -> tfence = e; closed = 0 :: else fi }
 
+/* What a word does to a call in doubt. code: tenure/domain/in_doubt.py take_word */
+#define DECIDES(c) (rec[c] == R_DOUBT)
+#ifdef M_SAME_ATTEMPT
+#define NEXT_ATTEMPT(c) if :: DECIDES(c) && att[c] -> skip :: else -> att[c]++ fi
+#else
+#define NEXT_ATTEMPT(c) att[c]++
+#endif
+#ifdef M_ANY_ATTEMPT
+#define OF_ATTEMPT(e, c) (kword[kx(e, c)] != W_NONE)
+#else
+#define OF_ATTEMPT(e, c) (kword[kx(e, c)] != W_NONE && kwatt[kx(e, c)] == att[c])
+#endif
+#define GONE(c) (runner[ax(c, att[c])] == A_NONE)
+#ifdef M_NO_PROOF
+#define EARLY_OK(c) (1)
+#else
+#ifdef M_LATE_PROOF
+#define EARLY_OK(c) GONE(c)
+#else
+#define EARLY_OK(c) (0)
+#endif
+#endif
+#define SETTLES(e, c)   (rec[c] == R_DOUBT && OF_ATTEMPT(e, c) && kword[kx(e, c)] == W_SETTLE)
+#define RUNS_AGAIN(e, c) (rec[c] == R_DOUBT && OF_ATTEMPT(e, c) && (kword[kx(e, c)] == W_AGAIN || (kword[kx(e, c)] == W_EARLY && EARLY_OK(c))))
+inline settle(e, c) { decided[c] = att[c]; NEXT_ATTEMPT(c); rec[c] = R_FINISHED; rep[c] = e }
+
 inline hand_over(e, c) {             /* the verdict Run: this attempt is handed to a runner */
 #ifdef P_END
   assert(!TERMINAL(st));
 #endif
-  if :: rec[c] == R_STARTED -> begun[c] = 1 :: else fi;
-  att[c]++; rec[c] = R_ACCEPTED; rep[c] = e; runner[ax(c, att[c])] = A_ACCEPT;
+  if :: rec[c] == R_STARTED || rec[c] == R_DOUBT -> begun[c] = 1 :: else fi;
+  NEXT_ATTEMPT(c); rec[c] = R_ACCEPTED; rep[c] = e; runner[ax(c, att[c])] = A_ACCEPT;
   printf("tools: Execute(epoch %d, call %d) accepted as attempt %d\n", e, c, att[c])
 }
 inline answer(e, c) {
@@ -319,7 +370,9 @@ inline answer(e, c) {
   :: d_step { ARRIVES(e, c) && rec[c] == R_STARTED && e > rep[c] -> raise_tools(e); rep[c] = e; printf("tools: epoch %d joins call %d\n", e, c) } \
   :: d_step { ARRIVES(e, c) && WANTS(e, c) && rec[c] == R_STARTED && SUSPECT(c) && MAY_RUN_AGAIN(c) && att[c] < NA -> raise_tools(e); hand_over(e, c) } \
   :: d_step { ARRIVES(e, c) && WANTS(e, c) && rec[c] == R_STARTED && SUSPECT(c) && !MAY_RUN_AGAIN(c) -> raise_tools(e); rec[c] = R_DOUBT; rep[c] = e; printf("tools: call %d is in doubt\n", c) } \
-  :: d_step { ARRIVES(e, c) && WANTS(e, c) && SETTLED(c) -> raise_tools(e); answer(e, c); printf("tools: epoch %d is answered call %d from the record (%d)\n", e, c, rec[c]) } \
+  :: d_step { ARRIVES(e, c) && SETTLES(e, c) && att[c] < NA -> raise_tools(e); settle(e, c); printf("tools: a word settles call %d\n", c) } \
+  :: d_step { ARRIVES(e, c) && RUNS_AGAIN(e, c) && att[c] < NA -> raise_tools(e); decided[c] = att[c]; hand_over(e, c); printf("tools: a word has call %d run again\n", c) } \
+  :: d_step { ARRIVES(e, c) && WANTS(e, c) && SETTLED(c) && !SETTLES(e, c) -> raise_tools(e); answer(e, c); printf("tools: epoch %d is answered call %d from the record (%d)\n", e, c, rec[c]) } \
   :: d_step { (sent_x[e] & BIT(c)) && !TOOL_OK(e) && WANTS(e, c) -> printf("tools: Execute of epoch %d: STALE_EPOCH\n", e); drop(e) } \
   :: d_step { WANTS(e, c) && !(sent_x[e] & BIT(c)) -> sent_x[e] = sent_x[e] | BIT(c); printf("worker %d: sends Execute(call %d)\n", e, c) }
 
@@ -347,6 +400,11 @@ inline close_fence(e) {
   printf("tools: Fence(close) of epoch %d\n", e)
 }
 
+/* the fold keeps the newest word on each open call; code: tenure/domain/fold.py ResumePoint */
+inline read_words(e) {
+  c = 1; do :: c <= NC -> kword[kx(e, c)] = word[c]; kwatt[kx(e, c)] = watt[c]; c++ :: else -> break od; c = 0
+}
+
 /* ---- one grant ------------------------------------------------------------------------------------------------ */
 proctype Grant(byte e) {
   byte c;
@@ -362,7 +420,7 @@ proctype Grant(byte e) {
 #else
        num[e] = (e == opened -> number + 1 : 1); if :: st == QUEUED -> holds = 0 :: else fi;
 #endif
-       forget_older(e); st = RUNNING; if :: e > seen_open -> seen_open = e :: else fi;
+       read_words(e); forget_older(e); st = RUNNING; if :: e > seen_open -> seen_open = e :: else fi;
        view[e] = seq; todo[e] = OPEN; pc[e] = (OPEN -> CALLS : THINK);
        printf("ledger: Open(epoch %d): next commit %d, open calls %d\n", e, num[e], OPEN) }
   :: d_step { pc[e] == GRANTED && !MAY_OPEN(e) -> printf("ledger: Open(epoch %d) refused\n", e); drop(e) }
@@ -400,7 +458,7 @@ proctype Grant(byte e) {
 #endif
   /* code: services/worker/tool_step.py; outcomes are committed as they come, or together */
   :: d_step { pc[e] == CALLS && !ender[e] && (got[e] & ~gdoubt[e]) && nm[e] < NM -> send_commit(e, K_OUTCOME, got[e] & ~gdoubt[e], gnot[e]) }
-  :: d_step { pc[e] == CALLS && !ender[e] && gdoubt[e] && nm[e] < NM -> send_commit(e, K_WAIT, 0, 0) }
+  :: d_step { pc[e] == CALLS && !ender[e] && gdoubt[e] && nm[e] < NM -> send_commit(e, K_WAIT, gdoubt[e], 0) }
 
   /* an ending: the owner's own (budget, policy, a cancel it heard of) or a coordinator's.
      code: services/worker/close_out.py; services/coordinator/ending.py Ender._close_out */
@@ -427,13 +485,13 @@ proctype Grant(byte e) {
 #define RUNNER(a) \
   /* ACCEPTED -> STARTED, compared with fence and attempt; code: services/tools/sql/queries.sql start_calls */ \
   :: d_step { runner[ax(c, a)] == A_ACCEPT && MAY_START(c, a) -> rec[c] = R_STARTED; runner[ax(c, a)] = A_MARK; \
-       printf("tools: call %d attempt %d STARTED\n", c, a); ON_START } \
+       printf("tools: call %d attempt %d STARTED\n", c, a); ON_START; DECIDED_RULE(a) } \
   UNMARKED(a) \
   /* the effect, within a second of the mark or never */ \
   :: d_step { runner[ax(c, a)] == A_MARK -> runner[ax(c, a)] = A_DONE; eff[c]++; printf("*** EFFECT of call %d, number %d\n", c, eff[c]); ON_EFFECT } \
   /* code: services/tools/sql/queries.sql finish_calls */ \
   :: d_step { runner[ax(c, a)] == A_DONE -> runner[ax(c, a)] = A_NONE; \
-       if :: att[c] == a && (rec[c] == R_STARTED || rec[c] == R_DOUBT) -> rec[c] = R_FINISHED; printf("tools: call %d finished\n", c) :: else fi } \
+       if :: att[c] == a && (rec[c] == R_STARTED || rec[c] == R_DOUBT) -> DECIDED_RULE(a); rec[c] = R_FINISHED; printf("tools: call %d finished\n", c) :: else fi } \
   /* late: the start is taken back; code: services/tools/sql/queries.sql withdraw_start */ \
   :: d_step { runner[ax(c, a)] == A_MARK && nw < NW && att[c] < NA -> nw++; runner[ax(c, a)] = A_NONE; \
        if :: att[c] == a && (rec[c] == R_STARTED || rec[c] == R_DOUBT) -> \
@@ -451,9 +509,14 @@ proctype Grant(byte e) {
 #define ON_START skip
 #endif
 #define ON_EFFECT effect_rules(c)
+#ifdef P_WORD
+#define DECIDED_RULE(a) assert(a > decided[c])
+#else
+#define DECIDED_RULE(a) skip
+#endif
 inline effect_rules(c) {
 #ifdef P_ONCE
-  assert(!UNSAFE(c) || eff[c] <= 1);
+  assert(!UNSAFE(c) || eff[c] <= 1 || mistaken[c]);
 #endif
 #ifdef P_INTENT
   assert(intents & BIT(c));
@@ -493,8 +556,25 @@ proctype Call(byte c) {
 #define OWNER_RULE(x) skip
 #endif
 
+/* A person looks, and says what became of a call that the task waits for. Whoever says that it did not happen does not lie
+   about what is there to be seen; that its runner is gone is proven, or his word, and that may be a mistake.
+   code: tenure/domain/in_doubt.py decide_word; services/checkpoint/resolving.py resolve */
+#define WORD(c) \
+  :: d_step { st == WAITING && (waits & BIT(c)) && nd < ND -> say(c, W_SETTLE); printf("person: call %d is settled\n", c) } \
+  :: d_step { st == WAITING && (waits & BIT(c)) && nd < ND && eff[c] == 0 && GONE(c) -> say(c, W_AGAIN); printf("person: call %d did not happen\n", c) } \
+  :: d_step { st == WAITING && (waits & BIT(c)) && nd < ND && eff[c] == 0 && !GONE(c) -> say(c, W_EARLY); printf("person: call %d has not happened yet\n", c) } \
+  :: d_step { st == WAITING && (waits & BIT(c)) && nd < ND && NDW && eff[c] == 0 && !GONE(c) -> say(c, W_AGAIN); mistaken[c] = 1; printf("person: call %d did not happen, says one who is mistaken\n", c) }
+inline say(c, w) {
+  nd++; word[c] = w; watt[c] = att[c]; seq++; waits = waits & ~BIT(c);
+  if :: waits == 0 -> st = QUEUED; follow_up() :: else fi
+}
+
 active proctype World() {
   do
+  WORD(1)
+#if NC > 1
+  WORD(2)
+#endif
   /* expiry, revoke, transfer, no progress, release; every delete compares the create_revision */
   :: d_step { holder && rev < NE -> gone[holder] = 1; holder = 0; printf("etcd: the claim key is deleted\n") }
   /* code: services/coordinator/lease_store/claim_keys.py; an offer may be old, so any state can be claimed */
@@ -532,6 +612,12 @@ end:
     assert(!(st == SUCCEEDED && eff[1] == 2));
 #elif P_REACH == 5  /* a start was withdrawn, and the next attempt did it */
     assert(!(st == SUCCEEDED && nw == 1 && eff[1] == 1));
+#elif P_REACH == 7  /* a person had a call run again that had not happened, and the task is done */
+    assert(!(st == SUCCEEDED && eff[1] == 1 && decided[1] == 1 && word[1] == W_AGAIN && !mistaken[1]));
+#elif P_REACH == 8  /* an outcome that came late after all counts more than the word */
+    assert(!(st == SUCCEEDED && eff[1] == 1 && word[1] == W_AGAIN && !decided[1]));
+#elif P_REACH == 9  /* a doubt that came anew had its own word */
+    assert(!(st == SUCCEEDED && eff[1] == 1 && nd == 2 && decided[1] == 2));
 #else               /* two calls at once, their outcomes in two commits */
     assert(!(st == SUCCEEDED && eff[1] == 1 && eff[2] == 1 && nm[1] == 4 && opened == 1));
 #endif

@@ -111,6 +111,8 @@ def _misfit(row: TaskRow, commit: PreparedCommit) -> TenureError | None:
             return InvalidRequest(violations=[("transition.to_state", "is no move out of RUNNING")])
         if commit.move.wait is not None and commit.move.wait.call_id not in calls:
             return InvalidRequest(violations=[("transition.wait.call_id", "is no open call")])
+        if any(call.call_id not in calls for call in commit.move.in_doubt):
+            return InvalidRequest(violations=[("transition.calls_in_doubt", "names a call that is not open")])
         return _misfit_of_result(row, commit.move) or refuse_early_end(commit.move.to_state, calls)
     return _misfit_of_reserve(row, commit)
 
@@ -263,6 +265,7 @@ def _move(draft: Draft, commit: PreparedCommit, wait: Wait | None) -> None:
         retry_delay_seconds=move.retry_delay_seconds,
         wait=wait,
         error_class=move.error_class,
+        in_doubt=move.in_doubt,
         by_claim=True,
     )
 

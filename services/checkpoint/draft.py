@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from services.checkpoint.begun_waits import begin_wait
 from services.checkpoint.kinds import KINDS
+from services.checkpoint.resolving import kept
 from tenure.domain.budget import Granted, ReserveRequest, TokenUsage
 from tenure.domain.endings import Ending
 from tenure.domain.lost_calls import HeardCall, settle_lost
@@ -19,6 +20,7 @@ from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState, check_mov
 from tenure.domain.timeouts import TIMEOUT_REASONS
 from tenure.v1 import ledger_pb2
 from tenure.wire.enums import STATES
+from tenure.wire.in_doubt import calls_in_doubt_to_wire
 from tenure.wire.task import budget_to_wire, prices_to_wire, usage_to_wire
 from tenure.wire.times import timestamp
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from services.checkpoint.rows import BudgetRow, TaskRow
+    from tenure.domain.in_doubt import CallInDoubt
     from tenure.domain.waits import Wait
 
 LEDGER: str = "checkpoint"
@@ -174,8 +177,7 @@ class Draft:
     def reach(self, step: int) -> None:
         """A new step is the proof that owners get somewhere: deaths are counted anew."""
         if step > self.row.step:
-            self.row.step = step
-            self.row.deaths = 0
+            self.row.step, self.row.deaths = step, 0
 
     def move(
         self,
@@ -189,6 +191,7 @@ class Draft:
         retry_delay_seconds: float = 0.0,
         wait: Wait | None = None,
         error_class: str = "",
+        in_doubt: Sequence[CallInDoubt] = (),
         by_claim: bool = False,
     ) -> None:
         """One state change, one transition entry. Leaving RUNNING takes the claim and settles what it left open."""
@@ -203,6 +206,7 @@ class Draft:
         retry_at = self._retry_at(to_state, retry_delay_seconds)
         self._leave_wait()
         begun = None if wait is None else begin_wait(row, wait, row.sequence + 1)
+        row.calls_in_doubt = kept(in_doubt)
         row.waiting_since = row.locked_at if to_state in WAITING else None
         transition = ledger_pb2.StateTransition(
             from_state=STATES.to_wire(row.state),
@@ -215,6 +219,7 @@ class Draft:
             result_json=result_json,
             error_class=error_class,
             budget=budget_to_wire(self.budget.budget) if leaves_running else None,
+            calls_in_doubt=calls_in_doubt_to_wire(in_doubt),
         )
         body = ledger_pb2.EntryBody(transition=transition).SerializeToString()
         self.append(KINDS["transition"], body, step=row.step, actor=actor, by_claim=by_claim)
@@ -254,8 +259,7 @@ class Draft:
         row.ending_state, row.ending_reason = ending.to_state.value, clean(ending.reason)
         row.ending_message, row.ending_actor = clean(ending.message), clean(ending.actor)
         row.ending_result, row.ending_at = ending.result.encode(), row.locked_at
-        self.moved = True
-        self.claimable = False
+        self.moved, self.claimable = True, False
 
     @property
     def ended(self) -> bool:
@@ -282,9 +286,8 @@ class Draft:
         return None if after_seconds is None else self.row.locked_at + timedelta(seconds=after_seconds)
 
     def _retry_at(self, to_state: TaskState, delay_seconds: float) -> datetime | None:
-        if to_state is not TaskState.RETRY_SCHEDULED:
-            return None
-        return self.row.locked_at + timedelta(seconds=delay_seconds)
+        is_retry = to_state is TaskState.RETRY_SCHEDULED
+        return self.row.locked_at + timedelta(seconds=delay_seconds) if is_retry else None
 
 
 def time_of(touched: Sequence[Draft]) -> datetime:

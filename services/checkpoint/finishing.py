@@ -9,8 +9,8 @@ from services.checkpoint import waits
 from services.checkpoint.draft import LEDGER
 from services.checkpoint.kinds import KINDS
 from services.checkpoint.queries import QUERIES, fetch_all
+from tenure.domain.conversation import text_of
 from tenure.domain.endings import follow_up
-from tenure.domain.fold import text_of
 from tenure.domain.states import TERMINAL, WAITING
 from tenure.v1 import ledger_pb2
 

@@ -1,4 +1,6 @@
-"""What operators ask of a task, carried out under its row's lock: a next attempt, or an end that is asked for."""
+"""What operators ask of a task, carried out under its row's lock: a next attempt, an end that is asked for, a word on a
+call in doubt.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,12 @@ from typing import TYPE_CHECKING
 from services.checkpoint.exclusive import check_no_rival
 from services.checkpoint.missing import missing
 from services.checkpoint.queries import QUERIES, fetch_one
+from services.checkpoint.resolving import conclude_word, take_word
 from services.checkpoint.snapshots import read_task
 from tenure.domain.endings import Ending
 from tenure.domain.entries import CloseOut, GrantBudget, Requeue
 from tenure.domain.errors import InvalidRequest, TenureError, WrongState
+from tenure.domain.in_doubt import ResolveCall
 from tenure.domain.requeue import RequeueVerdict, decide_grant, decide_requeue
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.wire.operators import operator_request_to_domain
@@ -45,15 +49,21 @@ async def intervene(
             await _prepare(connection, draft, verdict, granted)
         case CloseOut() as end:
             _ask_end(draft, end, request.reason, actor)
+        case ResolveCall() as word:
+            take_word(row, word)
     return request
 
 
 def conclude(draft: Draft, request: OperatorRequest, actor: str) -> None:
-    """The move that a requeue is. A close-out is a pending ending: whoever may carry it out does."""
+    """The move that a requeue is, or the last word that was waited for. A close-out is a pending ending: whoever may
+    carry it out does.
+    """
     if isinstance(request.act, Requeue):
         draft.move(TaskState.QUEUED, Reason.OPERATOR_REQUEUE, request.reason, actor=actor)
     if isinstance(request.act, GrantBudget) and draft.begins_attempt:
         draft.move(TaskState.QUEUED, Reason.BUDGET_GRANTED, request.reason, actor=actor)
+    if isinstance(request.act, ResolveCall):
+        conclude_word(draft, request, request.act, actor)
 
 
 async def root_of(connection: Connection, tenant: str, task_id: str) -> str:

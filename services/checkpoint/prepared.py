@@ -13,19 +13,21 @@ from tenure.domain.budget import ReserveRequest, TokenUsage
 from tenure.domain.endings import CallOpened, CallSettled
 from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import InvalidRequest
-from tenure.domain.states import TERMINAL, TaskState
+from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS
 from tenure.runtime.signing import SignedBytes
 from tenure.v1 import token_pb2
 from tenure.validators import CALL_ID, validate
 from tenure.wire.entries import settled_usage
 from tenure.wire.enums import STATES
+from tenure.wire.in_doubt import calls_in_doubt_to_domain
 from tenure.wire.times import seconds
 from tenure.wire.token import read_claims
 from tenure.wire.waits import wait_to_domain
 
 if TYPE_CHECKING:
     from tenure.domain.epochs import Fence
+    from tenure.domain.in_doubt import CallInDoubt
     from tenure.domain.token import Claims
     from tenure.domain.waits import Wait
     from tenure.runtime.signing import Verifier
@@ -66,6 +68,7 @@ class Move(NamedTuple):
     wait: Wait | None
     result_json: str
     error_class: str
+    in_doubt: tuple[CallInDoubt, ...]
 
 
 class PreparedCommit(NamedTuple):
@@ -228,7 +231,21 @@ def _move(request: pb.CommitRequest) -> Move | None:
         _wait(asked, to_state),
         asked.result_json,
         asked.error_class,
+        _in_doubt(asked, to_state),
     )
+
+
+def _in_doubt(asked: pb.Transition, to_state: TaskState) -> tuple[CallInDoubt, ...]:
+    """The calls that a person is to settle."""
+    calls = calls_in_doubt_to_domain(asked.calls_in_doubt)
+    if not calls:
+        return ()
+    if to_state is not TaskState.WAITING_USER or asked.reason != Reason.TOOL_IN_DOUBT or asked.HasField("wait"):
+        told = f"is for {TaskState.WAITING_USER} / {Reason.TOOL_IN_DOUBT}, without a wait"
+        raise InvalidRequest(violations=[("transition.calls_in_doubt", told)])
+    if len({call.call_id for call in calls}) < len(calls):
+        raise InvalidRequest(violations=[("transition.calls_in_doubt", "names a call twice")])
+    return calls
 
 
 def _wait(asked: pb.Transition, to_state: TaskState) -> Wait | None:

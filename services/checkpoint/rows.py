@@ -88,12 +88,14 @@ class TaskRow:
     own_max_nano_usd: int
     parent_task_id: str | None
     sub_agents: int
+    calls_in_doubt: tuple[str, ...]
 
     def __post_init__(self) -> None:
         """What the database gives as text and list becomes what the rules speak of."""
         self.state = TaskState(self.state)
         self.open_calls = tuple(self.open_calls)
         self.dead_owners = tuple(self.dead_owners)
+        self.calls_in_doubt = tuple(self.calls_in_doubt)
 
     @property
     def fence(self) -> FenceRow:

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from services.checkpoint.missing import missing
 from services.checkpoint.queries import QUERIES, fetch_all
+from services.checkpoint.resolving import calls_in_doubt
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.enums import STATES
+from tenure.wire.in_doubt import calls_in_doubt_to_wire
 from tenure.wire.times import timestamp
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ class _Snapshot(NamedTuple):
     depth: int
     spawn_call_id: str
     spawn_index: int
+    calls_in_doubt: list[str]
 
     def task(self) -> task_pb2.Task:
         state = TaskState(self.state)
@@ -99,6 +102,7 @@ class _Snapshot(NamedTuple):
             spawn_call_id=self.spawn_call_id,
             spawn_index=self.spawn_index,
             used_nano_usd=self.own_nano_usd,
+            calls_in_doubt=calls_in_doubt_to_wire(calls_in_doubt(self.calls_in_doubt)),
         )
 
     def _budget(self) -> task_pb2.BudgetStatus:

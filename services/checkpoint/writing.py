@@ -169,6 +169,7 @@ def _move_arrays(drafts: Sequence[Draft]) -> dict[str, Any]:
         "wait_deadline_at": Texts(row.wait_deadline_at.isoformat() if row.wait_deadline_at else "" for row in rows),
         "waiting_since": Texts(row.waiting_since.isoformat() if row.waiting_since else "" for row in rows),
         "queued_until": Texts(row.queued_until.isoformat() if row.queued_until else "" for row in rows),
+        "calls_in_doubt": Texts(",".join(row.calls_in_doubt) for row in rows),
         "ended": Bools(draft.ended for draft in drafts),
         "dead_owners": Texts(OWNERS_SEPARATOR.join(row.dead_owners) for row in rows),
     }

@@ -18,9 +18,8 @@ from services.worker.room import Room
 from tenure.domain import entries as facts
 from tenure.domain.budget import Denied, ReserveRequest
 from tenure.domain.compaction import Window
-from tenure.domain.conversation import Message
+from tenure.domain.conversation import Message, text_of
 from tenure.domain.failures import FailureClass
-from tenure.domain.fold import text_of
 from tenure.domain.lost_calls import HeardCall
 from tenure.domain.results import system_prompt
 from tenure.domain.summary import SUMMARY_SYSTEM

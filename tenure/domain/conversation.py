@@ -125,3 +125,8 @@ def result_of(intent: ToolIntent, outcome: Outcome) -> Result:
     whole = f" All of it is in the workspace's file {outcome.output_path}." if outcome.output_path else ""
     removed = f"[The result of this call was removed to make room.{whole}]"
     return Result(int(intent.call_id.partition(".")[0]), block, removed)
+
+
+def text_of(content: Iterable[dict[str, Any]]) -> str:
+    """The words in a message's blocks."""
+    return "\n\n".join(block["text"] for block in content if block.get("type") == "text" and block.get("text"))

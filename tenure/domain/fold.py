@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tenure.domain.conversation import Conversation, Message, Result, result_of, text_block
+from tenure.domain.conversation import Conversation, Message, Result, result_of, text_block, text_of
 from tenure.domain.entries import (
     PROMPT_TOO_LONG,
     AssistantMessage,
@@ -34,6 +34,7 @@ from tenure.domain.entries import (
     UserMessage,
     WaitResolution,
 )
+from tenure.domain.in_doubt import Resolution, ResolveCall
 from tenure.domain.states import NO_ROOM_YET, TERMINAL, TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.timeouts import TIMEOUT_REASONS
@@ -54,6 +55,7 @@ class ResumePoint:
     `summary_through_step`: of the newest attempt, while its summary is not there; 0: it asks for a turn. `overflows`:
     how often the provider found the conversation too long since the newest turn; `must_shorten`: nothing was done yet.
     `refused_tokens`: the bound of what it found too long, at the newest time.
+    `resolutions`: the newest word of a person on each open call, to be passed along when it is executed.
     `counted`: how many messages the newest turn was sent, and what the provider counted for them, in tokens.
     """
 
@@ -68,6 +70,7 @@ class ResumePoint:
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     allowed_calls: set[str] = field(default_factory=set)
     edited_calls: set[str] = field(default_factory=set)
+    resolutions: dict[str, Resolution] = field(default_factory=dict)
     control_steps: dict[int, ControlStep] = field(default_factory=dict)
     extra_steps: int = 0
     attempts_in_step: int = 0
@@ -126,9 +129,9 @@ class ResumePoint:
         if entry.sequence != self.sequence + 1:
             raise ValueError(f"entry {entry.sequence} does not follow {self.sequence}")
         self.sequence = entry.sequence
-        self._fold(entry.step, entry.body)
+        self._fold(entry.step, entry.body, entry.actor)
 
-    def _fold(self, step: int, body: Body) -> None:  # noqa: C901, PLR0912 - one case for each kind of fact, and nothing else
+    def _fold(self, step: int, body: Body, actor: str) -> None:  # noqa: C901, PLR0912 - one case for each kind of fact, and nothing else
         match body:
             case Submitted():
                 self.spec, by = body.spec, body.spawned_by
@@ -152,6 +155,7 @@ class ResumePoint:
                 self.intents[body.call_id] = body
             case ToolOutcome():
                 self.outcomes[body.call_id] = body.outcome
+                self.resolutions.pop(body.call_id, None)
             case UserMessage():
                 self._texts.append(body.text)
             case CancelRequest():
@@ -160,6 +164,8 @@ class ResumePoint:
                 self._control_step(step, body)
             case OperatorRequest(act=Requeue(extra_steps=extra)):
                 self.extra_steps += extra
+            case OperatorRequest(act=ResolveCall(call_id, attempt, decision)):
+                self.resolutions[call_id] = Resolution(attempt, decision, body.reason, actor)
             case WaitResolution():
                 self._resolve(body)
             case ResultRejected():
@@ -192,8 +198,8 @@ class ResumePoint:
         """Requeued after an end, or forked: the history goes on, without what judged the attempt before."""
         self.failures.clear()
         self.retries = self.timeout_retries = self.truncations = self.corrections = self.overflows = 0
-        self.summary_through_step = 0
-        self.must_shorten, self.counted = False, None  # system prompt and tools may be others
+        self.summary_through_step, self.must_shorten = 0, False
+        self.counted = None  # system prompt and tools may be others
         self.cancel_reason = None
         self._drop_dead_end()
 
@@ -235,9 +241,8 @@ class ResumePoint:
         self._texts.clear()
 
     def _forget_calls(self) -> None:
-        self.intents.clear()
-        self.outcomes.clear()
-        self.allowed_calls.clear()
+        for of_calls in (self.intents, self.outcomes, self.allowed_calls, self.resolutions):
+            of_calls.clear()
         self.answer = None
 
     def _answer(self, step: int, body: AssistantMessage) -> None:
@@ -290,8 +295,3 @@ def fold(entries: Iterable[Entry]) -> ResumePoint:
     for entry in entries:
         point.apply(entry)
     return point
-
-
-def text_of(content: Iterable[dict[str, Any]]) -> str:
-    """The words in a message's blocks."""
-    return "\n\n".join(block["text"] for block in content if block.get("type") == "text" and block.get("text"))

@@ -8,7 +8,7 @@ import pytest
 
 from services.worker.estimate import InputEstimate
 from services.worker.model import ModelCall, ModelCallFailed, ModelClient, ModelRequest
-from tenure.domain.fold import text_of
+from tenure.domain.conversation import text_of
 from tests.fix_simulator import running_simulator
 from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 

@@ -28,7 +28,7 @@ select clock_timestamp() as locked_at,
        held.has_result_schema,
        held.policy, held.timeout_retries, held.queued_until,
        held.used_nano_usd, held.model_nano_usd, held.model_prices, held.own_max_tokens, held.own_max_nano_usd,
-       held.parent_task_id::text, held.sub_agents,
+       held.parent_task_id::text, held.sub_agents, held.calls_in_doubt,
        money.max_tokens, money.used_tokens, money.reserved_tokens,
        money.max_nano_usd, money.used_nano_usd, money.reserved_nano_usd, money.unpriced_calls,
        money.warned_tokens, money.warned_nano_usd
@@ -122,6 +122,7 @@ update tasks t
        wait = c.wait, wait_deadline_at = nullif(c.wait_deadline_at, '')::timestamptz,
        wait_correlation = c.wait_correlation, waiting_since = nullif(c.waiting_since, '')::timestamptz,
        timeout_retries = c.timeout_retries, queued_until = nullif(c.queued_until, '')::timestamptz,
+       calls_in_doubt = string_to_array(c.calls_in_doubt, ','),
        starts_at = case when c.state = 'QUEUED' then t.starts_at end,
        queued_at = case when c.state = 'QUEUED' then case when t.state = 'QUEUED' then t.queued_at
                                                           else %(locked_at)b::timestamptz end end,
@@ -140,11 +141,11 @@ update tasks t
          %(dead_owners)b::text[], %(ending_result)b::bytea[], %(attempt)b::bigint[], %(max_steps)b::bigint[],
          %(deadline_at)b::text[], %(wait)b::bytea[], %(wait_deadline_at)b::text[], %(wait_correlation)b::text[],
          %(waiting_since)b::text[], %(result_json)b::bytea[], %(timeout_retries)b::bigint[], %(queued_until)b::text[],
-         %(own_max_tokens)b::bigint[], %(own_max_nano_usd)b::bigint[])
+         %(own_max_tokens)b::bigint[], %(own_max_nano_usd)b::bigint[], %(calls_in_doubt)b::text[])
        as c(task_id, state, reason, message, result, epoch, claim_id, holds, owner, claim_count, ending_state,
             ending_reason, ending_message, ending_actor, ending_at, next_retry_at, ended, dead_owners, ending_result,
             attempt, max_steps, deadline_at, wait, wait_deadline_at, wait_correlation, waiting_since,
-            result_json, timeout_retries, queued_until, own_max_tokens, own_max_nano_usd)
+            result_json, timeout_retries, queued_until, own_max_tokens, own_max_nano_usd, calls_in_doubt)
  where t.task_id = c.task_id
 returning t.change_xid, t.tenant, t.task_id, t.sequence, t.state, t.reason,
           t.ending_state <> '' and t.ended_at is null as cancel_requested, t.updated_at,
@@ -235,7 +236,7 @@ select t.task_id::text, t.tenant, f.body, t.state, t.reason, t.message, t.attemp
        t.parent_task_id::text, t.root_task_id::text, t.created_at, t.updated_at, t.started_at, t.ended_at,
        t.next_retry_at, t.deadline_at, t.wait, t.forked_from_task_id::text, t.forked_from_sequence,
        t.result_json, t.used_nano_usd, b.max_nano_usd, b.used_nano_usd, b.reserved_nano_usd, b.unpriced_calls,
-       t.depth, t.spawn_call_id, t.spawn_index
+       t.depth, t.spawn_call_id, t.spawn_index, t.calls_in_doubt
   from unnest(%(task_ids)b::text[]::uuid[]) with ordinality as asked(task_id, place)
   join tasks t using (task_id)
   join budgets b using (root_task_id)
