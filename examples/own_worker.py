@@ -78,8 +78,9 @@ class Point:
     sequence: int = 0
     intents: dict[str, ledger_pb2.ToolIntent] = field(default_factory=dict)
     outcomes: dict[str, tool_pb2.Outcome] = field(default_factory=dict)
+    words: dict[str, tool_pb2.CallResolution] = field(default_factory=dict)
 
-    def apply(self, body: ledger_pb2.EntryBody) -> None:
+    def apply(self, body: ledger_pb2.EntryBody, actor: str = "") -> None:
         """Facts this loop has no use for are passed over: a newer version may write kinds it does not know."""
         match body.WhichOneof("body"):
             case "submitted":
@@ -88,6 +89,11 @@ class Point:
                 self.intents[body.tool_intent.call_id] = body.tool_intent
             case "tool_outcome":
                 self.outcomes[body.tool_outcome.call_id] = body.tool_outcome.outcome
+            case "operator_request" if body.operator_request.HasField("resolve_call"):
+                word, why = body.operator_request.resolve_call, body.operator_request.reason
+                self.words[word.call_id] = tool_pb2.CallResolution(
+                    call_attempt=word.call_attempt, decision=word.decision, reason=why, actor=actor
+                )
 
     def open_intents(self) -> list[ledger_pb2.ToolIntent]:
         """Announced, without outcome: an owner before us may have made these calls, or not."""
@@ -107,9 +113,11 @@ class TaskRun:
         while True:
             for intent in self.point.open_intents():
                 outcome = await again(partial(self.execute, intent))
-                if outcome.status == tool_pb2.OUTCOME_STATUS_IN_DOUBT:
-                    # The intent stays open: who opens the task later executes it again, and hears what was decided.
-                    return await self.leave(task_pb2.TASK_STATE_WAITING_USER, "TOOL_IN_DOUBT")
+                if outcome.status == tool_pb2.OUTCOME_STATUS_IN_DOUBT and outcome.detail != "ABANDONED":
+                    # The intent stays open: a person says what became of this attempt, and who opens the task then
+                    # executes the call again with that word.
+                    doubt = tool_pb2.CallInDoubt(call_id=intent.call_id, call_attempt=outcome.call_attempt)
+                    return await self.leave(task_pb2.TASK_STATE_WAITING_USER, "TOOL_IN_DOUBT", calls_in_doubt=[doubt])
                 await self.commit(tool_outcome=ledger_pb2.ToolOutcome(call_id=intent.call_id, outcome=outcome))
             # Rule 9. An ending needs an outcome for every open intent; between two steps none is open. A loop that ends
             # a task in the middle of one calls Fence(close), and commits what that says of each call with the end.
@@ -130,7 +138,7 @@ class TaskRun:
                 self.next_commit_number = part.header.next_commit_number
                 self.held.cancelled = part.header.task.cancel_requested
             for entry in part.page.entries:
-                self.point.apply(entry.body)
+                self.point.apply(entry.body, entry.actor)
                 self.point.sequence = self.held.progress.sequence = entry.sequence
 
     async def commit(self, transition: ledger_pb.Transition | None = None, **fact: Any) -> None:
@@ -153,9 +161,9 @@ class TaskRun:
         self.point.sequence = self.held.progress.sequence = response.sequence
         self.held.cancelled = self.held.cancelled or response.cancel_requested
 
-    async def leave(self, state: task_pb2.TaskState.ValueType, reason: str, result: str = "") -> None:
+    async def leave(self, state: task_pb2.TaskState.ValueType, reason: str, **more: Any) -> None:
         """A move out of RUNNING; afterwards the claim holds nothing."""
-        await self.commit(ledger_pb.Transition(to_state=state, reason=reason, result=result))
+        await self.commit(ledger_pb.Transition(to_state=state, reason=reason, **more))
 
     async def execute(self, intent: ledger_pb2.ToolIntent) -> tool_pb2.Outcome:
         """Rule 8. Execute is repeated until there is an outcome: a call that runs is joined, one that has ended is
@@ -163,7 +171,11 @@ class TaskRun:
         """
         await self.worker.session.trusted()
         request = tools_pb.ExecuteRequest(
-            token=self.held.token, call_id=intent.call_id, tool=intent.tool, arguments_json=intent.arguments_json
+            token=self.held.token,
+            call_id=intent.call_id,
+            tool=intent.tool,
+            arguments_json=intent.arguments_json,
+            resolution=self.point.words.get(intent.call_id),
         )
         async for event in self.worker.tools.Execute(request, timeout=TOOL_SECONDS):
             self.held.progress.tool_signs += 1

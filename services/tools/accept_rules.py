@@ -9,7 +9,8 @@ from services.tools.records import Asked, CallRow, unpack_outcome
 from tenure.domain.admission import stale
 from tenure.domain.epochs import Fence
 from tenure.domain.errors import AlreadyExists, StaleEpoch
-from tenure.domain.tools import IN_DOUBT, NOT_RUN, CallState, Outcome
+from tenure.domain.in_doubt import Resolution, RunAgain, Settled, outcome_in_doubt, take_word
+from tenure.domain.tools import NOT_RUN, CallState, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,8 @@ def decide(row: CallRow | None, asked: Asked, here: Here) -> Verdict | AlreadyEx
         return _concluded(_decide_accepted(row, asked, here), asked)
     if row.state is CallState.STARTED:
         return _concluded(_decide_started(row, here), asked)
+    if row.state is CallState.IN_DOUBT:
+        return _concluded(_decide_in_doubt(row, asked.resolution, here), asked)
     return Answer(known_outcome(row))
 
 
@@ -114,8 +117,24 @@ def known_outcome(row: CallRow) -> Outcome:
     """The answer of a call that is neither to be run nor running."""
     if row.outcome is not None:
         return unpack_outcome(row.outcome)
-    unknown = IN_DOUBT if row.state is CallState.IN_DOUBT else NOT_RUN
-    return replace(unknown, call_attempt=row.call_attempt)
+    if row.state is CallState.IN_DOUBT:
+        return outcome_in_doubt(row.call_attempt, row.doubt_note)
+    return replace(NOT_RUN, call_attempt=row.call_attempt)
+
+
+def _decide_in_doubt(row: CallRow, resolution: Resolution | None, here: Here) -> Verdict:
+    """A person's word on this very attempt decides. Its next number makes void whatever the old runner still does.
+
+    One that says that the runner is gone is mistaken where the attempt runs in this very process.
+    """
+    if resolution is not None:
+        match take_word(resolution, row.call_attempt, runner_gone=row.runner_gone):
+            case Settled(outcome):
+                return Conclude(outcome)
+            case RunAgain(call_attempt):
+                runs_here = here.running_attempt == row.call_attempt
+                return Join(row.call_attempt) if runs_here else Run(call_attempt)
+    return Answer(outcome_in_doubt(row.call_attempt, row.doubt_note, resolution))
 
 
 def _decide_accepted(row: CallRow, asked: Asked, here: Here) -> Verdict:

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Final
 
 from services.tools.runs import STOPPING_SECONDS, Run, Stop
-from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailed
+from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailed, ToolInDoubt
 from tenure.domain.errors import TryLater, Unavailable
+from tenure.domain.in_doubt import MAY_HAVE_HAPPENED
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
 
 _log: Final = logging.getLogger(__name__)
@@ -35,7 +36,8 @@ class Effect:
         self._limit_seconds = asked if self._is_shortened else own
 
     async def carry_out(self, hold: Callable[[asyncio.Task[Outcome]], None]) -> Outcome:
-        """The outcome. Raises NeverBegan, and Unavailable when it was stopped by a runner that is no longer trusted.
+        """The outcome. Raises NeverBegan, ToolInDoubt of an UNSAFE tool, and Unavailable when it was stopped by a
+        runner that is no longer trusted.
 
         `hold` is given the effect, which goes on after this if it does not stop when asked.
         """
@@ -61,6 +63,11 @@ class Effect:
             return self._outcome(await self._tool.run(self._context, self._arguments))
         except ToolFailed as failure:
             return self._outcome(ToolAnswer(failure.message, OutcomeStatus.FAILED, failure.detail))
+        except ToolInDoubt as doubt:
+            if not self._tool.definition.effect_class.may_run_again:
+                raise
+            told = f"{doubt.message} It is not known whether it had its effect."
+            return self._outcome(ToolAnswer(told, OutcomeStatus.FAILED, MAY_HAVE_HAPPENED))
         except TryLater:
             raise  # nothing was done
         except Exception as error:  # noqa: BLE001  an outcome the agent reads, never the death of the task

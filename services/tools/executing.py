@@ -18,7 +18,8 @@ from services.tools.runs import Displaced, Event, Started
 from services.tools.runs import Run as RunningCall
 from services.tools.tool import Work
 from tenure.domain.errors import TenureError, Unavailable
-from tenure.domain.tools import IN_DOUBT, Outcome
+from tenure.domain.in_doubt import outcome_in_doubt
+from tenure.domain.tools import Outcome
 from tenure.runtime import metrics
 from tenure.runtime.batching import Batcher
 from tenure.runtime.failpoint import failpoint
@@ -63,7 +64,7 @@ class Executor:
             "accepts",
             self._accept,
             key=lambda request: request.asked.key,
-            size=lambda request: len(request.asked.arguments_json) + _OVERHEAD_BYTES,
+            size=lambda request: request.asked.size_bytes + _OVERHEAD_BYTES,
         )
 
     async def execute(self, request: Request) -> AsyncGenerator[Event, None]:
@@ -128,7 +129,7 @@ class Executor:
                 return _Running(run, joined=True)
             case Doubt(call_attempt):
                 metrics.count("tenure_calls_in_doubt_total")
-                return Outcome(IN_DOUBT.status, IN_DOUBT.content, call_attempt=call_attempt)
+                return outcome_in_doubt(call_attempt)
             case Answer(outcome) | Conclude(outcome):
                 return outcome
             case _:

@@ -12,11 +12,12 @@ from tenure.runtime.kept_connection import KeptConnection
 
 
 class Finish(NamedTuple):
-    """An attempt's outcome, packed."""
+    """An attempt's outcome, packed; b"": its tool does not know whether it had its effect, see `doubt_note`."""
 
     key: CallKey
     call_attempt: int
     outcome: bytes
+    doubt_note: str = ""
 
 
 def finish_batcher(kept: KeptConnection) -> Batcher[Finish, bool]:
@@ -32,6 +33,7 @@ def finish_batcher(kept: KeptConnection) -> Batcher[Finish, bool]:
             "call_ids": [finish.key.call_id for finish in batch],
             "attempts": [finish.call_attempt for finish in batch],
             "outcomes": [finish.outcome for finish in batch],
+            "doubt_notes": [finish.doubt_note for finish in batch],
         }
         async with kept.use() as postgres:
             cursor = await postgres.execute(QUERIES.finish_calls, parameters)

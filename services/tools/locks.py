@@ -88,4 +88,6 @@ def _call_row(row: tuple[Any, ...]) -> CallRow:
         runner_id=row[8],
         runner_alive=row[9],
         outcome=row[10],
+        runner_gone=row[11],
+        doubt_note=row[12],
     )

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from tenure.domain.epochs import Fence
+from tenure.domain.in_doubt import Happened, Resolution
 from tenure.domain.token import Claims
 from tenure.domain.tools import CallState, EffectClass, Outcome
 from tenure.v1 import tool_pb2
@@ -31,7 +32,8 @@ class CallKey(NamedTuple):
 class Asked:
     """An Execute, checked. `clear`: its outcome when that is known without running anything. `traceparent`: the span
     of who asks, "" for none. `timeout_seconds`: how long its task lets it run; 0: as long as the tool does.
-    of who asks, "" for none. `output_limit_bytes`: how much the model can be shown, 0: as much as the tool may.
+    `output_limit_bytes`: how much the model can be shown, 0: as much as the tool may. `resolution`: a person's word,
+    for a call in doubt.
     """
 
     key: CallKey
@@ -43,10 +45,17 @@ class Asked:
     traceparent: str = ""
     timeout_seconds: float = 0.0
     output_limit_bytes: int = 0
+    resolution: Resolution | None = None
 
     @property
     def fence(self) -> Fence:
         return self.claims.fence
+
+    @property
+    def size_bytes(self) -> int:
+        """What it brings along."""
+        said = self.resolution.decision if self.resolution is not None else None
+        return len(self.arguments_json) + (len(said.result.encode()) if isinstance(said, Happened) else 0)
 
     @property
     def arguments_hash(self) -> bytes:
@@ -56,7 +65,9 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class CallRow:
-    """A call's record, read under its lock."""
+    """A call's record, read under its lock. `runner_gone`: proven, which is more than not being alive. `doubt_note`:
+    what the tool said of a doubt.
+    """
 
     key: CallKey
     effect_class: EffectClass
@@ -67,6 +78,8 @@ class CallRow:
     runner_id: UUID | None
     runner_alive: bool
     outcome: bytes | None
+    runner_gone: bool = False
+    doubt_note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,12 @@ from services.tools.output import OutputKeeper
 from services.tools.records import Asked, pack_outcome
 from services.tools.runs import Displaced, Run, Runs, Stop
 from services.tools.start import Start, withdraw_start
-from services.tools.tool import CallContext, Tool, Work
+from services.tools.tool import CallContext, Tool, ToolInDoubt, Work
 from tenure.domain.epochs import describe_epoch
 from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailable
+from tenure.domain.in_doubt import outcome_in_doubt
 from tenure.domain.tools import CallState, Outcome
-from tenure.runtime import semconv
+from tenure.runtime import metrics, semconv
 from tenure.runtime.batching import AGAIN, Batcher
 from tenure.runtime.failpoint import failpoint
 from tenure.runtime.logs import log_context
@@ -35,6 +36,7 @@ from tenure.runtime.telemetry import span
 _log: Final = logging.getLogger(__name__)
 _MOST_STARTS: Final = 3
 _LONGEST_CHARACTER_BYTES: Final = 4
+_MOST_NOTE_CHARACTERS: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +130,27 @@ class Runner:
     async def _perform(self, run: Run, work: Work) -> Outcome:
         tool = work.tool
         await failpoint("tools.after_accept")
-        async with self._lanes[tool.lane]:
-            outcome = await self._bounded(run, tool, await self._run_once(run, work))
+        try:
+            async with self._lanes[tool.lane]:
+                outcome = await self._bounded(run, tool, await self._run_once(run, work))
+        except ToolInDoubt as doubt:
+            return await self._put_in_doubt(run, doubt.message)
         await failpoint("tools.after_effect")
         count_outcome(tool.name, outcome)
         if not await self._writers.finishes.submit(Finish(run.key, run.call_attempt, pack_outcome(outcome))):
             raise Displaced
         await failpoint("tools.after_outcome")
         return outcome
+
+    async def _put_in_doubt(self, run: Run, told: str) -> Outcome:
+        """The tool itself does not know what became of it: recorded under this attempt, for a person to settle."""
+        note = told.replace("\0", "\ufffd")[:_MOST_NOTE_CHARACTERS]
+        await failpoint("tools.after_effect")
+        if not await self._writers.finishes.submit(Finish(run.key, run.call_attempt, b"", note)):
+            raise Displaced
+        metrics.count("tenure_calls_in_doubt_total")
+        await failpoint("tools.after_outcome")
+        return outcome_in_doubt(run.call_attempt, note)
 
     async def _bounded(self, run: Run, tool: Tool, outcome: Outcome) -> Outcome:
         """What is too long for the model is kept in the workspace before the outcome is recorded."""

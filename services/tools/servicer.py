@@ -34,6 +34,7 @@ from tenure.runtime.trace_context import traceparent
 from tenure.v1 import token_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceServicer
 from tenure.validators import validate
+from tenure.wire.in_doubt import resolution_to_domain
 from tenure.wire.times import seconds
 from tenure.wire.token import check_token
 from tenure.wire.tools import tool_to_wire
@@ -168,6 +169,7 @@ class ToolServicer(ToolServiceServicer):
             traceparent=request.traceparent or traceparent(),
             timeout_seconds=seconds(request.timeout),
             output_limit_bytes=request.output_limit_bytes,
+            resolution=resolution_to_domain(request.resolution) if request.HasField("resolution") else None,
         )
         if tool is None or isinstance(judged, Outcome):
             return Request(asked, None)

@@ -57,6 +57,17 @@ class ToolFailed(Exception):  # noqa: N818  what the tool says to the model, no 
         self.message, self.detail = message, detail
 
 
+class ToolInDoubt(Exception):  # noqa: N818  no error of the service either
+    """What was asked for was sent, and the answer was lost: the effect may or may not have happened. The text, for
+    people and the model, says what is known. An UNSAFE call is IN_DOUBT then, until somebody settles it; any other has
+    failed.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
 Arguments = dict[str, Any]
 """As they came, and known to fit the tool's schema."""
 
@@ -66,9 +77,10 @@ RunTool = Callable[[CallContext, Arguments], Awaitable[ToolAnswer]]
 @dataclass(frozen=True, slots=True)
 class Tool:
     """`run` gets arguments that fit the schema. It is cancelled to stop it, and ends only once nothing of it goes on in
-    this process (see `past_return`): by that a runner is proven gone. It raises ToolFailed for the model, and anything
-    else it raises is told as a crash. Calls of one `lane` share its places. `guard_seconds`: how much longer than its
-    timeout a tool may take that keeps the time by itself and has more to say about it.
+    this process (see `past_return`): by that a runner is proven gone. It raises ToolFailed for the model, ToolInDoubt
+    for an answer that was lost, and anything else it raises is told as a crash. Calls of one `lane` share its places.
+    `guard_seconds`: how much longer than its timeout a tool may take that keeps the time by itself and has more to say
+    about it.
     """
 
     definition: ToolDefinition

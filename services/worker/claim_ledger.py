@@ -25,6 +25,7 @@ from tenure.runtime.trace_context import traceparent
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.entries import new_entry
 from tenure.wire.enums import STATES
+from tenure.wire.in_doubt import calls_in_doubt_to_wire
 from tenure.wire.opened import read_entries
 from tenure.wire.portions import portions
 from tenure.wire.task import prices_to_domain
@@ -209,4 +210,5 @@ def _transition_to_wire(transition: facts.Transition) -> pb.Transition:
         wait=None if wait is None else wait_to_wire(wait),
         wait_timeout=None if wait is None else duration(wait.timeout_seconds),
         error_class=transition.error_class,
+        calls_in_doubt=calls_in_doubt_to_wire(transition.calls_in_doubt),
     )

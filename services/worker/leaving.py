@@ -10,9 +10,11 @@ from services.worker.interrupts import Interrupted, Interruption
 from services.worker.tool_step import Unusual
 from tenure.domain.entries import ModelFailure, ToolIntent, Transition
 from tenure.domain.fold import ResumePoint
+from tenure.domain.in_doubt import RUNNER_NOT_GONE, CallInDoubt
 from tenure.domain.states import Reason, TaskState, is_terminal
 from tenure.domain.task import TaskPolicy
 from tenure.domain.timeouts import Phase, after_timeout
+from tenure.domain.tools import Outcome
 
 
 def late_transition(
@@ -45,8 +47,7 @@ def late_call(point: ResumePoint, policy: TaskPolicy, failure: ModelFailure) -> 
 def after_calls(point: ResumePoint, policy: TaskPolicy, unusual: Unusual) -> Transition | None:
     """How the task is left after the calls of a step; None: the model reads what they came to."""
     if unusual.in_doubt:
-        told = f"it is not known whether these calls happened: {_names(unusual.in_doubt)}"
-        return Transition(TaskState.WAITING_USER, Reason.TOOL_IN_DOUBT, told)
+        return _wait_for_word(unusual.in_doubt)
     if unusual.late:
         told = f"these calls took too long and were stopped: {_names(unusual.late)}"
         return late_transition(point, policy, Phase.TOOL_CALL, told)
@@ -66,6 +67,16 @@ def after_interruption(point: ResumePoint, policy: TaskPolicy, interrupted: Inte
         case Interruption.END:
             told = point.cancel_reason or "its end was asked for"
             return Transition(TaskState.CANCELLED, Reason.CANCEL_REQUESTED, told, point.last_text)
+
+
+def _wait_for_word(in_doubt: Sequence[tuple[ToolIntent, Outcome]]) -> Transition:
+    """A person is to say what became of them; the wait names each with its attempt."""
+    told = f"it is not known whether these calls happened: {_names([intent for intent, _ in in_doubt])}"
+    running = [intent for intent, outcome in in_doubt if outcome.detail == RUNNER_NOT_GONE]
+    if running:
+        told += f"; to be run again, the runner of these must be gone: {_names(running)}"
+    calls = tuple(CallInDoubt(intent.call_id, outcome.call_attempt) for intent, outcome in in_doubt)
+    return Transition(TaskState.WAITING_USER, Reason.TOOL_IN_DOUBT, told, calls_in_doubt=calls)
 
 
 def _names(intents: Sequence[ToolIntent]) -> str:

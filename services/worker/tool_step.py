@@ -15,6 +15,7 @@ from services.worker.parts import Parts
 from tenure.domain.compaction import Window
 from tenure.domain.entries import ToolIntent, ToolOutcome
 from tenure.domain.errors import Fenced, InvalidRequest, TryLater
+from tenure.domain.in_doubt import is_unsettled
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.task import InDoubtPolicy, TaskPolicy
 from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition
@@ -40,7 +41,7 @@ worker for stuck, and counts its death: an outage must not look like a task that
 class Unusual:
     """Calls of a step that its model may not be all there is to: a person must settle them, or they took too long."""
 
-    in_doubt: list[ToolIntent] = field(default_factory=list)
+    in_doubt: list[tuple[ToolIntent, Outcome]] = field(default_factory=list)
     late: list[ToolIntent] = field(default_factory=list)
 
 
@@ -72,8 +73,8 @@ class ToolStep:
             while running:
                 for call in await self._holding.interrupts.guard(_first_done(running, commit_at)):
                     intent, outcome = running.pop(call), call.result()
-                    if outcome.status is OutcomeStatus.IN_DOUBT and self._policy is InDoubtPolicy.WAIT_FOR_PERSON:
-                        unusual.in_doubt.append(intent)
+                    if is_unsettled(outcome) and self._policy is InDoubtPolicy.WAIT_FOR_PERSON:
+                        unusual.in_doubt.append((intent, outcome))
                     else:
                         unusual.late += [intent] if outcome.status is OutcomeStatus.TIMED_OUT else []
                         self.uncommitted.append((step, ToolOutcome(intent.call_id, outcome)))
@@ -132,7 +133,13 @@ class ToolStep:
             await self._parts.trust.wait_open()
             try:
                 return await self._parts.tools.execute(
-                    self._holding.token, intent, hear, timeout_seconds, self._output_limit_bytes, self._limit_seconds
+                    self._holding.token,
+                    intent,
+                    hear,
+                    timeout_seconds,
+                    self._output_limit_bytes,
+                    self._limit_seconds,
+                    self._ledger.point.resolutions.get(intent.call_id),
                 )
             except TryLater as error:
                 failures += 1

@@ -11,6 +11,7 @@ import grpc
 from services.worker.frames import FrameClient, FrameShape, Tagged
 from tenure.domain.entries import ToolIntent, ToolsDefined
 from tenure.domain.errors import Unavailable
+from tenure.domain.in_doubt import Resolution
 from tenure.domain.tools import CallStandings, Outcome
 from tenure.runtime.rpc_channel import TenureChannel
 from tenure.runtime.status import OUTCOME_UNKNOWN
@@ -18,6 +19,7 @@ from tenure.runtime.trace_context import traceparent
 from tenure.v1 import token_pb2
 from tenure.v1 import tool_service_pb2 as pb
 from tenure.v1 import tool_service_pb2_grpc as grpc_pb
+from tenure.wire.in_doubt import resolution_to_wire
 from tenure.wire.refusal import refusal_to_domain
 from tenure.wire.times import duration
 from tenure.wire.tools import outcome_to_domain, standings_to_domain, tool_to_domain
@@ -60,12 +62,13 @@ class ToolsClient:
         timeout_seconds: float,
         output_limit_bytes: int = 0,
         limit_seconds: float | None = None,
+        resolution: Resolution | None = None,
     ) -> Outcome:
         """Runs the call or joins it. `on_sign` hears every sign of life of it; a refusal is none. Cancelling this stops
         waiting, not the tool. `output_limit_bytes`: how much of its output the model can be shown; 0: the tool's.
 
         Unavailable after `timeout_seconds` without an outcome: execute it again, which joins. `limit_seconds`: how long
-        the tool may run; None: as long as it does by itself.
+        the tool may run; None: as long as it does by itself. `resolution`: a word on the call, from the ledger.
         """
         ending: asyncio.Future[pb.TaggedExecuteEvent] = asyncio.get_running_loop().create_future()
 
@@ -83,6 +86,7 @@ class ToolsClient:
             traceparent=traceparent(),
             output_limit_bytes=output_limit_bytes,
             timeout=None if limit_seconds is None else duration(limit_seconds),
+            resolution=None if resolution is None else resolution_to_wire(resolution),
         )
         tag = self._frames.ask(request, hear)
         try:

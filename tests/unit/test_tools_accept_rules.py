@@ -11,6 +11,7 @@ from services.tools.accept_rules import Answer, Conclude, Doubt, FenceRow, Here,
 from services.tools.records import Asked, CallKey, CallRow, pack_outcome
 from tenure.domain.epochs import Fence
 from tenure.domain.errors import AlreadyExists, StaleEpoch
+from tenure.domain.in_doubt import DidNotHappen, Happened, Resolution
 from tenure.domain.token import Claims
 from tenure.domain.tools import CallState, EffectClass, Outcome, OutcomeStatus
 
@@ -131,3 +132,37 @@ def test_what_is_settled_is_answered_from_the_record():
         verdict = decide(row(state, EffectClass.PURE, runner_alive=False), asked(), IDLE)
         assert isinstance(verdict, Answer)
         assert (verdict.outcome.status, verdict.outcome.call_attempt) == (status, 3)
+
+
+def test_a_word_on_the_attempt_in_doubt_settles_the_call_or_has_it_run_again_under_the_next_one():
+    doubted = row(CallState.IN_DOUBT, EffectClass.UNSAFE)
+    settled = decide(doubted, replace(asked(), resolution=said(Happened("paid"))), IDLE)
+    assert isinstance(settled, Conclude)
+    assert (settled.outcome.content, settled.outcome.call_attempt) == ("paid", 4)
+    again = replace(asked(), resolution=said(DidNotHappen(runner_is_gone=True)))
+    assert decide(doubted, again, IDLE) == Run(4)
+    vanished = Outcome(OutcomeStatus.INVALID_ARGUMENTS, "no such tool")
+    assert decide(doubted, replace(again, clear=vanished), IDLE) == Conclude(replace(vanished, call_attempt=4))
+
+
+def test_a_call_that_runs_in_this_process_is_not_gone_whatever_is_said():
+    again = replace(asked(), resolution=said(DidNotHappen(runner_is_gone=True)))
+    assert decide(row(CallState.IN_DOUBT, EffectClass.UNSAFE), again, RUNNING) == Join(3)
+
+
+@pytest.mark.parametrize("call_attempt", [2, 4])
+def test_a_word_on_another_attempt_changes_nothing(call_attempt):
+    again = replace(asked(), resolution=said(DidNotHappen(runner_is_gone=True), call_attempt))
+    answer = decide(row(CallState.IN_DOUBT, EffectClass.UNSAFE), again, IDLE)
+    assert isinstance(answer, Answer)
+    assert (answer.outcome.status, answer.outcome.call_attempt) == (OutcomeStatus.IN_DOUBT, 3)
+
+
+def test_an_outcome_that_came_first_counts_more_than_a_word():
+    known = Outcome(OutcomeStatus.SUCCEEDED, "done", call_attempt=3)
+    finished = row(CallState.FINISHED, EffectClass.UNSAFE, outcome=pack_outcome(known))
+    assert decide(finished, replace(asked(), resolution=said(Happened("paid"))), IDLE) == Answer(known)
+
+
+def said(decision, call_attempt: int = 3) -> Resolution:
+    return Resolution(call_attempt, decision, "I looked", "olga")

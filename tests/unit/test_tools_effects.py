@@ -12,7 +12,7 @@ from services.tools.effects import Effect, NeverBegan
 from services.tools.output import cut
 from services.tools.records import Asked, CallKey
 from services.tools.runs import Displaced, Output, Runs, Started, Stop
-from services.tools.tool import CallContext, Tool, ToolAnswer, ToolFailed, past_return
+from services.tools.tool import CallContext, Tool, ToolAnswer, ToolFailed, ToolInDoubt, past_return
 from tenure.domain.errors import Unavailable
 from tenure.domain.token import Claims
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
@@ -24,10 +24,10 @@ def asked() -> Asked:
     return Asked(CallKey(task_id, "1.0"), claims, "tool", EffectClass.UNSAFE, b"{}")
 
 
-def a_tool(run, timeout_seconds: float = 5.0, limit_bytes: int = 1000) -> Tool:
-    definition = define(
-        "tool", EffectClass.UNSAFE, "d", {}, timeout_seconds=timeout_seconds, output_limit_bytes=limit_bytes
-    )
+def a_tool(
+    run, timeout_seconds: float = 5.0, limit_bytes: int = 1000, effect_class: EffectClass = EffectClass.UNSAFE
+) -> Tool:
+    definition = define("tool", effect_class, "d", {}, timeout_seconds=timeout_seconds, output_limit_bytes=limit_bytes)
     return Tool(definition, run)
 
 
@@ -167,3 +167,19 @@ def test_what_is_cut_is_valid_text_within_the_limit_and_says_so(limit):
     assert was_cut
     assert len(kept.encode()) <= max(limit, 60)
     assert kept.endswith(f"longer than {limit} bytes]")
+
+
+async def lost(_context, _arguments) -> ToolAnswer:
+    raise ToolInDoubt("The connection broke.")
+
+
+async def test_an_unsafe_tool_that_does_not_know_says_so_and_nothing_is_made_of_it():
+    with pytest.raises(ToolInDoubt):
+        await outcome_of(lost)
+
+
+@pytest.mark.parametrize("effect_class", [EffectClass.PURE, EffectClass.IDEMPOTENT, EffectClass.KEYED])
+async def test_any_other_tool_that_does_not_know_has_failed_and_says_what_is_known(effect_class):
+    outcome = await outcome_of(lost, effect_class=effect_class)
+    assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, "MAY_HAVE_HAPPENED")
+    assert outcome.content == "The connection broke. It is not known whether it had its effect."

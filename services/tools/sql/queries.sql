@@ -24,9 +24,10 @@ update fences f
 
 -- name: lock_calls
 -- Read after the fences are locked, in a statement of its own: its snapshot must not be older than the lock.
--- A runner is alive while its last renewal is younger than its time to live, by the database's clock.
+-- A runner is alive while its last renewal is younger than its time to live, by the database's clock. Gone it is by proof.
 select c.task_id, c.call_id, c.effect_class, c.arguments_hash, c.state, c.call_attempt, c.epoch, c.claim_id,
-       c.runner_id, coalesce(r.renewed_at + r.ttl_seconds * interval '1 second' > clock_timestamp(), false), c.outcome
+       c.runner_id, coalesce(r.renewed_at + r.ttl_seconds * interval '1 second' > clock_timestamp(), false), c.outcome,
+       r.ended_at is not null, c.doubt_note
   from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[]) as w(task_id, call_id)
   join calls c using (task_id, call_id)
   left join runners r using (runner_id)
@@ -47,10 +48,12 @@ select w.task_id, w.call_id, w.tool, w.effect_class, w.arguments_hash, w.argumen
 
 -- name: change_calls
 -- Known calls that are handed to this runner, put in doubt, concluded, or authorised by another claim. Locked by lock_calls.
+-- What is run again by a person's word began before: that it did not happen is known by that word alone.
 update calls c
    set state = w.state, call_attempt = w.call_attempt, epoch = w.epoch, claim_id = w.claim_id,
        runner_id = case when w.state = 'ACCEPTED' then %(runner_id)b::uuid else c.runner_id end,
-       begun_before = c.begun_before or (c.state = 'STARTED' and w.state = 'ACCEPTED'),
+       begun_before = c.begun_before or (c.state in ('STARTED', 'IN_DOUBT') and w.state = 'ACCEPTED'),
+       doubted_at = case when w.state = 'IN_DOUBT' then clock_timestamp() end, doubt_note = '',
        outcome = nullif(w.outcome, ''::bytea),
        finished_at = case when w.state = 'FINISHED' then clock_timestamp() end
   from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[], %(states)b::text[], %(attempts)b::int[],
@@ -90,7 +93,9 @@ with fence as materialized (
 update calls c
    set state = case when c.state <> 'IN_DOUBT' and not f.closed then 'ACCEPTED'
                     when c.begun_before then 'IN_DOUBT' else 'NOT_RUN' end,
-       call_attempt = c.call_attempt + 1, started_at = null
+       call_attempt = c.call_attempt + 1, started_at = null,
+       doubted_at = case when c.begun_before and (c.state = 'IN_DOUBT' or f.closed)
+                         then coalesce(c.doubted_at, clock_timestamp()) end
   from fence f
  where c.task_id = %(task_id)b::uuid and c.call_id = %(call_id)b::text
    and c.call_attempt = %(call_attempt)b::int and c.state in ('ACCEPTED', 'STARTED', 'IN_DOUBT')
@@ -98,19 +103,24 @@ returning c.state;
 
 -- name: finish_calls
 -- Asks for the attempt and not for the fence: an effect that happened is recorded even when its owner is stale, and one
--- of a call that was given up as in doubt clears the doubt.
+-- of a call that was given up as in doubt clears the doubt. No outcome: the tool itself does not know.
 with w as materialized (
-  select * from unnest(%(ordinals)b::int[], %(task_ids)b::uuid[], %(call_ids)b::text[], %(attempts)b::int[],
-                       %(outcomes)b::bytea[]) as w(ord, task_id, call_id, call_attempt, outcome)
+  select ord, task_id, call_id, call_attempt, nullif(outcome, ''::bytea) as outcome, doubt_note
+    from unnest(%(ordinals)b::int[], %(task_ids)b::uuid[], %(call_ids)b::text[], %(attempts)b::int[],
+                %(outcomes)b::bytea[], %(doubt_notes)b::text[])
+      as w(ord, task_id, call_id, call_attempt, outcome, doubt_note)
 ), held as materialized (
-  select w.ord, c.task_id, c.call_id, w.outcome
+  select w.ord, c.task_id, c.call_id, w.outcome, w.doubt_note
     from w join calls c using (task_id, call_id)
    where c.call_attempt = w.call_attempt and c.state in ('STARTED', 'IN_DOUBT')
    order by c.task_id, c.call_id
      for no key update of c
 )
 update calls c
-   set state = 'FINISHED', outcome = h.outcome, finished_at = clock_timestamp()
+   set state = case when h.outcome is null then 'IN_DOUBT' else 'FINISHED' end, outcome = h.outcome,
+       finished_at = case when h.outcome is not null then clock_timestamp() end,
+       doubted_at = case when h.outcome is null then coalesce(c.doubted_at, clock_timestamp()) end,
+       doubt_note = case when h.outcome is null then h.doubt_note else '' end
   from held h where c.task_id = h.task_id and c.call_id = h.call_id
 returning h.ord;
 
@@ -122,7 +132,8 @@ with held as materialized (
 )
 update calls c
    set state = case when c.begun_before then 'IN_DOUBT' else 'NOT_RUN' end,
-       finished_at = case when c.begun_before then null else clock_timestamp() end
+       finished_at = case when c.begun_before then null else clock_timestamp() end,
+       doubted_at = case when c.begun_before then clock_timestamp() end
   from held h where c.task_id = %(task_id)b::uuid and c.call_id = h.call_id;
 
 -- name: settle_dead
@@ -133,7 +144,7 @@ with held as materialized (
      and coalesce(r.renewed_at + r.ttl_seconds * interval '1 second' <= clock_timestamp(), true)
    order by c.call_id for no key update of c
 )
-update calls c set state = 'IN_DOUBT'
+update calls c set state = 'IN_DOUBT', doubted_at = clock_timestamp()
   from held h where c.task_id = %(task_id)b::uuid and c.call_id = h.call_id;
 
 -- name: is_any_started
