@@ -99,8 +99,15 @@ async def test_a_service_killed_while_it_takes_a_word_leaves_it_to_the_next(tool
     assert len(outside.lines("a")) == effects.get(moment, 1)
 
 
-@pytest.mark.parametrize("decision", [Happened("it is there"), Abandon(), GONE])
-@pytest.mark.parametrize("moment", ["before_effect", "after_effect"])
+@pytest.mark.parametrize(
+    ("moment", "decision"),
+    [
+        ("before_effect", GONE),
+        ("before_effect", Happened("it is there")),
+        ("after_effect", GONE),
+        ("after_effect", Abandon()),
+    ],
+)
 async def test_a_paused_replica_that_wakes_can_neither_begin_nor_record_over_a_newer_decision(
     tool_service, grants, outside, tools_database, tmp_path, moment, decision
 ):
