@@ -1,0 +1,154 @@
+"""The ways to a program's first line that are compared with each other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+import services.tools.sandbox
+from bench.data_path import DataPath
+from services.tools.sandbox import Sandbox, SandboxLimits, SandboxSettings
+from services.tools.sandbox.toolchain import find_bubblewrap, find_interpreter
+from tenure.domain.epochs import compose_epoch
+from tenure.domain.token import TASK_PREFIX, Claims
+from tenure.domain.tools import call_id
+from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.tenancy import DEFAULT_TENANT
+from tenure.v1 import token_pb2
+from tenure.v1 import tool_service_pb2 as pb
+from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
+from tenure.wire.token import sign_claims
+
+CODE: Final = "print('here')"
+BARE_PYTHON: Final = "bare python3"
+BARE_BUBBLEWRAP: Final = "bare bwrap python3"
+LAUNCHER: Final = "the launcher alone, to its exec"
+COLD: Final = "a sandbox started for the program"
+WARM: Final = "a sandbox that was waiting"
+EXECUTE: Final = "Execute of execute_python, over gRPC"
+NOTHING: Final = "Execute of a tool that does nothing, to its outcome"
+
+_CALL_SECONDS: Final = 60.0
+_LAUNCHER: Final = Path(services.tools.sandbox.__file__).with_name("launcher.py")
+# Apart from those of the tool service that runs beside them.
+_COLD_UID, _WARM_UID = 61_200, 61_300
+_WARM: Final = 2
+Start = Callable[[], Awaitable[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """Each way returns the seconds from being asked to the first line. `warm` is the sandbox behind WARM."""
+
+    ways: dict[str, Start]
+    warm: Sandbox
+
+
+@asynccontextmanager
+async def program_starts(folder: Path) -> AsyncIterator[Starts]:
+    """Everything that is compared, ready to be asked."""
+    async with AsyncExitStack() as opened:
+        path = await opened.enter_async_context(DataPath(folder / "service", "tools"))
+        channel = await opened.enter_async_context(open_channel(path.address("tools")))
+        cold = await opened.enter_async_context(await Sandbox.open(SandboxSettings(first_uid=_COLD_UID)))
+        warm = await opened.enter_async_context(await Sandbox.open(SandboxSettings(first_uid=_WARM_UID, warm=_WARM)))
+        calls = _Calls(ToolServiceStub(channel), _token(path))
+        ways = {
+            BARE_PYTHON: _of_command([_interpreter(), "-c", CODE]),
+            BARE_BUBBLEWRAP: _of_command(_bubblewrap()),
+            LAUNCHER: _of_command(_launcher()),
+            COLD: _of_sandbox(cold, folder / "cold"),
+            WARM: _of_sandbox(warm, folder / "warm"),
+            EXECUTE: calls.first_output,
+            NOTHING: calls.outcome_of_nothing,
+        }
+        yield Starts(ways, warm)
+
+
+def _interpreter() -> str:
+    return str(find_interpreter().path)
+
+
+def _bubblewrap() -> list[str]:
+    view = ["--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
+    return [str(find_bubblewrap().path), *view, _interpreter(), "-c", CODE]
+
+
+def _launcher() -> list[str]:
+    orders = ["--parent", str(os.getpid()), "--", "/bin/echo", "here"]
+    return [sys.executable, "-I", "-S", str(_LAUNCHER), *orders]
+
+
+def _of_command(command: list[str]) -> Start:
+    return lambda: asyncio.to_thread(_first_line, command)
+
+
+def _first_line(command: list[str]) -> float:
+    began = perf_counter()
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env={}, cwd="/") as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        seconds = perf_counter() - began
+    assert line == b"here\n", f"{command[0]} printed {line!r}"
+    return seconds
+
+
+def _of_sandbox(sandbox: Sandbox, workspace: Path) -> Start:
+    workspace.mkdir(parents=True)
+
+    async def first_line() -> float:
+        heard: list[float] = []
+        began = perf_counter()
+        result = await sandbox.run_python(
+            CODE, workspace, SandboxLimits(), lambda _stream, _text: heard.append(perf_counter() - began)
+        )
+        assert result.stdout == "here\n", f"the program came to {result}"
+        return heard[0]
+
+    return first_line
+
+
+@dataclass(slots=True)
+class _Calls:
+    """Calls of one task, one after another."""
+
+    stub: Any
+    token: token_pb2.FencingToken
+    step: int = 0
+
+    async def first_output(self) -> float:
+        """To the first event with output."""
+        return await self._until("output", "execute_python", json.dumps({"code": CODE}))
+
+    async def outcome_of_nothing(self) -> float:
+        """What accepting, marking and recording a call takes. `append_record` is not set up here."""
+        return await self._until("outcome", "append_record", json.dumps({"file": "bench", "line": "nothing"}))
+
+    async def _until(self, event: str, tool: str, arguments_json: str) -> float:
+        """Hears the call to its end, so that calls do not overlap."""
+        self.step += 1
+        request = pb.ExecuteRequest(
+            token=self.token, call_id=call_id(self.step, 0), tool=tool, arguments_json=arguments_json
+        )
+        heard: dict[str, float] = {}
+        began = perf_counter()
+        async for response in self.stub.Execute(request, timeout=_CALL_SECONDS):
+            heard.setdefault(response.WhichOneof("event"), perf_counter() - began)
+        return heard[event]
+
+
+def _token(path: DataPath) -> token_pb2.FencingToken:
+    """Of a claim that only the tool service will ever see."""
+    claims = Claims(f"{TASK_PREFIX}{uuid.uuid4()}", DEFAULT_TENANT, compose_epoch(1, 1), str(uuid.uuid4()), "bench")
+    return sign_claims(path.signer, claims, datetime.now(UTC))
