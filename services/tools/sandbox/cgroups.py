@@ -44,6 +44,7 @@ _SETTINGS: dict[int, tuple[_Setting, ...]] = {
     ),
 }
 _OOM_FILE = {1: "memory.oom_control", 2: "memory.events"}
+_V1_CPU_FILE = "cpuacct.usage"  # beside the others where `cpu,cpuacct` is one hierarchy, as it mostly is
 _PEAK_FILE = {1: "memory.max_usage_in_bytes", 2: "memory.peak"}
 
 
@@ -92,6 +93,8 @@ class Cgroup:
                 found["refused_forks"] = _field(directory / "pids.events", "max")
             if version == 2 and (used := _field(directory / "cpu.stat", "usage_usec")) is not None:
                 found["cpu_ms"] = used // 1000
+            elif "cpu" in hierarchy.controllers and (used := _number(directory / _V1_CPU_FILE)) is not None:
+                found.setdefault("cpu_ms", used // 1_000_000)
         return Counters(**found)
 
     def kill(self) -> None:

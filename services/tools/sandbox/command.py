@@ -14,6 +14,7 @@ WORKSPACE_PATH = "/work"
 HOOK_PATH = f"{WORKSPACE_PATH}/sitecustomize.py"
 # Bubblewrap itself takes part in a run: its monitor, outside of the pid namespace.
 OWN_PROCESSES = 1
+STACK_BYTES = 8 * MIB
 SHM_PATH, SHM_BYTES = "/dev/shm", MIB  # noqa: S108  # inside the sandbox
 
 ENVIRONMENT = {
@@ -146,8 +147,10 @@ def _system(view: View) -> list[str]:
 def rlimits(limits: SandboxLimits, *, memory: bool, processes: int | None) -> dict[str, int]:
     """Limits per process. `memory` and `processes` are set where no cgroup limits them for the run as a whole."""
     chosen = {
-        "CORE": 0,
+        # 0 would stop core files only: a handler that the host pipes cores to is started for any limit but 1.
+        "CORE": 1,
         "MEMLOCK": 0,
+        "STACK": STACK_BYTES,
         "CPU": max(1, math.ceil(limits.cpu_seconds)),
         "FSIZE": limits.file_bytes,
         "NOFILE": limits.open_files,

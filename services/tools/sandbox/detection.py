@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from services.tools.sandbox.cgroups import Cgroups
 from services.tools.sandbox.errors import SandboxUnavailable
+from services.tools.sandbox.launcher import LANDLOCK_FOR_SIGNALS, LANDLOCK_FOR_TCP, landlock_version
 from services.tools.sandbox.seccomp import compile_filter
 from services.tools.sandbox.toolchain import Program, find_bubblewrap, find_interpreter
 
@@ -103,6 +104,7 @@ def detect(settings: SandboxSettings) -> Detection:
     bubblewrap = notes.look(lambda: find_bubblewrap(settings.bubblewrap), lambda found: f"bubblewrap {found.path}")
     interpreter = notes.look(lambda: find_interpreter(settings.interpreter), lambda found: f"interpreter {found.path}")
     rules = notes.look(compile_filter, lambda found: f"system-call filter of {len(found) // 8} instructions")
+    _judge_landlock(notes)
     notes.missing += user_namespace_obstacles()
     is_root = os.geteuid() == 0
     _judge_uids(settings, notes, is_root=is_root)
@@ -141,6 +143,16 @@ def user_namespace_hint() -> str:
     if _sysctl("kernel/apparmor_restrict_unprivileged_userns") == 1:
         return " (AppArmor restricts user namespaces here: kernel.apparmor_restrict_unprivileged_userns is 1)"
     return ""
+
+
+def _judge_landlock(notes: _Findings) -> None:
+    version = landlock_version()
+    if version >= LANDLOCK_FOR_SIGNALS:
+        notes.present.append(f"Landlock version {version}, a second wall for TCP, abstract sockets and signals")
+    elif version >= LANDLOCK_FOR_TCP:
+        notes.weaker.append(f"Landlock version {version} of this kernel is a second wall for TCP only")
+    else:
+        notes.weaker.append("without Landlock's rules for TCP there is no second wall behind the network namespace")
 
 
 def _judge_uids(settings: SandboxSettings, notes: _Findings, *, is_root: bool) -> None:

@@ -18,24 +18,44 @@ DENIED = (
     *("ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "pidfd_getfd", "kcmp"),
     # Mounts and roots, in the old and the new interface.
     *("mount", "umount", "umount2", "pivot_root", "chroot", "fsopen", "fsconfig", "fsmount", "fspick"),
-    *("move_mount", "open_tree", "mount_setattr", "open_by_handle_at", "name_to_handle_at"),
+    *("move_mount", "open_tree", "open_tree_attr", "mount_setattr", "open_by_handle_at", "name_to_handle_at"),
+    *("listmount", "statmount"),
     # Namespaces.
-    *("unshare", "setns"),
+    *("unshare", "setns", "listns"),
     # Keys are not namespaced.
     *("keyctl", "add_key", "request_key"),
     # Large and often broken parts of the kernel that agents' programs do not need.
     *("bpf", "perf_event_open", "userfaultfd", "io_uring_setup", "io_uring_enter", "io_uring_register"),
     *("vmsplice", "memfd_secret", "personality", "lookup_dcookie", "modify_ldt", "uselib"),
-    *("fanotify_init", "fanotify_mark", "mbind", "move_pages", "migrate_pages", "set_mempolicy"),
+    *("fanotify_init", "fanotify_mark", "mbind", "move_pages", "migrate_pages", "set_mempolicy", "get_mempolicy"),
+    *("set_mempolicy_home_node", "process_mrelease", "nfsservctl", "sysfs", "ustat", "_sysctl"),
     # The machine itself.
     *("kexec_load", "kexec_file_load", "init_module", "finit_module", "delete_module", "reboot"),
     *("swapon", "swapoff", "acct", "syslog", "quotactl", "quotactl_fd", "iopl", "ioperm", "vhangup"),
     *("clock_settime", "clock_adjtime", "settimeofday", "adjtimex", "stime", "sethostname", "setdomainname"),
 )
 _CLONE_NEW = (0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000)
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+# Would type into the terminal of whoever started the service; would load a line discipline's module into the kernel.
+_TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
 _PR_SET_PDEATHSIG = 1
+_RLIMIT_CORE = 4
 _AF_UNIX = 1
+# The kernel looks at the lower half of arguments that are `int` in C; a filter that compares all 64 bits can be walked
+# around with something in the upper half (seen to work).
+_AS_INT = 0xFFFFFFFF
+# Calls newer than the oldest libseccomp in use. From 424 on numbers are the same on all architectures.
+_NUMBERS = {
+    "process_madvise": 440,
+    "mount_setattr": 442,
+    "quotactl_fd": 443,
+    "memfd_secret": 447,
+    "process_mrelease": 448,
+    "set_mempolicy_home_node": 450,
+    "statmount": 457,
+    "listmount": 458,
+    "open_tree_attr": 467,
+    "listns": 470,
+}
 
 
 def compile_filter() -> bytes:
@@ -47,27 +67,40 @@ def compile_filter() -> bytes:
             f"the system-call filter cannot be built: pyseccomp needs libseccomp.so.2 (package libseccomp2): {error}"
         ) from error
     rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
+    # Calls by another ABI of the same machine (32 bits, x32) would come past every rule here: there are none.
+    rules.set_attr(pyseccomp.Attr.ACT_BADARCH, pyseccomp.ERRNO(errno.ENOSYS))
     for name in DENIED:
         _deny(pyseccomp, rules, name)
     _deny_new_namespaces(pyseccomp, rules)
-    for request in (_TIOCSTI, _TIOCLINUX):  # would type into the terminal of whoever started the service
-        rules.add_rule(
-            pyseccomp.ERRNO(errno.EPERM), "ioctl", pyseccomp.Arg(1, pyseccomp.MASKED_EQ, 0xFFFFFFFF, request)
-        )
+    for request in (_TIOCSTI, _TIOCLINUX, _TIOCSETD):
+        _deny(pyseccomp, rules, "ioctl", _equals(pyseccomp, 1, request))
     # The program's death signal, for when the service dies, was set before it started. It must stay set.
-    rules.add_rule(pyseccomp.ERRNO(errno.EPERM), "prctl", pyseccomp.Arg(0, pyseccomp.EQ, _PR_SET_PDEATHSIG))
+    _deny(pyseccomp, rules, "prctl", _equals(pyseccomp, 0, _PR_SET_PDEATHSIG))
+    _keep_core_limit(pyseccomp, rules)
     # No network: nothing but local sockets. Some families (vsock) reach the host past the network namespace.
-    rules.add_rule(pyseccomp.ERRNO(errno.EAFNOSUPPORT), "socket", pyseccomp.Arg(0, pyseccomp.NE, _AF_UNIX))
+    for name in ("socket", "socketpair"):
+        rules.add_rule(pyseccomp.ERRNO(errno.EAFNOSUPPORT), name, pyseccomp.Arg(0, pyseccomp.NE, _AF_UNIX))
     return _exported(rules)
 
 
-def _deny(pyseccomp: Any, rules: Any, name: str) -> None:
-    """Refuse one call; a name that this architecture or libseccomp does not know cannot be called by it either."""
-    try:
-        pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name)
-    except (ValueError, OSError):
-        return
-    rules.add_rule(pyseccomp.ERRNO(errno.EPERM), name)
+def _deny(pyseccomp: Any, rules: Any, name: str, *when: Any) -> None:
+    """Refuse one call; one that this architecture does not have is none."""
+    known = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name)
+    number = known if known >= 0 else _NUMBERS.get(name, known)
+    if number >= 0:
+        rules.add_rule(pyseccomp.ERRNO(errno.EPERM), number, *when)
+
+
+def _equals(pyseccomp: Any, argument: int, value: int) -> Any:
+    """That an argument which is an `int` to the kernel has this value."""
+    return pyseccomp.Arg(argument, pyseccomp.MASKED_EQ, _AS_INT, value)
+
+
+def _keep_core_limit(pyseccomp: Any, rules: Any) -> None:
+    """The limit of 1 byte keeps a crash from the host's core handler, which runs as root; one of 0 would not."""
+    _deny(pyseccomp, rules, "setrlimit", _equals(pyseccomp, 0, _RLIMIT_CORE))
+    setting = pyseccomp.Arg(2, pyseccomp.NE, 0)  # reading it has no new value
+    _deny(pyseccomp, rules, "prlimit64", _equals(pyseccomp, 1, _RLIMIT_CORE), setting)
 
 
 def _deny_new_namespaces(pyseccomp: Any, rules: Any) -> None:
