@@ -83,11 +83,18 @@ def compile_filter() -> bytes:
     return _exported(rules)
 
 
+def system_call_number(name: str) -> int | None:
+    """The number on this architecture; None when it has no such call. Needs libseccomp."""
+    import pyseccomp
+
+    known: int = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name)
+    return known if known >= 0 else _NUMBERS.get(name)
+
+
 def _deny(pyseccomp: Any, rules: Any, name: str, *when: Any) -> None:
     """Refuse one call; one that this architecture does not have is none."""
-    known = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name)
-    number = known if known >= 0 else _NUMBERS.get(name, known)
-    if number >= 0:
+    number = system_call_number(name)
+    if number is not None:
         rules.add_rule(pyseccomp.ERRNO(errno.EPERM), number, *when)
 
 
