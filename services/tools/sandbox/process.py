@@ -8,7 +8,7 @@ import os
 import resource
 import signal
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, Self
@@ -17,7 +17,7 @@ from services.tools.sandbox.cgroups import Cgroup, Counters
 from services.tools.sandbox.command import Descriptors, Entry, View, bubblewrap_command, launcher_command
 from services.tools.sandbox.limits import SandboxLimits
 from services.tools.sandbox.namespace import NamespaceInit, StatusReport
-from services.tools.sandbox.procfs import children_of, stat_fields
+from services.tools.sandbox.procfs import children_of, private_files, stat_fields
 
 # The first way to kill nearly always takes milliseconds. After that there is nothing left but to wait: a kernel under
 # load may need seconds to take a namespace with many files down.
@@ -142,6 +142,11 @@ class SandboxedProcess:
             os.close(fd)
             raise ProcessLookupError(errno.ESRCH, "the process has another mount namespace than was reported")
         return fd
+
+    def files_in_memory(self, places: Iterable[str]) -> int:
+        """How many files are in the private file systems at these places; 0 before they are there."""
+        init = self._report.init_pid
+        return 0 if init is None else sum(private_files(init, place) for place in places)
 
     @property
     def exit_code(self) -> int | None:

