@@ -134,7 +134,7 @@ class Supervision:
                 following = tasks.create_task(self._follow(process, program))
                 watchers = [
                     tasks.create_task(self._end_when_stopped(process, following)),
-                    tasks.create_task(self._watch_counters(process)),
+                    tasks.create_task(self._watch_counters(process, program)),
                     tasks.create_task(self._watch_files(program)),
                 ]
                 await asyncio.wait({following})
@@ -176,7 +176,7 @@ class Supervision:
             self.left_behind = True
             following.cancel()
 
-    async def _watch_counters(self, process: SandboxedProcess) -> None:
+    async def _watch_counters(self, process: SandboxedProcess, program: Program) -> None:
         """End what forks on after refusals, and what has used up its CPU time.
 
         The kernel's own CPU limit comes a second later and is for each process; its warning is no use here, as a
