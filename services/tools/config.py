@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from pydantic import ValidationError
+from pydantic import AliasChoices, Field, ValidationError
 
 from services.tools.config_section import Section
+from services.tools.mcp.settings import McpServers
 from services.tools.web_search.settings import WebSearchSettings
 from tenure.runtime.settings import ConfigurationError
 
@@ -25,6 +26,7 @@ _MOST_BYTES: Final = 1024 * 1024
 class ToolsConfig(Section):
     """The whole file. Every section may be left out."""
 
+    mcp_servers: McpServers = Field(default={}, validation_alias=AliasChoices("mcp_servers", "mcpServers"))
     web_search: WebSearchSettings | None = None
 
 

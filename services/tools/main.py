@@ -12,7 +12,6 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from services.tools.builtin.python import PYTHON_LANE
 from services.tools.closing import Closing, ClosingTimes
 from services.tools.config import read_config
 from services.tools.executing import Executor
@@ -32,10 +31,7 @@ from services.tools.servicer import SERVICE, ToolServicer
 from services.tools.settings import Settings
 from services.tools.start import start_batcher
 from services.tools.statements import MIGRATIONS, SCHEMA
-from services.tools.tool import GENERAL_LANE
-from services.tools.toolbox import open_file_requests, open_toolbox, threads
-from services.tools.web_search.asking import SEARCHES_AT_ONCE
-from services.tools.web_search.tool import SEARCH_LANE
+from services.tools.toolbox import lanes_of, open_file_requests, open_toolbox, threads
 from services.tools.workspace import Workspaces
 from services.tools.workspace_sweep import WorkspaceSweep
 from tenure.runtime.duties import Duties
@@ -80,16 +76,20 @@ async def compose(process: Process, settings: Settings, environment: Mapping[str
     )
     await startup_guard(pool, allow_unsafe=settings.allow_unsafe_postgres)
     verifier = Verifier(settings.verifying_keys_file)
-    registry = await open_toolbox(process, settings, config, sandbox)
-    server = await _service(process, settings, pool, registry, verifier)
+    registry = await open_toolbox(process, settings, config, sandbox, environment)
+    server = await _service(process, settings, pool, registry, lanes_of(settings, config), verifier)
     await serve(process, server)
 
 
 async def _service(
-    process: Process, settings: Settings, pool: Pool, registry: Registry, verifier: Verifier
+    process: Process,
+    settings: Settings,
+    pool: Pool,
+    registry: Registry,
+    lanes: Mapping[str, int],
+    verifier: Verifier,
 ) -> RpcServer:
     """The writers first, then the life they write under, then who runs, then who accepts."""
-    lanes = {GENERAL_LANE: settings.max_running, PYTHON_LANE: settings.sandbox_slots, SEARCH_LANE: SEARCHES_AT_ONCE}
     limits = RunnerLimits(lanes, settings.max_accepted, settings.drain_seconds)
     runs = Runs()
     keeper = OutputKeeper(Workspaces(settings.workspace_root), settings.workspace_bounds)

@@ -47,7 +47,7 @@ class OutputKeeper:
             return Shown(encoded.decode())
         path = f"{DIRECTORY}/{name}.txt"
         try:
-            self._keep(encoded, tenant, task_id, path)
+            self.keep(encoded, tenant, task_id, path)
         except (OSError, ToolFailed) as error:
             _log.warning("a long output was not kept: %s", error, extra={"output": name})
             return Shown(shorten(encoded, limit_bytes, _NOT_KEPT), truncated=True)
@@ -57,8 +57,9 @@ class OutputKeeper:
             kept = kept.replace("All of it is", f"{first} are")
         return Shown(shorten(encoded, limit_bytes, kept), truncated=True, path=path)
 
-    def _keep(self, encoded: bytes, tenant: str, task_id: str, path: str) -> None:
-        kept = encoded[:MOST_KEPT_BYTES]
+    def keep(self, content: bytes, tenant: str, task_id: str, path: str) -> None:
+        """What of it is kept at all, as a file of the workspace's directory `DIRECTORY`. Raises OSError, ToolFailed."""
+        kept = content[:MOST_KEPT_BYTES]
         self._bounds.check_room(self._workspaces.directory(tenant, task_id), len(kept), more_files=2)
         directory, name = path.split("/")
         with (

