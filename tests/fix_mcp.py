@@ -8,7 +8,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +47,7 @@ class McpServers:
     @asynccontextmanager
     async def everything_over_http(self, port: int = 0) -> AsyncIterator[int]:
         """Serves at http://127.0.0.1:PORT/mcp; killed at the end."""
-        port = port or _free_port()
+        port = port or free_port()
         process = await asyncio.create_subprocess_exec(
             *(self.node, self._script("server-everything"), "streamableHttp"),
             env={"PATH": os.environ["PATH"], "PORT": str(port)},
@@ -135,6 +135,13 @@ async def gone(*words: str) -> None:
             await asyncio.sleep(0.05)
 
 
+async def logged(tools: ToolReplica, message: str, times: int = 1) -> None:
+    """Returns when the service has logged this so often."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while len(tools.logged(message)) < times:
+            await asyncio.sleep(0.05)
+
+
 async def ended(pid: int) -> None:
     """Returns when this process does not run any more."""
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -142,7 +149,7 @@ async def ended(pid: int) -> None:
             await asyncio.sleep(0.05)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -157,6 +164,3 @@ async def _listens(port: int) -> bool:
     writer.close()
     await writer.wait_closed()
     return True
-
-
-Serve = Callable[..., Awaitable[ToolReplica]]

@@ -7,43 +7,46 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
-
 from tenure.domain.tools import OutcomeStatus
-from tests.fix_mcp import Configure, McpServers, definitions, ended, gone, offered, processes, withdrawn
+from tenure.v1 import tool_pb2
+from tests.fix_mcp import (
+    Configure,
+    McpServers,
+    definitions,
+    ended,
+    free_port,
+    gone,
+    logged,
+    offered,
+    processes,
+    withdrawn,
+)
 from tests.fix_tools import Grants, StartTools, appear
 
 
-@pytest.mark.parametrize("effect_class", ["PURE", "IDEMPOTENT", "KEYED"])
-async def test_a_call_that_may_be_repeated_is_sent_again_with_the_same_key_when_its_server_dies(
-    effect_class: str,
-    tool_service: StartTools,
-    grants: Grants,
-    mcp_servers: McpServers,
-    tools_config: Configure,
-    tmp_path: Path,
-) -> None:
-    config = tools_config(odd=mcp_servers.scripted(str(tmp_path), effects={"die": effect_class}))
-    tools, owner = await tool_service(config_file=config), grants.claim()
-    await offered(tools, owner, "odd__die")
-
-    outcome = await tools.outcome(owner, "1.0", "odd__die", file="sent")
-
-    assert outcome.content == "alive"
-    assert (tmp_path / "sent").read_text().splitlines() == [json.dumps(f"{owner.task_id}/1.0")] * 2
-
-
-async def test_a_call_that_kills_its_server_every_time_is_given_up(
+async def test_a_call_whose_server_dies_is_sent_again_with_its_key_or_in_doubt_by_its_class(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
 ) -> None:
-    config = tools_config(odd=mcp_servers.scripted(str(tmp_path), effects={"die": "PURE"}))
-    tools, owner = await tool_service(config_file=config), grants.claim()
-    await offered(tools, owner, "odd__die")
+    classes = ("PURE", "IDEMPOTENT", "KEYED", "UNSAFE")
+    servers = {name: mcp_servers.scripted(str(tmp_path), effects={"die": name}) for name in classes}
+    servers["hopeless"] = servers["PURE"]
+    tools, owner = await tool_service(config_file=tools_config(**servers)), grants.claim()
+    for name in servers:
+        await offered(tools, owner, f"{name}__die")
 
-    outcome = await tools.outcome(owner, "1.0", "odd__die", file="sent", times=99)
+    called = {name: tools.begin(owner, f"1.{at}", f"{name}__die", file=name) for at, name in enumerate(classes)}
+    hopeless = await tools.outcome(owner, "2.0", "hopeless__die", file="hopeless", times=99)
+    outcomes = {name: await call for name, call in called.items()}
 
-    assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, "CONNECTION_LOST")
-    assert len((tmp_path / "sent").read_text().splitlines()) == 3
+    sent = {name: (tmp_path / name).read_text().splitlines() for name in servers}
+    for at, name in enumerate(classes[:3]):
+        assert outcomes[name].content == "alive"
+        assert sent[name] == [json.dumps(f"{owner.task_id}/1.{at}")] * 2
+    assert outcomes["UNSAFE"].status is OutcomeStatus.IN_DOUBT
+    assert len(sent["UNSAFE"]) == 1
+    assert (hopeless.status, hopeless.detail) == (OutcomeStatus.FAILED, "CONNECTION_LOST")
+    assert len(sent["hopeless"]) == 3
+    assert (await tools.fence(owner))["1.3"].state == tool_pb2.CALL_STATE_IN_DOUBT
 
 
 async def test_a_server_that_answers_nothing_any_more_is_stopped_and_started_again(
@@ -107,9 +110,8 @@ async def test_nothing_of_a_server_is_left_when_the_service_ends_in_order(
 async def test_a_server_that_comes_later_is_found_and_calls_before_it_are_told_so(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
 ) -> None:
-    async with mcp_servers.everything_over_http() as port:
-        pass  # gone again: now the port is known, and nobody is there
-    config = tools_config(web={"url": f"http://127.0.0.1:{port}/mcp"})
+    port = free_port()
+    config = tools_config(web={"url": f"http://127.0.0.1:{port}/mcp", "timeout_seconds": 10})
     tools, owner = await tool_service(config_file=config), grants.claim()
     assert not any(name.startswith("web__") for name in await definitions(tools, owner))
 
@@ -118,8 +120,8 @@ async def test_a_server_that_comes_later_is_found_and_calls_before_it_are_told_s
         first = await tools.outcome(owner, "1.0", "web__echo", message="here")
     away = await tools.outcome(owner, "1.1", "web__echo", message="nobody")
     async with mcp_servers.everything_over_http(port):
-        back = tools.begin(owner, "1.2", "web__echo", message="back")
-        assert (await back).content == "Echo: back"
+        await logged(tools, "linked to an MCP server", 2)
+        assert (await tools.outcome(owner, "1.2", "web__echo", message="back")).content == "Echo: back"
 
     assert first.content == "Echo: here"
     assert (away.status, away.detail) == (OutcomeStatus.FAILED, "UNREACHABLE")

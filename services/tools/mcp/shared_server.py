@@ -45,8 +45,8 @@ class LinkTimes:
 
     @classmethod
     def of_calls(cls, timeout_seconds: float) -> Self:
-        """A call that waits in vain must still be able to say so."""
-        return cls(min(10.0, timeout_seconds / 2), timeout_seconds + 5.0)
+        """A call that has waited must still have the time for itself, and one that waited in vain to say so."""
+        return cls(min(10.0, timeout_seconds / 4), timeout_seconds + 5.0)
 
 
 class SharedServer:
