@@ -22,6 +22,7 @@ from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFa
 from services.tools.workspace import Workspaces
 from tenure.domain.errors import Unavailable
 from tenure.domain.tools import EffectClass, OutcomeStatus, ProgramUsage
+from tenure.runtime import metrics
 
 PYTHON_LANE: Final = "python"
 _KEPT_BYTES: Final = 64 * 1024
@@ -52,13 +53,18 @@ def python_tools(sandbox: Sandbox | SandboxUnavailable, workspaces: Workspaces, 
                 workspace,
                 limits,
                 on_output=lambda _stream, text: context.emit(text),
-                on_end=lambda ended: context.report_usage(_usage(ended)),
+                on_end=lambda ended: _report(context, ended),
             )
         except ValueError as error:
             raise ToolFailed(str(error), "PROGRAM_TOO_LARGE") from error
         return _answer(result)
 
     return [Tool(definition, run, lane=PYTHON_LANE, guard_seconds=_SETUP_SECONDS)]
+
+
+def _report(context: CallContext, result: SandboxResult) -> None:
+    metrics.count("tenure_sandbox_starts_total", start="warm" if result.warm else "cold")
+    context.report_usage(_usage(result))
 
 
 def _usage(result: SandboxResult) -> ProgramUsage:

@@ -29,7 +29,7 @@ class SandboxStatus(StrEnum):
 class SandboxResult:
     """One finished run. `exit_code` is the program's (128 + signal when a signal ended it), None when it was killed
     from outside or never started. `cpu_ms` and `memory_peak_bytes` are None where no cgroup counts them.
-    `message` is empty for OK and NONZERO, else one sentence for the agent.
+    `message` is empty for OK and NONZERO, else one sentence for the agent. `warm`: its sandbox had been waiting for it.
     """
 
     status: SandboxStatus
@@ -41,6 +41,7 @@ class SandboxResult:
     wall_ms: int
     memory_peak_bytes: int | None
     message: str
+    warm: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -182,7 +182,8 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
             if usage.disk_bytes > disk_bytes or usage.entries > entries:
                 supervision.stop(SandboxStatus.WORKSPACE_LIMIT)
             program = self._program(run.code, run.workspace, limits, run.slot, usage)
-            return await supervision.run(replace(program, ahead=run.ahead))
+            result = await supervision.run(replace(program, ahead=run.ahead))
+            return replace(result, warm=run.ahead is not None and run.ahead.is_released)
         finally:
             if run.ahead is not None:
                 self.warm_runs += run.ahead.is_released

@@ -1,0 +1,52 @@
+"""At the tool service: programs begin in sandboxes that were started before anybody asked for them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from tenure.domain.tools import OutcomeStatus
+from tests.patience import PATIENCE_SECONDS
+
+# When the program's interpreter was started, in seconds since the machine was.
+PROGRAM = """
+import os
+started = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+open("kept", "a").write("x")
+print(started)
+"""
+
+
+@pytest.fixture
+def needs_sandbox(sandbox_detection):
+    if sandbox_detection.missing:
+        pytest.skip("no sandbox on this machine")
+
+
+async def _is_older_than_its_call(tools, owner, number: int) -> bool:
+    asked = time.clock_gettime(time.CLOCK_BOOTTIME)
+    outcome = await tools.outcome(owner, f"{number}.0", "execute_python", code=PROGRAM)
+    assert outcome.status is OutcomeStatus.SUCCEEDED
+    return float(outcome.content) < asked
+
+
+async def test_a_program_begins_in_a_sandbox_that_was_there_before_the_call(
+    tool_service, grants, outside, needs_sandbox
+):
+    tools = await tool_service(sandbox_warm=1)
+    if [line for line in tools.log if "none is started ahead of its program" in line["message"]]:
+        pytest.skip("no sandbox can be started ahead here")
+    owner = grants.claim()
+    calls = 1
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not await _is_older_than_its_call(tools, owner, calls):
+            calls += 1
+            await asyncio.sleep(0.1)  # until the next one waits: the service's own proof used one
+    assert (outside.workspace(owner) / "kept").read_text() == "x" * calls
+
+
+async def test_none_is_started_ahead_when_none_is_wanted(tool_service, grants, needs_sandbox):
+    tools = await tool_service(sandbox_warm=0)
+    assert not await _is_older_than_its_call(tools, grants.claim(), 1)
