@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import grpc
-
+from services.gateway.doubts import list_in_doubt, what_is_said
 from services.gateway.peers import Peers, patiently
 from services.gateway.tasks import caller, new_id
 from tenure.domain.errors import Unavailable, WrongState
@@ -28,16 +27,15 @@ class AdminServicer(AdminServiceServicer):
         self._peers = peers
 
     async def ListInDoubtCalls(
-        self, _request: api.AdminServiceListInDoubtCallsRequest, context: Any
+        self, request: api.AdminServiceListInDoubtCallsRequest, _context: Any
     ) -> api.AdminServiceListInDoubtCallsResponse:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not served yet")
-        raise AssertionError("an aborted call does not go on")
+        return await list_in_doubt(self._peers, request)
 
     async def ResolveInDoubtCall(
-        self, _request: api.ResolveInDoubtCallRequest, context: Any
+        self, request: api.ResolveInDoubtCallRequest, _context: Any
     ) -> api.ResolveInDoubtCallResponse:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not served yet")
-        raise AssertionError("an aborted call does not go on")
+        asked = await what_is_said(self._peers, request)
+        return api.ResolveInDoubtCallResponse(task=await self._intervene(request.task_id, request.request_id, asked))
 
     async def ListWorkers(self, _request: api.ListWorkersRequest, _context: Any) -> api.ListWorkersResponse:
         asked = coordinator.CoordinatorServiceListWorkersRequest()

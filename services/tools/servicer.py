@@ -9,10 +9,9 @@ from contextlib import aclosing
 from typing import Any, Final
 from uuid import UUID
 
-import grpc
-
 from services.tools.answers import execute_response, fence_response, refused_write
 from services.tools.closing import Closing
+from services.tools.doubts import list_in_doubt
 from services.tools.executing import Executor, Request
 from services.tools.file_answers import copy_response, list_response, read_response
 from services.tools.file_requests import FileRequests
@@ -114,10 +113,10 @@ class ToolServicer(ToolServiceServicer):
         return await list_calls(self._pool, current_tenant(), request)
 
     async def ListInDoubtCalls(
-        self, _request: tool_service_pb2.ListInDoubtCallsRequest, context: Any
+        self, request: tool_service_pb2.ListInDoubtCallsRequest, _context: Any
     ) -> tool_service_pb2.ListInDoubtCallsResponse:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not served yet")
-        raise AssertionError("an aborted call does not go on")
+        """Those of the asking tenant."""
+        return await list_in_doubt(self._pool, current_tenant(), request)
 
     async def ListRefusedCalls(
         self, request: tool_service_pb2.ListRefusedCallsRequest, _context: Any

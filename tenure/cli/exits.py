@@ -52,6 +52,7 @@ _WITHOUT_ADVICE: Final = frozenset(
     {
         "LEASE_NOT_HELD",
         "LEASE_LOST",
+        "NOT_IN_DOUBT",
         "SCHEDULE_NOT_FOUND",
         "TASK_PRUNED",
         "TENANT_NOT_FOUND",

@@ -27,6 +27,7 @@ from tenure.cli.schedules import schedules
 from tenure.cli.show import entries, get, list_tasks
 from tenure.cli.submit import submit
 from tenure.cli.tenants import tenants
+from tenure.cli.tools import tools
 from tenure.cli.tree import tree
 from tenure.cli.usage import usage
 from tenure.cli.waits import resume, signal, waits
@@ -119,6 +120,7 @@ for command in (
     queues,
     refusals,
     explain_task,
+    tools,
     leases,
     schedules,
     webhooks,

@@ -7,14 +7,13 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 import click
-from rich.table import Table
 from rich.text import Text
 
 from tenure.cli.context import Context, pass_context
 from tenure.cli.facts import describe, goal_text, kind_name, style_of
 from tenure.cli.parameters import LABEL, find_task, task_argument
 from tenure.cli.results import result_shown
-from tenure.cli.tables import make_table
+from tenure.cli.tables import make_grid, make_table
 from tenure.cli.waits import wait_rows
 from tenure.cli.words import (
     ago,
@@ -136,9 +135,7 @@ def _show_task(context: Context, task: task_pb2.Task, forks: list[str]) -> None:
         ("forked from", _origin(task)),
         ("forks", _forks(forks)),
     ]
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = make_grid()
     for name, value in rows:
         if value:
             table.add_row(name, value)

@@ -11,3 +11,11 @@ def make_table(*columns: str) -> Table:
     for index, column in enumerate(columns):
         table.add_column(column, no_wrap=index == 0)
     return table
+
+
+def make_grid() -> Table:
+    """Names and what belongs to them, which may take more lines."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    return grid

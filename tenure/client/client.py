@@ -10,6 +10,7 @@ import uuid_utils
 from google.protobuf.message import Message
 
 from tenure.client.contact import Contact
+from tenure.client.doubts import DoubtCalls
 from tenure.client.files import FileCalls
 from tenure.client.interventions import InterventionCalls
 from tenure.client.lease_calls import LeaseCalls
@@ -54,7 +55,17 @@ LONGEST_ASKED_SECONDS: Final = 10.0
 LIST_PAGE: Final = 500
 
 
-class Client(FileCalls, InterventionCalls, LeaseCalls, PruneCalls, ScheduleCalls, TenantCalls, WaitCalls, WebhookCalls):
+class Client(
+    DoubtCalls,
+    FileCalls,
+    InterventionCalls,
+    LeaseCalls,
+    PruneCalls,
+    ScheduleCalls,
+    TenantCalls,
+    WaitCalls,
+    WebhookCalls,
+):
     """A connection to the gateway: `host:port`, or its replicas as `ip:port,ip:port`.
 
     Errors are those of tenure.domain.errors; TryLater is retried a few times first, and for some ten seconds once the

@@ -165,6 +165,19 @@ select c.call_id, c.tool, c.effect_class, c.state, c.call_attempt, c.epoch, c.cl
    and c.call_id collate "C" > %(after_call_id)b::text collate "C"
  order by c.call_id collate "C" limit %(limit)b::int;
 
+-- name: calls_in_doubt
+-- A page of a tenant's calls that nobody knows the outcome of, those first that are longest in doubt. What a runner itself put in
+-- doubt has ended there.
+select c.task_id, c.call_id, c.tool, c.effect_class, substring(c.arguments from 1 for %(most_bytes)b::int),
+       octet_length(c.arguments), c.call_attempt, c.started_at, c.doubted_at, c.runner_id, coalesce(r.instance, ''),
+       r.ended_at is not null or c.doubt_note <> '', c.doubt_note
+  from calls c join fences f using (task_id) left join runners r using (runner_id)
+ where c.doubted_at is not null and c.state = 'IN_DOUBT' and f.tenant = %(tenant)b::text
+   and (%(task_id)b::uuid is null or c.task_id = %(task_id)b::uuid)
+   and (c.doubted_at, c.task_id, c.call_id)
+     > (%(after)b::timestamptz, %(after_task_id)b::uuid, %(after_call_id)b::text)
+ order by c.doubted_at, c.task_id, c.call_id limit %(limit)b::int;
+
 -- name: read_fence
 -- Read after the calls: none of them is above it.
 select epoch, claim_id, closed, changed_at
@@ -224,7 +237,7 @@ returning runner_id;
 delete from runners where runner_id in (
   select r.runner_id from runners r
    where r.renewed_at < clock_timestamp() - interval '7 days'
-     and not exists (select from calls c where c.doubted_at is not null and c.runner_id = r.runner_id)
+     and not exists (select from calls c where c.doubted_at is not null and c.state = 'IN_DOUBT' and c.runner_id = r.runner_id)
    limit 100 for update skip locked
 );
 

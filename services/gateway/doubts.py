@@ -1,0 +1,138 @@
+"""Calls in doubt as operators see and settle them: the tools know the calls, the ledger knows who waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+from services.gateway.peers import Peers, patiently
+from tenure.domain.errors import NotFound, WrongState
+from tenure.domain.in_doubt import RUNNER_NOT_GONE
+from tenure.domain.states import Reason
+from tenure.v1 import admin_service_pb2 as api
+from tenure.v1 import checkpoint_service_pb2 as ledger
+from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
+from tenure.v1 import tool_service_pb2 as tools
+
+DEFAULT_PAGE: Final = 50
+_MOST_PAGES: Final = 10
+"""Of the tools for one of ours: most of a tenant's doubts may be of tasks that went on."""
+_AT_ONCE: Final = 16
+
+
+async def list_in_doubt(
+    peers: Peers, request: api.AdminServiceListInDoubtCallsRequest
+) -> api.AdminServiceListInDoubtCallsResponse:
+    """A page; NotFound for a task that is not the caller's."""
+    if request.task_id:
+        await _task(peers, request.task_id)
+    found: list[api.AdminServiceListInDoubtCallsResponse.Listed] = []
+    page_size, token = request.page_size or DEFAULT_PAGE, request.page_token
+    for _ in range(_MOST_PAGES):
+        asked = tools.ListInDoubtCallsRequest(
+            task_id=request.task_id, page_size=page_size - len(found), page_token=token
+        )
+        page = await _page(peers, asked)
+        listed = await _with_tasks(peers, page.calls)
+        found += [one for one in listed if one.resolvable or request.all]
+        token = page.next_page_token
+        if not token or len(found) == page_size:
+            break
+    return api.AdminServiceListInDoubtCallsResponse(calls=found, next_page_token=token)
+
+
+async def what_is_said(peers: Peers, request: api.ResolveInDoubtCallRequest) -> ledger_pb2.OperatorRequest:
+    """The word as the ledger is to record it. Raises WrongState (RUNNER_NOT_GONE) for "it did not happen" while the
+    call's runner may still make it happen, unless the caller gives its word that it cannot.
+
+    A word that was given once is written the same way when it comes again: a proof is never taken back.
+    """
+    decision = tool_pb2.InDoubtDecision()
+    decision.CopyFrom(request.decision)
+    if decision.HasField("did_not_happen"):
+        by_proof = not decision.did_not_happen.runner_is_gone and await _is_proven(peers, request)
+        decision.did_not_happen.runner_proven_gone = by_proof
+    resolve = ledger_pb2.OperatorRequest.ResolveCall(
+        call_id=request.call_id, call_attempt=request.call_attempt, decision=decision
+    )
+    return ledger_pb2.OperatorRequest(reason=request.reason, resolve_call=resolve)
+
+
+async def _is_proven(peers: Peers, request: api.ResolveInDoubtCallRequest) -> bool:
+    """Whether nothing more comes of that attempt's runner. True for an attempt that is in doubt no more: the ledger
+    says what becomes of a word on it.
+    """
+    task = await _task(peers, request.task_id)
+    async for call in _of_task(peers, request.task_id):
+        if call.call_id == request.call_id and call.call_attempt == request.call_attempt:
+            if not call.runner_gone and _waits(task, call):
+                raise _not_gone(call)
+            return call.runner_gone
+    return True
+
+
+def _not_gone(call: tool_pb2.InDoubtCall) -> WrongState:
+    who = f"the process that ran call {call.call_id} ({call.runner_instance or call.runner_id})"
+    return WrongState(
+        f"{who} is not proven gone: paused or cut off, it may still make the call happen. Make sure that it is gone: "
+        "end it, or start its machine anew. Then look again whether the call happened; if it did not, say so again "
+        "with your word that the runner is gone",
+        reason=RUNNER_NOT_GONE,
+        metadata={"runner_id": call.runner_id, "runner_instance": call.runner_instance},
+    )
+
+
+async def _with_tasks(
+    peers: Peers, calls: Sequence[tool_pb2.InDoubtCall]
+) -> list[api.AdminServiceListInDoubtCallsResponse.Listed]:
+    """Each call with its task, which the ledger may have pruned."""
+    room = asyncio.Semaphore(_AT_ONCE)
+
+    async def find(task_id: str) -> task_pb2.Task | None:
+        async with room:
+            try:
+                return await _task(peers, task_id)
+            except NotFound:
+                return None
+
+    task_ids = list(dict.fromkeys(call.task_id for call in calls))
+    tasks = dict(zip(task_ids, await asyncio.gather(*map(find, task_ids)), strict=True))
+    return [_listed(call, tasks[call.task_id]) for call in calls]
+
+
+def _listed(call: tool_pb2.InDoubtCall, task: task_pb2.Task | None) -> api.AdminServiceListInDoubtCallsResponse.Listed:
+    if task is None:
+        return api.AdminServiceListInDoubtCallsResponse.Listed(call=call)
+    return api.AdminServiceListInDoubtCallsResponse.Listed(
+        call=call, task_state=task.state, task_reason=task.reason, resolvable=_waits(task, call)
+    )
+
+
+def _waits(task: task_pb2.Task, call: tool_pb2.InDoubtCall) -> bool:
+    """Whether the task waits for a word on this attempt of the call. One whose worker did not say which calls it waits
+    for waits for any.
+    """
+    if task.state != task_pb2.TASK_STATE_WAITING_USER or task.reason != Reason.TOOL_IN_DOUBT:
+        return False
+    named = [one for one in task.calls_in_doubt if one.call_id == call.call_id]
+    return not task.calls_in_doubt or any(one.call_attempt in {0, call.call_attempt} for one in named)
+
+
+async def _of_task(peers: Peers, task_id: str) -> AsyncIterator[tool_pb2.InDoubtCall]:
+    token = ""
+    while True:
+        page = await _page(peers, tools.ListInDoubtCallsRequest(task_id=task_id, page_size=500, page_token=token))
+        for call in page.calls:
+            yield call
+        if not (token := page.next_page_token):
+            return
+
+
+async def _page(peers: Peers, asked: tools.ListInDoubtCallsRequest) -> tools.ListInDoubtCallsResponse:
+    return await patiently(lambda: peers.tools.ListInDoubtCalls(asked))
+
+
+async def _task(peers: Peers, task_id: str) -> task_pb2.Task:
+    asked = ledger.CheckpointServiceGetTaskRequest(task_id=task_id)
+    return (await patiently(lambda: peers.checkpoint.GetTask(asked))).task

@@ -1,0 +1,87 @@
+"""A call in doubt as an operator needs to see it, maybe in the middle of the night: what, when, where, what next."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from rich.text import Text
+
+from tenure.cli.tables import make_grid
+from tenure.cli.words import ago, arguments_text, one_line, short_id, why
+from tenure.v1 import admin_service_pb2 as admin
+from tenure.v1 import task_pb2, tool_pb2
+from tenure.wire.enums import EFFECT_CLASSES
+
+if TYPE_CHECKING:
+    from google.protobuf.timestamp_pb2 import Timestamp
+    from rich.console import Console
+
+_MOST_ARGUMENT_LINES: Final = 12
+
+
+def show_doubt(console: Console, listed: admin.AdminServiceListInDoubtCallsResponse.Listed) -> None:
+    """One call, and the commands that settle it if it can be settled."""
+    call = listed.call
+    head = f"{short_id(call.task_id)}  call {call.call_id}  {call.tool}"
+    tail = f"  {EFFECT_CLASSES.to_domain(call.effect_class)}, in doubt since {_when(call.doubt_time)}"
+    console.print(Text.assemble((head, "bold"), (tail, "dim")), soft_wrap=True)
+    table = make_grid()
+    for name, value in _rows(console, listed):
+        if value:
+            table.add_row(f"  {name}", value)
+    console.print(table)
+    for line in _commands(listed):
+        console.print(Text(f"  {line}"), soft_wrap=True)
+
+
+def _rows(console: Console, listed: admin.AdminServiceListInDoubtCallsResponse.Listed) -> Iterator[tuple[str, str]]:
+    call = listed.call
+    cut = " (and more: tenure entries)" if call.arguments_truncated else ""
+    yield "arguments", one_line(arguments_text(call.arguments_json), _MOST_ARGUMENT_LINES * console.width) + cut
+    yield "started", f"{_when(call.start_time)}, attempt {call.call_attempt}" if call.HasField("start_time") else ""
+    yield "ran on", call.runner_instance or f"a process that is no longer known, {call.runner_id}"
+    yield "its runner", _runner(call)
+    yield "the tool said", call.note
+    yield "the task", _task(listed)
+
+
+def _runner(call: tool_pb2.InDoubtCall) -> str:
+    if call.note:
+        return "the tool itself lost the answer; nothing of this call runs here any more"
+    if call.runner_gone:
+        return "proven gone: nothing more will come of it, so what is there now is what there is"
+    return "NOT proven gone: it may only be paused or cut off, and may still make the call happen"
+
+
+def _task(listed: admin.AdminServiceListInDoubtCallsResponse.Listed) -> str:
+    if not listed.task_state:
+        return "was pruned; nothing can be settled any more"
+    told = why(listed.task_state, listed.task_reason, "")
+    if listed.resolvable:
+        return f"{told}: it waits for you"
+    waits = listed.task_state == task_pb2.TASK_STATE_WAITING_USER
+    return f"{told}: {'it has a word on this call' if waits else 'it waits for no word on this call'}"
+
+
+def _commands(listed: admin.AdminServiceListInDoubtCallsResponse.Listed) -> Iterator[str]:
+    if not listed.resolvable:
+        return
+    call = listed.call
+    again = f" --attempt {call.call_attempt}" if call.call_attempt > 1 else ""
+    resolve = f"tenure tools resolve {short_id(call.task_id)} {call.call_id}{again}"
+    yield "Find out whether it happened, then one of:"
+    yield f'  {resolve} --happened --result "WHAT THE AGENT READS" --reason "HOW YOU KNOW"'
+    if call.runner_gone:
+        yield f'  {resolve} --did-not-happen --reason "HOW YOU KNOW"       it is run again'
+    else:
+        yield f'  {resolve} --did-not-happen --runner-is-gone --reason "…"  it is run again; end that process first'
+    yield f'  {resolve} --abandon --reason "WHY"                         the agent is told that nobody knows'
+
+
+def _when(moment: Timestamp) -> str:
+    """`2026-11-22 03:04:05, 12 min ago`."""
+    if not moment.seconds:
+        return "an unknown time"
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(moment.seconds))}, {ago(moment)}"
