@@ -25,7 +25,8 @@ async def list_calls(
     page_size = request.page_size or DEFAULT_CALLS
     whose = {"task_id": UUID(request.task_id), "tenant": tenant}
     async with connection(pool) as postgres:
-        page = {**whose, "after_call_id": request.after_call_id, "limit": page_size + 1}
+        wanted = {"after_call_id": request.after_call_id, "call_ids": list(request.call_ids)}
+        page = {**whose, **wanted, "limit": page_size + 1}
         rows = await (await postgres.execute(QUERIES.call_trails, page)).fetchall()
         fence = await (await postgres.execute(QUERIES.read_fence, whose)).fetchone()
     return tool_service_pb2.ListCallsResponse(

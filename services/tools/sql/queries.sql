@@ -163,6 +163,7 @@ select c.call_id, c.tool, c.effect_class, c.state, c.call_attempt, c.epoch, c.cl
   from calls c join fences f using (task_id)
  where c.task_id = %(task_id)b::uuid and f.tenant = %(tenant)b::text
    and c.call_id collate "C" > %(after_call_id)b::text collate "C"
+   and (cardinality(%(call_ids)b::text[]) = 0 or c.call_id = any(%(call_ids)b::text[]))
  order by c.call_id collate "C" limit %(limit)b::int;
 
 -- name: calls_in_doubt
