@@ -28,6 +28,7 @@ FORKS: Final = Queries.load("services.checkpoint", "sql/forks.sql")
 USAGE_REPORTS: Final = Queries.load("services.checkpoint", "sql/usage_reports.sql")
 QUEUE: Final = Queries.load("services.checkpoint", "sql/queue.sql")
 SUB_AGENTS: Final = Queries.load("services.checkpoint", "sql/sub_agents.sql")
+DOUBTS: Final = Queries.load("services.checkpoint", "sql/doubts.sql")
 RETENTION: Final = Queries.load("services.checkpoint", "sql/retention.sql")
 MIGRATIONS: Final = Migrations.of("services.checkpoint", schema=SCHEMA)
 

@@ -14,6 +14,7 @@ from services.checkpoint import (
     aging,
     bills,
     create,
+    doubt_waits,
     epochs,
     foreign,
     forgetting,
@@ -237,3 +238,11 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
     async def NoteForgotten(self, request: pb.NoteForgottenRequest, context: Context) -> pb.NoteForgottenResponse:
         await forgetting.note_forgotten(self._ledger.pool, request.task_ids)
         return pb.NoteForgottenResponse()
+
+    async def ListDoubtWaits(self, request: pb.ListDoubtWaitsRequest, context: Context) -> pb.ListDoubtWaitsResponse:
+        return pb.ListDoubtWaitsResponse(waits=await doubt_waits.list_doubt_waits(self._ledger.pool, request.limit))
+
+    async def RequeueSettled(self, request: pb.RequeueSettledRequest, context: Context) -> pb.RequeueSettledResponse:
+        task_ids, announcement = await doubt_waits.requeue_settled(self._ledger.pool, request.settled)
+        self._ledger.announce(announcement)
+        return pb.RequeueSettledResponse(task_ids=task_ids)

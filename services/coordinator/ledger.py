@@ -94,6 +94,17 @@ class Ledger:
         """The tools are done with these."""
         await self._stub.NoteForgotten(pb.NoteForgottenRequest(task_ids=task_ids), timeout=_TIMEOUT_SECONDS)
 
+    async def list_doubt_waits(self, limit: int) -> Sequence[pb.ListDoubtWaitsResponse.DoubtWait]:
+        """Tasks that wait for a word on calls in doubt, which nobody else is told of for a while."""
+        request = pb.ListDoubtWaitsRequest(limit=limit)
+        return (await self._stub.ListDoubtWaits(request, timeout=_TIMEOUT_SECONDS)).waits
+
+    async def requeue_settled(self, waits: Sequence[pb.ListDoubtWaitsResponse.DoubtWait]) -> Sequence[str]:
+        """The tasks among them that still waited as they were seen."""
+        settled = [pb.RequeueSettledRequest.Settled(task_id=one.task_id, epoch=one.epoch) for one in waits]
+        request = pb.RequeueSettledRequest(settled=settled)
+        return (await self._stub.RequeueSettled(request, timeout=_TIMEOUT_SECONDS)).task_ids
+
     async def watch_queue(self) -> AsyncGenerator[pb.WatchQueueResponse, None]:
         """Hints, until the stream ends."""
         async for hint in self._stub.WatchQueue(pb.WatchQueueRequest(), timeout=_WATCH_SECONDS):

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 from services.coordinator.attaching import Attaching
 from services.coordinator.dispatch import Dispatch
+from services.coordinator.doubt_waits import DoubtWaits
 from services.coordinator.ending import Ender
 from services.coordinator.endings import Endings
 from services.coordinator.generation import Generation
@@ -107,6 +108,7 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     duties.start("own session", own_session.run)
     duties.start("endings", endings.run)
     duties.start("prunings", Prunings(ledger, tool_fence, issuer, coordinator_id).run)
+    duties.start("doubt waits", DoubtWaits(ledger, tool_fence).run)
     duties.start("signing key", issuer.follow_rotation)
     duties.start("unregistered leases", sweeping.run)
     await generation.first_look()

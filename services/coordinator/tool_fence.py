@@ -1,14 +1,18 @@
-"""The tool service as the coordinator uses it: to close a task's fence before its end, or for ever after a prune."""
+"""The tool service as the coordinator uses it: to close a task's fence before its end or for ever, to look at calls."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from tenure.domain.doubt_waits import CallStanding
 from tenure.v1 import tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
+from tenure.wire.enums import CALL_STATES
 from tenure.wire.tools import standings_to_domain
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tenure.domain.tools import CallStandings
     from tenure.runtime.rpc_channel import TenureChannel
     from tenure.v1 import token_pb2
@@ -26,6 +30,15 @@ class ToolFence:
         """End every call of the task, this epoch's included, and say how each one stands. Repeatable."""
         request = tool_service_pb2.FenceRequest(token=token, close=True)
         return standings_to_domain((await self._stub.Fence(request, timeout=_TIMEOUT_SECONDS)).calls)
+
+    async def look(self, task_id: str, call_ids: Sequence[str]) -> dict[str, CallStanding]:
+        """How these calls of a task stand, as far as they are known; at most 64."""
+        request = tool_service_pb2.ListCallsRequest(task_id=task_id, call_ids=call_ids)
+        listed = (await self._stub.ListCalls(request, timeout=_TIMEOUT_SECONDS)).calls
+        return {
+            one.record.call_id: CallStanding(CALL_STATES.to_domain(one.record.state), one.record.call_attempt)
+            for one in listed
+        }
 
     async def forget(self, token: token_pb2.FencingToken) -> None:
         """All that the tools have of a pruned task goes, but its closed fence. Repeatable."""

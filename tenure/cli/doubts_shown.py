@@ -10,6 +10,7 @@ from rich.text import Text
 
 from tenure.cli.tables import make_grid
 from tenure.cli.words import ago, arguments_text, one_line, short_id, why
+from tenure.domain.states import Reason
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import task_pb2, tool_pb2
 from tenure.wire.enums import EFFECT_CLASSES
@@ -34,6 +35,14 @@ def show_doubt(console: Console, listed: admin.AdminServiceListInDoubtCallsRespo
     console.print(table)
     for line in _commands(listed):
         console.print(Text(f"  {line}"), soft_wrap=True)
+
+
+def doubts_text(task: task_pb2.Task) -> str:
+    """Which calls a task waits for, and where they are seen; "" for one that waits for none."""
+    if task.state != task_pb2.TASK_STATE_WAITING_USER or task.reason != Reason.TOOL_IN_DOUBT:
+        return ""
+    calls = ", ".join(call.call_id for call in task.calls_in_doubt)
+    return f"{f'{calls}: ' if calls else ''}tenure tools in-doubt --task {short_id(task.task_id)}"
 
 
 def _rows(console: Console, listed: admin.AdminServiceListInDoubtCallsResponse.Listed) -> Iterator[tuple[str, str]]:

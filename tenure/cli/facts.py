@@ -123,8 +123,27 @@ def _operator(fact: ledger_pb2.OperatorRequest) -> str:
             return f"grants {' and '.join(more)} more: {fact.reason}"
         case "close_out":
             return f"closes it out as {state_name(fact.close_out.to_state)}: {fact.reason}"
+        case "resolve_call":
+            return _word(fact)
         case _:
             return f"intervenes: {fact.reason}"
+
+
+def _word(fact: ledger_pb2.OperatorRequest) -> str:
+    """On a call in doubt."""
+    word = fact.resolve_call
+    call = f"{word.call_id}{f' (attempt {word.call_attempt})' if word.call_attempt > 1 else ''}"
+    match word.decision.WhichOneof("decision"):
+        case "happened":
+            result = word.decision.happened.result
+            return f"says that call {call} happened{f', with {result!r}' if result else ''}: {fact.reason}"
+        case "did_not_happen":
+            gone = " and that its runner is gone" if word.decision.did_not_happen.runner_is_gone else ""
+            return f"says that call {call} did not happen{gone}; it is run again: {fact.reason}"
+        case "abandon":
+            return f"gives call {call} up as in doubt for good: {fact.reason}"
+        case _:
+            return f"says something of call {call}: {fact.reason}"
 
 
 def _resolution(fact: ledger_pb2.WaitResolution) -> str:

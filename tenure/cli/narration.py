@@ -28,7 +28,8 @@ from tenure.cli.words import (
     usage_text,
 )
 from tenure.domain.epochs import describe_epoch
-from tenure.domain.states import TaskState
+from tenure.domain.explain import TO_SETTLE
+from tenure.domain.states import Reason, TaskState
 from tenure.v1 import ledger_pb2, live_pb2, task_pb2, tool_pb2
 from tenure.wire.enums import state_name
 from tenure.wire.times import seconds
@@ -158,6 +159,8 @@ class Narrator:
             until = f" until {clock(fact.next_retry_time)}" if fact.HasField("next_retry_time") else ""
             yield self._line("", f"{at} {self.task.state}{until}{why}", "yellow")
             yield from self._block(fact.message, "yellow")
+            if fact.reason == Reason.TOOL_IN_DOUBT:
+                yield self._line("  ", f"a person has to say what became of it: {TO_SETTLE}", "yellow")
 
     def _attempt(self, entry: ledger_pb2.Entry) -> Lines:
         """Whatever begins or ends a model call without an answer makes the text shown so far void."""

@@ -10,6 +10,7 @@ import click
 from rich.text import Text
 
 from tenure.cli.context import Context, pass_context
+from tenure.cli.doubts_shown import doubts_text
 from tenure.cli.facts import describe, goal_text, kind_name, style_of
 from tenure.cli.parameters import LABEL, find_task, task_argument
 from tenure.cli.results import result_shown
@@ -128,6 +129,7 @@ def _show_task(context: Context, task: task_pb2.Task, forks: list[str]) -> None:
         ("starts", start_text(task)),
         ("retry", f"at {clock(task.next_retry_time)}" if task.HasField("next_retry_time") else ""),
         *wait_rows(task),
+        ("in doubt", doubts_text(task)),
         ("result", f"must fit {one_line(task.spec.result_schema_json, 200)}" if task.spec.result_schema_json else ""),
         ("labels", " ".join(f"{key}={value}" for key, value in sorted(task.spec.labels.items()))),
         ("cancel", "requested" if task.cancel_requested else ""),

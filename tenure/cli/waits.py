@@ -26,6 +26,8 @@ from tenure.cli.words import (
 )
 from tenure.client import Client
 from tenure.domain.errors import WrongState
+from tenure.domain.explain import TO_SETTLE
+from tenure.domain.states import Reason
 from tenure.domain.waits import ALLOW, DENY, EDIT
 from tenure.v1 import task_pb2
 from tenure.wire.enums import state_name
@@ -85,7 +87,9 @@ def resume(
     async def work(client: Client) -> None:
         waiting = await client.get(await find_task(client, task))
         if not waiting.HasField("wait"):
-            raise WrongState(f"{short_id(waiting.task_id)} waits for no answer; it is {why(waiting.state, '', '')}")
+            hint = f": {TO_SETTLE}" if waiting.reason == Reason.TOOL_IN_DOUBT else ""
+            now = why(waiting.state, waiting.reason if hint else "", "")
+            raise WrongState(f"{short_id(waiting.task_id)} waits for no answer; it is {now}{hint}")
         decision = EDIT if edit is not None else option or _decision(waiting.wait, said)
         resumed = await client.resume(
             waiting.task_id,
@@ -167,9 +171,14 @@ def _show_waits(context: Context, listed: Sequence[task_pb2.Task]) -> None:
             ago(_since(task)),
             _left(wait) if task.HasField("wait") else "-",
             Text(one_line(asked or state_name(task.state), max(40, context.console.width))),
-            Text(one_line(options if task.HasField("wait") else task.reason, 60)),
+            Text(one_line(options if task.HasField("wait") else _elsewhere(task), 60)),
         )
     context.console.print(table)
+
+
+def _elsewhere(task: task_pb2.Task) -> str:
+    """What settles a wait that has no question."""
+    return TO_SETTLE if task.reason == Reason.TOOL_IN_DOUBT else task.reason
 
 
 def _since(task: task_pb2.Task) -> Timestamp:

@@ -15,6 +15,9 @@ from tenure.domain.task import offered_function
 MOST_LINES: Final = 10
 _CALLS_TOLD: Final = 3
 
+TO_SETTLE: Final = "tenure tools in-doubt, then tenure tools resolve"
+"""How a call in doubt is looked at, and settled."""
+
 REASONS: Final = {
     Reason.SUBMITTED: "it was submitted",
     Reason.LEASE_EXPIRED: "its worker did not renew its lease in time",
@@ -42,6 +45,7 @@ REASONS: Final = {
     Reason.BUDGET_BUSY: "calls of its tree had set aside what is left of the budget",
     Reason.TENANT_QUOTA: "its tenant was at one of its caps",
     Reason.TOOL_IN_DOUBT: "nobody knows whether a call that must not happen twice has happened",
+    Reason.CALL_RESOLVED: "it is known, or was said, what became of its calls in doubt",
     Reason.MODEL_RATE_LIMITED: "the model's provider asked to slow down",
     Reason.MODEL_UNAVAILABLE: "the model did not answer",
     Reason.MODEL_REJECTED: "the model's provider refused the request",
@@ -228,7 +232,9 @@ def _what_moves_it(facts: Facts) -> str:
         TaskState.QUEUED: _taker(facts),
         TaskState.RUNNING: "its worker; tenure admin transfer takes it to another, tenure cancel ends it",
         TaskState.RETRY_SCHEDULED: "time; tenure admin requeue queues it at once",
-        TaskState.WAITING_USER: "a person: tenure resume, or tenure cancel",
+        TaskState.WAITING_USER: f"a person's word on the call: {TO_SETTLE}; or tenure cancel"
+        if facts.reason == Reason.TOOL_IN_DOUBT
+        else "a person: tenure resume, or tenure cancel",
         TaskState.WAITING_EXTERNAL: "the end of the last of them (tenure tree), or tenure cancel"
         if facts.reason == Reason.SUB_AGENTS_AWAITED
         else "the event: tenure signal, or tenure cancel",

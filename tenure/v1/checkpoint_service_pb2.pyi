@@ -25,6 +25,150 @@ else:
 DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
+class ListDoubtWaitsRequest(message.Message):
+    """How many to ask about."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    LIMIT_FIELD_NUMBER: builtins.int
+    limit: builtins.int
+    """At most this many, at most 128; kept from others for a while."""
+    def __init__(
+        self,
+        *,
+        limit: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["limit", b"limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListDoubtWaitsResponse(message.Message):
+    """Waiting tasks."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    @typing.final
+    class DoubtWait(message.Message):
+        """One task."""
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        TASK_ID_FIELD_NUMBER: builtins.int
+        TENANT_FIELD_NUMBER: builtins.int
+        EPOCH_FIELD_NUMBER: builtins.int
+        CALLS_FIELD_NUMBER: builtins.int
+        task_id: builtins.str
+        """The task."""
+        tenant: builtins.str
+        """Whose it is."""
+        epoch: builtins.int
+        """Under which epoch it began to wait: with the task, this wait and no other."""
+        @builtins.property
+        def calls(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.CallInDoubt]:
+            """What it waits for; at most 64."""
+
+        def __init__(
+            self,
+            *,
+            task_id: builtins.str = ...,
+            tenant: builtins.str = ...,
+            epoch: builtins.int = ...,
+            calls: abc.Iterable[tool_pb2.CallInDoubt] | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["calls", b"calls", "epoch", b"epoch", "task_id", b"task_id", "tenant", b"tenant"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    WAITS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def waits(self) -> containers.RepeatedCompositeFieldContainer[ListDoubtWaitsResponse.DoubtWait]:
+        """Those first that were asked about longest ago."""
+
+    def __init__(
+        self,
+        *,
+        waits: abc.Iterable[ListDoubtWaitsResponse.DoubtWait] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["waits", b"waits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class RequeueSettledRequest(message.Message):
+    """Waits that nobody has to end any more."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    @typing.final
+    class Settled(message.Message):
+        """One wait."""
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        TASK_ID_FIELD_NUMBER: builtins.int
+        EPOCH_FIELD_NUMBER: builtins.int
+        task_id: builtins.str
+        """The task."""
+        epoch: builtins.int
+        """As it was seen."""
+        def __init__(
+            self,
+            *,
+            task_id: builtins.str = ...,
+            epoch: builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["epoch", b"epoch", "task_id", b"task_id"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SETTLED_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def settled(self) -> containers.RepeatedCompositeFieldContainer[RequeueSettledRequest.Settled]:
+        """At most 128."""
+
+    def __init__(
+        self,
+        *,
+        settled: abc.Iterable[RequeueSettledRequest.Settled] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["settled", b"settled"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class RequeueSettledResponse(message.Message):
+    """What was put back."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_IDS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def task_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """These tasks."""
+
+    def __init__(
+        self,
+        *,
+        task_ids: abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["task_ids", b"task_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class CreateTaskRequest(message.Message):
     """A task to create."""
 

@@ -209,6 +209,16 @@ class CheckpointServiceStub:
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.NoteForgottenRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.NoteForgottenResponse.FromString,
                 _registered_method=True)
+        self.ListDoubtWaits = channel.unary_unary(
+                '/tenure.v1.CheckpointService/ListDoubtWaits',
+                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListDoubtWaitsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListDoubtWaitsResponse.FromString,
+                _registered_method=True)
+        self.RequeueSettled = channel.unary_unary(
+                '/tenure.v1.CheckpointService/RequeueSettled',
+                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.RequeueSettledRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.RequeueSettledResponse.FromString,
+                _registered_method=True)
 
 
 class CheckpointServiceServicer:
@@ -486,6 +496,21 @@ class CheckpointServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListDoubtWaits(self, request, context):
+        """Tasks of all tenants that wait for a word on calls in doubt, for a coordinator to ask the tools whether they still are. Disjoint
+        among callers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RequeueSettled(self, request, context):
+        """Their calls are in doubt no more: puts these back into the queue, those that still wait as they were seen. Repeatable.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CheckpointServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -658,6 +683,16 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
                     servicer.NoteForgotten,
                     request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.NoteForgottenRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.NoteForgottenResponse.SerializeToString,
+            ),
+            'ListDoubtWaits': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDoubtWaits,
+                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListDoubtWaitsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListDoubtWaitsResponse.SerializeToString,
+            ),
+            'RequeueSettled': grpc.unary_unary_rpc_method_handler(
+                    servicer.RequeueSettled,
+                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.RequeueSettledRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.RequeueSettledResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1583,6 +1618,60 @@ class CheckpointService:
             '/tenure.v1.CheckpointService/NoteForgotten',
             tenure_dot_v1_dot_checkpoint__service__pb2.NoteForgottenRequest.SerializeToString,
             tenure_dot_v1_dot_checkpoint__service__pb2.NoteForgottenResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDoubtWaits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.CheckpointService/ListDoubtWaits',
+            tenure_dot_v1_dot_checkpoint__service__pb2.ListDoubtWaitsRequest.SerializeToString,
+            tenure_dot_v1_dot_checkpoint__service__pb2.ListDoubtWaitsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RequeueSettled(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.CheckpointService/RequeueSettled',
+            tenure_dot_v1_dot_checkpoint__service__pb2.RequeueSettledRequest.SerializeToString,
+            tenure_dot_v1_dot_checkpoint__service__pb2.RequeueSettledResponse.FromString,
             options,
             channel_credentials,
             insecure,

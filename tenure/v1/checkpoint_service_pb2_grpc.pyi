@@ -149,6 +149,12 @@ class CheckpointServiceStub:
     """Pruned tasks of all tenants which the tools have not forgotten yet, for a coordinator to see to. Disjoint among callers."""
     NoteForgotten: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.NoteForgottenRequest, _checkpoint_service_pb2.NoteForgottenResponse]
     """The tools have forgotten these. Repeatable."""
+    ListDoubtWaits: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListDoubtWaitsRequest, _checkpoint_service_pb2.ListDoubtWaitsResponse]
+    """Tasks of all tenants that wait for a word on calls in doubt, for a coordinator to ask the tools whether they still are. Disjoint
+    among callers.
+    """
+    RequeueSettled: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RequeueSettledRequest, _checkpoint_service_pb2.RequeueSettledResponse]
+    """Their calls are in doubt no more: puts these back into the queue, those that still wait as they were seen. Repeatable."""
 
 @_typing.type_check_only
 class CheckpointServiceAsyncStub(CheckpointServiceStub):
@@ -271,6 +277,12 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     """Pruned tasks of all tenants which the tools have not forgotten yet, for a coordinator to see to. Disjoint among callers."""
     NoteForgotten: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.NoteForgottenRequest, _checkpoint_service_pb2.NoteForgottenResponse]  # type: ignore[assignment]
     """The tools have forgotten these. Repeatable."""
+    ListDoubtWaits: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListDoubtWaitsRequest, _checkpoint_service_pb2.ListDoubtWaitsResponse]  # type: ignore[assignment]
+    """Tasks of all tenants that wait for a word on calls in doubt, for a coordinator to ask the tools whether they still are. Disjoint
+    among callers.
+    """
+    RequeueSettled: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RequeueSettledRequest, _checkpoint_service_pb2.RequeueSettledResponse]  # type: ignore[assignment]
+    """Their calls are in doubt no more: puts these back into the queue, those that still wait as they were seen. Repeatable."""
 
 class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
     """The work ledger. Guarded methods take a fencing token and compare its (epoch, claim_id) with the task's fence under the
@@ -594,5 +606,23 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.NoteForgottenResponse, _abc.Awaitable[_checkpoint_service_pb2.NoteForgottenResponse]]:
         """The tools have forgotten these. Repeatable."""
+
+    @_abc_1.abstractmethod
+    def ListDoubtWaits(
+        self,
+        request: _checkpoint_service_pb2.ListDoubtWaitsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoint_service_pb2.ListDoubtWaitsResponse, _abc.Awaitable[_checkpoint_service_pb2.ListDoubtWaitsResponse]]:
+        """Tasks of all tenants that wait for a word on calls in doubt, for a coordinator to ask the tools whether they still are. Disjoint
+        among callers.
+        """
+
+    @_abc_1.abstractmethod
+    def RequeueSettled(
+        self,
+        request: _checkpoint_service_pb2.RequeueSettledRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoint_service_pb2.RequeueSettledResponse, _abc.Awaitable[_checkpoint_service_pb2.RequeueSettledResponse]]:
+        """Their calls are in doubt no more: puts these back into the queue, those that still wait as they were seen. Repeatable."""
 
 def add_CheckpointServiceServicer_to_server(servicer: CheckpointServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

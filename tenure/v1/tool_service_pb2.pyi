@@ -597,22 +597,28 @@ class ListCallsRequest(message.Message):
     TASK_ID_FIELD_NUMBER: builtins.int
     AFTER_CALL_ID_FIELD_NUMBER: builtins.int
     PAGE_SIZE_FIELD_NUMBER: builtins.int
+    CALL_IDS_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     after_call_id: builtins.str
     """Only calls after this one, in the order of this list; empty: from the first. At most 32 characters."""
     page_size: builtins.int
     """At most this many; 0: 200, at most 1,000."""
+    @builtins.property
+    def call_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Only these, if any are named; at most 64."""
+
     def __init__(
         self,
         *,
         task_id: builtins.str = ...,
         after_call_id: builtins.str = ...,
         page_size: builtins.int = ...,
+        call_ids: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["after_call_id", b"after_call_id", "page_size", b"page_size", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["after_call_id", b"after_call_id", "call_ids", b"call_ids", "page_size", b"page_size", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

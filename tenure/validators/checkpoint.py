@@ -160,7 +160,7 @@ def _prune(request: checkpoint.CheckpointServicePruneTasksRequest, v: Violations
     v.length("actor", request.actor, 1, 200)
 
 
-def _prunings(request: checkpoint.ListPruningsRequest, v: Violations) -> None:
+def _offers(request: checkpoint.ListPruningsRequest | checkpoint.ListDoubtWaitsRequest, v: Violations) -> None:
     v.between("limit", request.limit, 1, 128)
 
 
@@ -193,6 +193,8 @@ CHECKS: Final[dict[type, Check]] = {
     checkpoint.ListBillsRequest: check_bills,
     checkpoint.ReportUsageRequest: _report,
     checkpoint.CheckpointServicePruneTasksRequest: _prune,
-    checkpoint.ListPruningsRequest: _prunings,
+    checkpoint.ListPruningsRequest: _offers,
     checkpoint.NoteForgottenRequest: _forgotten,
+    checkpoint.ListDoubtWaitsRequest: _offers,
+    checkpoint.RequeueSettledRequest: _most("settled", 128),
 }

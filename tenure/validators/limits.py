@@ -26,6 +26,7 @@ MAX_WAIT_SECONDS: Final = 600
 MAX_HOLDINGS: Final = 10_000
 MAX_SLOTS: Final = 10_000
 MAX_CHOICES: Final = 64
+MOST_NAMED_CALLS: Final = 64
 MOST_CALLS_IN_DOUBT: Final = 1024  # as many calls of a task may be open
 MOST_CALL_ATTEMPTS: Final = 10**9
 MAX_ID_CHARACTERS: Final = 64

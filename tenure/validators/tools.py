@@ -9,7 +9,7 @@ from tenure.v1 import tool_service_pb2 as tools
 from tenure.validators.fields import check_calls, check_duration, check_frame, check_guarded, check_task_id, check_token
 from tenure.validators.files import check_copy_files, check_list_files, check_read_file
 from tenure.validators.in_doubt import check_resolution
-from tenure.validators.limits import CALL_ID, MAX_ARGUMENT_BYTES, MIN_OUTPUT_BYTES
+from tenure.validators.limits import CALL_ID, MAX_ARGUMENT_BYTES, MIN_OUTPUT_BYTES, MOST_NAMED_CALLS
 from tenure.validators.violations import Check, Violations
 
 
@@ -27,6 +27,13 @@ def _execute(request: tools.ExecuteRequest, v: Violations) -> None:
         check_resolution(request.resolution, v)
 
 
+def _calls(request: tools.ListCallsRequest, v: Violations) -> None:
+    check_calls(request, v)
+    v.require(len(request.call_ids) <= MOST_NAMED_CALLS, "call_ids", f"at most {MOST_NAMED_CALLS}")
+    for index, call_id in enumerate(request.call_ids):
+        v.require(bool(CALL_ID.match(call_id)), f"call_ids[{index}]", 'must be "<step>.<index>"')
+
+
 CHECKS: Final[dict[type, Check]] = {
     tools.ListToolsRequest: check_guarded,
     tools.ExecuteRequest: _execute,
@@ -36,6 +43,6 @@ CHECKS: Final[dict[type, Check]] = {
     tools.ToolServiceListFilesRequest: check_list_files,
     tools.ToolServiceReadFileRequest: check_read_file,
     tools.CopyFilesRequest: check_copy_files,
-    tools.ListCallsRequest: check_calls,
+    tools.ListCallsRequest: _calls,
     tools.ListRefusedCallsRequest: check_task_id,
 }
