@@ -134,7 +134,7 @@ class Liveness:
         await failpoint("tools.after_life")
         self._runner_id, self._former_id = runner_id, runner_id
         self._window = TrustWindow(sent_at, self._times.ttl_seconds, self._times.margin_seconds)
-        _log.info("runner is alive", extra={"runner_id": str(runner_id)})
+        _log.info("runner is alive", extra={"runner_id": str(runner_id), "instance": self._who.instance})
 
     async def _renew(self, runner_id: UUID) -> None:
         sent_at = _now()

@@ -80,13 +80,17 @@ def _commands(listed: admin.AdminServiceListInDoubtCallsResponse.Listed) -> Iter
     call = listed.call
     again = f" --attempt {call.call_attempt}" if call.call_attempt > 1 else ""
     resolve = f"tenure tools resolve {short_id(call.task_id)} {call.call_id}{again}"
+    gone = "" if call.runner_gone else " --runner-is-gone"
+    answers = {
+        f'{resolve} --happened --result "WHAT THE AGENT READS" --reason "HOW YOU KNOW"': "it is told as a success",
+        f'{resolve} --did-not-happen{gone} --reason "HOW YOU KNOW"': "it is run again",
+        f'{resolve} --abandon --reason "WHY"': "the agent is told that nobody knows",
+    }
+    if not call.runner_gone:
+        yield f"Make sure that {call.runner_instance or 'its process'} is gone: end it, or start its machine anew."
     yield "Find out whether it happened, then one of:"
-    yield f'  {resolve} --happened --result "WHAT THE AGENT READS" --reason "HOW YOU KNOW"'
-    if call.runner_gone:
-        yield f'  {resolve} --did-not-happen --reason "HOW YOU KNOW"       it is run again'
-    else:
-        yield f'  {resolve} --did-not-happen --runner-is-gone --reason "…"  it is run again; end that process first'
-    yield f'  {resolve} --abandon --reason "WHY"                         the agent is told that nobody knows'
+    width = max(map(len, answers))
+    yield from (f"  {command:<{width}}  # {what}" for command, what in answers.items())
 
 
 def _when(moment: Timestamp) -> str:

@@ -38,6 +38,7 @@ VARYING = (
     (r"\b\d\d:\d\d(:\d\d)?\b", "TIME"),
     (r"\bworker-\d\b", "WORKER"),
     (r"\S+-\d+-[0-9a-f]{6}\b", "COORDINATOR"),
+    (r"(?<=ran on) +\S+$", " PROCESS"),
     (r"is (QUEUED \(OPERATOR_TRANSFER\): .*|RUNNING \(OPENED\))$", "goes on"),
     (r"\b[\d,.]+ ?(ms|s|min|h|d)\b( \d+ (s|min|h))*( ago)?", "SPAN"),
     (r"just now", "SPAN"),
@@ -133,6 +134,16 @@ class Terminal:
                 await self.install.stack.services[service].restart()
                 async with asyncio.timeout(PATIENCE_SECONDS):
                     while any(one.draining for one in (await self.install.client.workers()).workers):
+                        await asyncio.sleep(0.1)
+            case ["arm", service, failpoints]:
+                await self.install.stack.services[service].drain()
+                self.install.stack.services[service].start({"TENURE_FAILPOINTS": failpoints})
+                await self.install.stack.services[service].wait_ready()
+            case ["doubt", task_id, service]:
+                await self.install.died(self.install.stack.services[service])
+                await self.install.stack.services[service].restart()
+                async with asyncio.timeout(PATIENCE_SECONDS), self._client() as client:
+                    while not [one async for one in client.in_doubt(task_id) if one.call.runner_gone]:
                         await asyncio.sleep(0.1)
             case _:
                 raise AssertionError(f"first: {words} is not known here")

@@ -24,10 +24,11 @@ update fences f
 
 -- name: lock_calls
 -- Read after the fences are locked, in a statement of its own: its snapshot must not be older than the lock.
--- A runner is alive while its last renewal is younger than its time to live, by the database's clock. Gone it is by proof.
+-- A runner is alive while its last renewal is younger than its time to live, by the database's clock. Gone it is by proof; for
+-- this call also by its own word that it does not know what became of it: then nothing of the call runs there any more.
 select c.task_id, c.call_id, c.effect_class, c.arguments_hash, c.state, c.call_attempt, c.epoch, c.claim_id,
        c.runner_id, coalesce(r.renewed_at + r.ttl_seconds * interval '1 second' > clock_timestamp(), false), c.outcome,
-       r.ended_at is not null, c.doubt_note
+       r.ended_at is not null or c.doubt_note <> '', c.doubt_note
   from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[]) as w(task_id, call_id)
   join calls c using (task_id, call_id)
   left join runners r using (runner_id)
@@ -238,7 +239,7 @@ returning runner_id;
 delete from runners where runner_id in (
   select r.runner_id from runners r
    where r.renewed_at < clock_timestamp() - interval '7 days'
-     and not exists (select from calls c where c.doubted_at is not null and c.state = 'IN_DOUBT' and c.runner_id = r.runner_id)
+     and not exists (select from calls c where c.doubted_at is not null and c.runner_id = r.runner_id)
    limit 100 for update skip locked
 );
 

@@ -1,0 +1,88 @@
+"""The list of calls in doubt: what people are told who are to settle them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+
+from services.tools.identity import own_identity
+from tenure.domain.errors import InvalidRequest, Unavailable
+from tenure.domain.tools import OutcomeStatus
+from tenure.runtime.tenancy import as_tenant
+from tenure.v1 import tool_pb2
+from tenure.v1 import tool_service_pb2 as pb
+from tests.fix_tools import appear
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+
+UNSAFE = "append_record_unsafe"
+
+
+async def listed(tools, tenant="default", **asked):
+    with as_tenant(tenant):
+        return await tools.stub.ListInDoubtCalls(pb.ListInDoubtCallsRequest(**asked), timeout=CALL_SECONDS)
+
+
+async def test_calls_in_doubt_are_listed_to_their_tenant_with_what_a_person_needs_to_know(tool_service, grants):
+    dying, tools = await tool_service(), await tool_service()
+    owners = [grants.claim(epoch=10), grants.claim(epoch=10), grants.claim(epoch=10, tenant="acme")]
+    line = "é" * 3000
+    for number, owner in enumerate(owners):
+        dying.begin(owner, "1.0", UNSAFE, file="a", line=line, delay_ms=20_000)
+        dying.begin(owner, "1.1", "append_record", file="a", line="x", delay_ms=20_000)
+        await dying.started(owner, 2)
+        assert not (await listed(tools)).calls, number
+    instance = dying.logged("runner is alive")[0]["instance"]
+    await dying.kill()
+    for owner in owners:
+        outcome = await tools.outcome(owner, "1.0", UNSAFE, file="a", line=line, delay_ms=20_000)
+        assert outcome.status is OutcomeStatus.IN_DOUBT
+    first = await listed(tools, page_size=1)
+    second = await listed(tools, page_size=1, page_token=first.next_page_token)
+    assert [call.task_id for call in (*first.calls, *second.calls)] == [owner.task_id for owner in owners[:2]]
+    assert not second.next_page_token
+    (call,) = (await listed(tools, "acme")).calls
+    assert (call.task_id, call.call_id, call.tool, call.call_attempt) == (owners[2].task_id, "1.0", UNSAFE, 1)
+    assert call.effect_class == tool_pb2.EFFECT_CLASS_UNSAFE
+    assert call.runner_instance == instance
+    assert call.HasField("start_time")
+    assert call.doubt_time.ToDatetime() >= call.start_time.ToDatetime()
+    assert call.arguments_truncated
+    assert 4000 < len(call.arguments_json.encode()) <= 4096
+    assert not (await listed(tools, "somebody-else")).calls
+    assert not (await listed(tools, task_id=owners[2].task_id)).calls
+    assert [one.task_id for one in (await listed(tools, task_id=owners[0].task_id)).calls] == [owners[0].task_id]
+    with pytest.raises(InvalidRequest):
+        await listed(tools, page_token="nonsense")
+
+
+@pytest.mark.skipif(own_identity() is None, reason="only Linux tells which process is which")
+async def test_it_is_told_when_the_runner_is_proven_gone_and_a_late_outcome_ends_the_doubt(
+    tool_service, grants, outside, tmp_path
+):
+    frozen = await tool_service(failpoints=f"tools.after_effect=touch({tmp_path}/there)->freeze")
+    dying, tools = await tool_service(failpoints="tools.after_effect=kill9"), await tool_service()
+    slept, died = grants.claim(epoch=10), grants.claim(epoch=10)
+    frozen.begin(slept, "1.0", UNSAFE, file="a", line="x")
+    await appear(tmp_path / "there")
+    with pytest.raises(Unavailable):
+        await dying.outcome(died, "1.0", UNSAFE, file="b", line="x")
+    for owner, file in ((slept, "a"), (died, "b")):
+        outcome = await tools.outcome(owner, "1.0", UNSAFE, file=file, line="x")
+        assert outcome.status is OutcomeStatus.IN_DOUBT
+
+    async def gone():
+        return {call.task_id: call.runner_gone for call in (await listed(tools)).calls}
+
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while await gone() != {slept.task_id: False, died.task_id: True}:
+            await asyncio.sleep(0.05)
+        frozen.thaw()
+        while await gone() != {died.task_id: True}:
+            await asyncio.sleep(0.05)
+
+
+async def test_a_page_size_beyond_the_bound_is_refused(tool_service):
+    with pytest.raises((InvalidRequest, grpc.aio.AioRpcError)):
+        await listed(await tool_service(), page_size=501)
