@@ -86,6 +86,7 @@ def test_work_takes_another_tenant_on_only_where_nobody_asked_or_an_operator_has
     assert calls_of("set_tenant") | calls_of("as_tenant") == {
         "tenure/runtime/tenancy.py",
         "tenure/runtime/rpc_interceptor.py",
+        "services/coordinator/doubt_waits.py",
         "services/coordinator/endings.py",
         "services/coordinator/prunings.py",
         "services/worker/supervisor.py",
