@@ -15,6 +15,7 @@ import yaml
 from pydantic import AliasChoices, Field, ValidationError
 
 from services.tools.config_section import Section
+from services.tools.http_fetch.settings import HttpFetchSettings
 from services.tools.mcp.settings import McpServers
 from services.tools.web_search.settings import WebSearchSettings
 from tenure.runtime.settings import ConfigurationError
@@ -28,6 +29,7 @@ class ToolsConfig(Section):
 
     mcp_servers: McpServers = Field(default={}, validation_alias=AliasChoices("mcp_servers", "mcpServers"))
     web_search: WebSearchSettings | None = None
+    http_fetch: HttpFetchSettings | None = None
 
 
 def read_config(path: Path | None, environment: Mapping[str, str]) -> ToolsConfig:

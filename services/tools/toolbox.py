@@ -14,6 +14,8 @@ from services.tools.builtin.python import PYTHON_LANE, python_tools
 from services.tools.builtin.records import record_tools
 from services.tools.builtin.waiting import waiting_tools
 from services.tools.file_requests import FileRequests
+from services.tools.http_fetch.fetching import FETCHES_AT_ONCE, Fetcher
+from services.tools.http_fetch.tool import FETCH_LANE, fetch_tools
 from services.tools.mcp.settings import lane_of_server
 from services.tools.output import OutputKeeper
 from services.tools.registry import Registry
@@ -36,6 +38,7 @@ _PROGRAM_OUTPUT_BYTES: Final = 1024 * 1024  # of each stream; the model is shown
 _RECORD_THREADS: Final = 8
 _FILE_THREADS: Final = 4
 _COPY_THREADS: Final = 2
+_READING_THREADS: Final = 2
 
 
 async def open_toolbox(
@@ -60,6 +63,7 @@ async def open_toolbox(
             *python_tools(sandbox, workspaces, limits),
             *file_tools(workspaces, settings.workspace_bounds),
             *search_tools(await _searcher(process, settings, config)),
+            *fetch_tools(await _fetcher(process, config)),
             *record_tools(settings.records_dir, record_threads),
             *waiting_tools(),
         ]
@@ -75,7 +79,12 @@ async def open_toolbox(
 
 def lanes_of(settings: Settings, config: ToolsConfig) -> dict[str, int]:
     """How many calls run at once, by lane."""
-    lanes = {GENERAL_LANE: settings.max_running, PYTHON_LANE: settings.sandbox_slots, SEARCH_LANE: SEARCHES_AT_ONCE}
+    lanes = {
+        GENERAL_LANE: settings.max_running,
+        PYTHON_LANE: settings.sandbox_slots,
+        SEARCH_LANE: SEARCHES_AT_ONCE,
+        FETCH_LANE: FETCHES_AT_ONCE,
+    }
     return lanes | {lane_of_server(name): server.max_calls for name, server in config.mcp_servers.items()}
 
 
@@ -97,6 +106,13 @@ async def open_file_requests(process: Process, settings: Settings) -> FileReques
     reading = await process.open(threads("files", _FILE_THREADS))
     copying = await process.open(threads("copies", _COPY_THREADS))
     return FileRequests(settings.workspace_root, settings.workspace_bounds, reading, copying)
+
+
+async def _fetcher(process: Process, config: ToolsConfig) -> Fetcher | None:
+    if config.http_fetch is None:
+        return None
+    reading = await process.open(threads("fetched", _READING_THREADS))
+    return await process.open(Fetcher.open(config.http_fetch, reading))
 
 
 @asynccontextmanager

@@ -108,8 +108,11 @@ class Outgoing:
 
 
 def _trust(ca_file: str | None) -> ssl.SSLContext:
-    """What the machine trusts, and the authorities in the file."""
+    """What the machine trusts, and the authorities in the file. A certificate is for the names in its own list of them:
+    that OpenSSL would else take its common name for one is a custom that browsers have given up.
+    """
     context = httpcore2.default_ssl_context()
+    context.hostname_checks_common_name = False
     if ca_file:
         context.load_verify_locations(ca_file)
     return context

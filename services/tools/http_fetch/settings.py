@@ -1,0 +1,108 @@
+"""The section `http_fetch` of the config file, and the rule which URLs it allows."""
+
+from __future__ import annotations
+
+import ssl
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, Final
+from urllib.parse import unquote
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from services.tools.config_section import Section
+from tenure.domain.addresses import Networks
+from tenure.domain.urls import Url, UrlRefused, parse_host, parse_url
+
+ANY_HOST: Final = "*"
+_SUBDOMAINS: Final = "*."
+_HEADER_VALUE: Final = r"^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$"
+_AMBIGUOUS: Final = ("%2f", "%5c", "%25")  # what a server might take apart once more
+
+
+class AllowedHost(Section):
+    """`host`: a name, `*.` before one for all names below it, `*` for all names, or an address. `paths`: each with all
+    that is below it.
+    """
+
+    host: str
+    ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = (80, 443)
+    paths: tuple[str, ...] = ("/",)
+
+    @field_validator("host")
+    @classmethod
+    def _is_host(cls, host: str) -> str:
+        if host == ANY_HOST:
+            return host
+        if host.startswith(_SUBDOMAINS):
+            return _SUBDOMAINS + parse_host(host.removeprefix(_SUBDOMAINS))
+        return parse_host(f"[{host}]" if ":" in host and not host.startswith("[") else host)
+
+    @field_validator("paths")
+    @classmethod
+    def _are_paths(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
+        for path in paths:
+            if not path.startswith("/") or str(parse_url(f"http://host{path}")) != f"http://host{path}" or "?" in path:
+                raise ValueError(f"a path begins with / and is written as it is sent: {path}")
+        return paths
+
+    def covers(self, url: Url) -> bool:
+        """Whether the URL's host is meant. Addresses only by themselves: `*` is for names."""
+        if self.host.startswith(ANY_HOST):
+            return not url.is_address and (self.host == ANY_HOST or url.host.endswith(self.host[1:]))
+        return url.host == self.host
+
+    def has_path(self, url: Url) -> bool:
+        """Whether the path is at or below one that is allowed, however a server may read it."""
+        if "/" in self.paths:
+            return True
+        if any(mark in url.path.lower() for mark in _AMBIGUOUS):
+            return False
+        if any(unquote(segment).partition(";")[0] in {".", ".."} for segment in url.path.split("/")):
+            return False
+        return any(url.path == path or url.path.startswith(path.rstrip("/") + "/") for path in self.paths)
+
+
+def _spelt_out(entry: Any) -> Any:
+    return {"host": entry} if isinstance(entry, str) else entry
+
+
+class HttpFetchSettings(Section):
+    """`allowed_networks`: what hosts may lead to that is not public. `ca_file`: who is trusted besides the usual
+    authorities.
+    """
+
+    allow: tuple[Annotated[AllowedHost, BeforeValidator(_spelt_out)], ...]
+    allowed_networks: tuple[str, ...] = ()
+    max_bytes: Annotated[int, Field(ge=1024, le=16 * 1024 * 1024)] = 1024 * 1024
+    timeout_seconds: Annotated[float, Field(ge=0.1, le=300)] = 20.0
+    max_redirects: Annotated[int, Field(ge=0, le=20)] = 5
+    user_agent: Annotated[str, Field(max_length=200, pattern=_HEADER_VALUE)] = f"tenure/{version('tenure')}"
+    ca_file: Path | None = None
+
+    @field_validator("allowed_networks")
+    @classmethod
+    def _are_networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
+        Networks(networks)
+        return networks
+
+    @field_validator("ca_file")
+    @classmethod
+    def _is_ca_file(cls, path: Path | None) -> Path | None:
+        try:
+            if path is not None:
+                ssl.create_default_context(cafile=path)
+        except OSError as error:
+            raise ValueError(f"no certificates can be read from it: {error.strerror or error}") from error
+        return path
+
+    def check(self, url: Url) -> None:
+        """Raises UrlRefused: HOST_NOT_ALLOWED, PORT_NOT_ALLOWED, PATH_NOT_ALLOWED."""
+        covering = [entry for entry in self.allow if entry.covers(url)]
+        if not covering:
+            raise UrlRefused("HOST_NOT_ALLOWED", f"{url.host} is not among the hosts that may be fetched from.")
+        open_ports = [entry for entry in covering if url.port in entry.ports]
+        if not open_ports:
+            raise UrlRefused("PORT_NOT_ALLOWED", f"Port {url.port} of {url.host} may not be fetched from.")
+        if not any(entry.has_path(url) for entry in open_ports):
+            raise UrlRefused("PATH_NOT_ALLOWED", f"This path of {url.host} may not be fetched.")

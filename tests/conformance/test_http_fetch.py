@@ -1,0 +1,239 @@
+"""http_fetch reads what it may, within its bounds: in time, in bytes, in redirects, and under TLS by the name."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import zlib
+
+import pytest
+
+from tenure.domain.tools import OutcomeStatus
+from tests.certificates import issue
+from tests.dialling import knowing
+from tests.fetches import PUBLIC, world
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.strangers import Stranger, never, page
+
+FRONT = "http://front.example/"
+
+
+class TestFetching:
+    async def test_a_page_is_told_with_where_it_was_and_nothing_is_told_to_it(self):
+        async with world(page("<h1>A</h1><p>b <a href='/c'>c</a>", content_type="text/html; charset=utf-8")) as here:
+            answer = await here.fetch(f"{FRONT}a?b=c#d")
+        assert answer.content == (
+            "[200 http://front.example/a?b=c, text/html, 33 bytes]\n\n# A\n\nb [c](http://front.example/c)"
+        )
+        assert not answer.truncated
+        (seen,) = here.front.seen
+        assert (seen.method, seen.target) == ("GET", "/a?b=c")
+        assert seen.headers.keys() == {"host", "user-agent", "accept", "accept-encoding"}
+        assert (seen.headers["host"], seen.headers["user-agent"][:7]) == ("front.example", "tenure/")
+
+    async def test_redirects_are_followed_without_cookies_or_words_of_where_it_was(self):
+        answers = {
+            "/": page("", "301 x", location="/b?c", set_cookie="a=b"),
+            "/b?c": page("", "302 x", location="http://other.example/d"),
+            "/d": page("", "303 x", location="//front.example/e"),
+            "/e": page("", "307 x", location="f"),
+            "/f": page("", "308 x", location="/g"),
+            "/g": page("there"),
+        }
+        async with world(lambda seen: answers[seen.target]) as here:
+            answer = await here.fetch(FRONT)
+            assert answer.content == "[200 http://front.example/g, text/plain, 5 bytes]\n\nthere"
+            assert [seen.headers["host"] for seen in here.front.seen][2] == "other.example"
+            assert not {"cookie", "referer", "authorization"} & {
+                name for seen in here.front.seen for name in seen.headers
+            }
+            assert (await here.refused(FRONT, max_redirects=4)).detail == "TOO_MANY_REDIRECTS"
+            assert len(here.front.seen) == 6 + 5
+
+    @pytest.mark.parametrize(
+        ("answer", "detail"),
+        [
+            (page("x", "404 Nicht da"), "HTTP_404"),
+            (page("x", "500 x"), "HTTP_500"),
+            (page("", "304 x"), "HTTP_304"),
+            (page("", "302 x"), "HTTP_302"),
+            (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "BAD_ANSWER"),
+            (b"", "BAD_ANSWER"),
+            (page("x", content_length="99"), "BAD_ANSWER"),
+            (b"HTTP/1.1 200 OK\r\n" + b"x-a: b\r\n" * 20_000, "BAD_ANSWER"),
+        ],
+    )
+    async def test_what_is_no_page_is_an_outcome(self, answer, detail):
+        async with world(answer) as here:
+            assert (await here.refused(FRONT)).detail == detail
+
+    @pytest.mark.parametrize(
+        "content_type", ["image/png", "application/pdf", "application/octet-stream", "multipart/x"]
+    )
+    async def test_what_is_no_text_is_told_with_its_type_and_size_and_not_read(self, content_type):
+        head = page(b"", content_type=content_type, content_length="123456")
+
+        async def endless(_seen):
+            yield head
+            while True:
+                await asyncio.sleep(0.01)
+                yield b"\x89PNG"
+
+        async with world(endless) as here:
+            failed = await here.refused(FRONT, timeout_seconds=CALL_SECONDS)
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await here.front.left.wait()
+        assert failed.detail == "TYPE_REFUSED"
+        assert f"is {content_type}, of 123,456 bytes" in failed.message
+
+    async def test_what_only_says_that_it_is_text_is_refused(self):
+        async with world(page(b"\x7fELF\0\0", content_type="text/plain")) as here:
+            assert (await here.refused(FRONT)).detail == "TYPE_REFUSED"
+
+
+class TestBounds:
+    async def test_a_long_page_is_cut_and_its_rest_is_not_read(self):
+        async def endless(_seen):
+            yield b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\n"
+            while True:
+                yield b"x" * 65536
+                await asyncio.sleep(0.001)
+
+        async with world(endless) as here:
+            answer = await here.fetch(FRONT, max_bytes=100_000, timeout_seconds=CALL_SECONDS)
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await here.front.left.wait()
+        assert answer.truncated
+        assert answer.content.endswith("x\n[cut here: the rest was not read]")
+        assert answer.content.count("x") == 100_000 + "text/plain, front.example".count("x")
+
+    @pytest.mark.parametrize(
+        ("packed", "encoding"),
+        [
+            (gzip.compress(b"x" * (64 << 20)), "gzip"),
+            (zlib.compress(b"x" * (64 << 20)), "deflate"),
+            (zlib.compress(b"x" * (64 << 20))[2:-4], "deflate"),
+            (gzip.compress(b"x" * 9000) * 1000, "x-gzip"),
+        ],
+    )
+    async def test_a_bomb_is_unpacked_no_further_than_the_cap(self, packed, encoding):
+        async with world(page(packed, content_encoding=encoding)) as here:
+            answer = await here.fetch(FRONT, max_bytes=100_000)
+        assert answer.truncated
+        assert len(answer.content) < 100_200
+
+    @pytest.mark.parametrize("encoding", ["br", "zstd", "compress", "gzip, gzip", "gzip,br", "nonsense"])
+    async def test_an_encoding_without_a_bound_is_refused(self, encoding):
+        async with world(page(gzip.compress(gzip.compress(b"x")), content_encoding=encoding)) as here:
+            assert (await here.refused(FRONT)).detail == "ENCODING_REFUSED"
+
+    @pytest.mark.parametrize("body", [b"x", gzip.compress(b"x" * 999)[:-9]])
+    async def test_a_body_that_is_not_packed_as_it_says_is_refused(self, body):
+        async with world(page(body, content_encoding="gzip")) as here:
+            assert (await here.refused(FRONT)).detail == "ENCODING_REFUSED"
+
+    @pytest.mark.parametrize(
+        "beginning", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\n"]
+    )
+    async def test_a_server_that_trickles_is_given_up_in_time(self, beginning):
+        async def trickle(_seen):
+            yield beginning
+            for byte in b"x-a: " + b"b" * 10_000_000:
+                await asyncio.sleep(0.02)
+                yield bytes([byte])
+
+        async with world(trickle if beginning else never) as here:
+            failed = await here.refused(FRONT, timeout_seconds=0.4)
+        assert failed.detail == "TIMEOUT"
+        assert "within 0.4 s" in failed.message
+
+    async def test_a_resolver_that_says_nothing_is_given_up_in_time(self):
+        async def silent(_host, _port):
+            await asyncio.Event().wait()
+
+        async with world() as here:
+            assert (await here.refused(FRONT, silent, timeout_seconds=0.2)).detail == "TIMEOUT"
+
+    async def test_a_cancelled_fetch_gives_up_its_connection(self):
+        async with world(never) as here:
+            fetching = asyncio.create_task(here.fetch(FRONT))
+            await here.front.asked()
+            fetching.cancel()
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await here.front.left.wait()
+            assert fetching.cancelled()
+
+
+class TestTls:
+    @pytest.fixture
+    def authority(self):
+        return issue("authority")
+
+    async def test_the_name_is_what_the_certificate_is_for_though_an_address_is_dialled(self, authority, tmp_path):
+        tls = issue("front", ("front.example",), authority).server(tmp_path)
+        names = []
+        tls.sni_callback = lambda _socket, name, _context: names.append(name)
+        async with world(None, tls) as here:
+            answer = await here.fetch("https://front.example/", ca_file=authority.write(tmp_path / "ca.pem"))
+        assert answer.content.endswith("hello")
+        assert (names, here.dialler.dialled) == (["front.example"], [(PUBLIC, 443)])
+
+    @pytest.mark.parametrize("hosts", [("elsewhere.example",), (PUBLIC,), ()])
+    async def test_a_certificate_for_another_name_is_refused(self, authority, tmp_path, hosts):
+        tls = issue("front.example", hosts, authority).server(tmp_path)
+        async with world(None, tls) as here:
+            failed = await here.refused("https://front.example/", ca_file=authority.write(tmp_path / "ca.pem"))
+        assert failed.detail == "TLS_FAILED"
+        assert here.front.seen == []
+
+    async def test_an_authority_that_nobody_trusts_is_refused(self, authority, tmp_path):
+        async with world(None, issue("front", ("front.example",), authority).server(tmp_path)) as here:
+            assert (await here.refused("https://front.example/")).detail == "TLS_FAILED"
+        assert here.front.seen == []
+
+    async def test_an_address_has_to_be_in_the_certificate_itself(self, authority, tmp_path):
+        trusting = {"ca_file": authority.write(tmp_path / "ca.pem"), "allow": [PUBLIC]}
+        async with world(None, issue("front", (PUBLIC,), authority).server(tmp_path)) as here:
+            assert (await here.fetch(f"https://{PUBLIC}/", **trusting)).content.endswith("hello")
+
+    async def test_a_redirect_gives_up_no_tls(self, authority, tmp_path):
+        tls = issue("front", ("front.example",), authority).server(tmp_path)
+        async with world(page("", "302 x", location="http://front.example/"), tls) as here:
+            failed = await here.refused("https://front.example/", ca_file=authority.write(tmp_path / "ca.pem"))
+        assert failed.detail == "DOWNGRADE_REFUSED"
+        assert here.front.connections == 1
+
+
+class TestService:
+    async def test_without_a_section_there_is_no_such_tool(self, tool_service, grants):
+        tools = await tool_service()
+        outcome = await tools.outcome(grants.claim(), "1.0", "http_fetch", url=FRONT)
+        assert outcome.status is OutcomeStatus.INVALID_ARGUMENTS
+        assert "There is no tool named 'http_fetch'" in outcome.content
+
+    async def test_with_a_section_it_fetches_what_that_allows_and_nothing_inside_unless_it_says_so(
+        self, tool_service, grants, tmp_path
+    ):
+        async with Stranger(lambda _: page("inside")) as inside:
+            section = {"allow": [{"host": "127.0.0.1", "ports": [inside.port]}]}
+            (tmp_path / "no.yaml").write_text(json.dumps({"http_fetch": section}))
+            (tmp_path / "yes.yaml").write_text(
+                json.dumps({"http_fetch": {**section, "allowed_networks": ["127.0.0.1/32"]}})
+            )
+            tools = await tool_service(config_file=tmp_path / "no.yaml")
+            outcome = await tools.outcome(grants.claim(), "1.0", "http_fetch", url=inside.url())
+            assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, "ADDRESS_REFUSED")
+            assert inside.connections == 0
+            tools = await tool_service(config_file=tmp_path / "yes.yaml")
+            outcome = await tools.outcome(grants.claim(), "1.0", "http_fetch", url=inside.url())
+            assert outcome.status is OutcomeStatus.SUCCEEDED
+            assert outcome.content.endswith("inside")
+            assert "idempotency-key" not in inside.seen[0].headers
+
+
+async def test_a_host_that_is_not_there_is_told():
+    async with world() as here:
+        nowhere = knowing({"front.example": [PUBLIC]})
+        here.dialler._failing.add(PUBLIC)
+        assert (await here.refused(FRONT, nowhere)).detail == "UNREACHABLE"
