@@ -126,6 +126,7 @@ class _Unpacking:
         self._most_bytes = most_bytes
         self._encoding = encoding.strip().lower()
         self._decoder: zlib._Decompress | None = None
+        self._held = b""
         if self._encoding not in {"", "identity", "gzip", "x-gzip", "deflate"}:
             raise BadEncoding(f"its body is encoded as {self._encoding[:40]}, which is not read")
 
@@ -137,6 +138,7 @@ class _Unpacking:
         if self._encoding in {"", "identity"}:
             self.content += some
             return
+        some, self._held = self._held + some, b""
         try:
             while some and not self.is_full:
                 some = self._unpack(some)
@@ -150,9 +152,13 @@ class _Unpacking:
 
     def _unpack(self, some: bytes) -> bytes:
         """What of it is left."""
-        if self._decoder is not None and self._decoder.eof and not some.startswith(_GZIP):
-            return b""  # filling
-        if self._decoder is None or self._decoder.eof:  # files of gzip may follow each other
+        if self._decoder is not None and self._decoder.eof:
+            if len(some) < len(_GZIP):
+                self._held = some
+            if not some.startswith(_GZIP):
+                return b""  # filling
+            self._decoder = None  # files of gzip may follow each other
+        if self._decoder is None:
             self._decoder = zlib.decompressobj(self._window(some))
         self.content += self._decoder.decompress(some, self._most_bytes + 1 - len(self.content))
         return self._decoder.unconsumed_tail or self._decoder.unused_data

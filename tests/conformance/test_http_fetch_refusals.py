@@ -187,7 +187,7 @@ async def test_what_the_environment_says_of_proxies_is_not_heeded(monkeypatch):
         r"(https?:)?[/\\]{0,3}[-a-z0-9.:@\[\]%\\/?#_]{0,20}(front\.example|127\.0\.0\.1)?.{0,20}", fullmatch=True
     )
 )
-@settings(max_examples=60)
+@settings(max_examples=25)
 async def test_whatever_is_asked_for_no_host_but_the_listed_one_is_ever_looked_up(text):
     """What is checked is what is looked up and dialled."""
     looked_up, dialler = [], Dialler(failing=[PUBLIC])
