@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from tenure.cli.context import Context, pass_context
 from tenure.cli.exits import Exit, exit_of_task
 from tenure.cli.parameters import DURATION, find_task, task_argument
 from tenure.cli.results import result_of
-from tenure.cli.words import short_id, summary, why
+from tenure.cli.words import harmless, short_id, summary, why
 from tenure.client import Client
 from tenure.v1 import task_pb2
 
@@ -57,4 +59,5 @@ def _say_ended(task: task_pb2.Task) -> None:
     """The result alone on standard output; how it ended beside it."""
     click.echo(f"{why(task.state, task.reason, task.message)} · {summary(task)}", err=True)
     if task.result:
-        click.echo(result_of(task))
+        result = result_of(task)
+        click.echo(harmless(result) if sys.stdout.isatty() else result)

@@ -20,6 +20,7 @@ from tenure.cli.words import (
     clock,
     count_text,
     first_line,
+    harmless,
     one_line,
     program_text,
     seconds_text,
@@ -241,7 +242,7 @@ class Narrator:
             yield from self._block(held.strip(), "default")
 
     def _block(self, text: str, style: str, *, indent: int = 2) -> Lines:
-        for source in text.splitlines():
+        for source in harmless(text).splitlines():
             if self.is_plain:
                 yield Text(f"{' ' * indent}{source}".rstrip(), style)
             else:

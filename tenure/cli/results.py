@@ -12,6 +12,7 @@ from rich.markdown import Markdown
 from rich.padding import Padding
 from rich.text import Text
 
+from tenure.cli.words import harmless
 from tenure.v1 import task_pb2
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -38,4 +39,4 @@ def result_shown(task: task_pb2.Task, *, is_plain: bool) -> RenderableType:
     if task.result_json:
         pretty = Text(json.dumps(json.loads(task.result_json), indent=2, ensure_ascii=False))
         return pretty if is_plain else Padding(pretty, (0, 2))
-    return Text(task.result) if is_plain else Padding(Markdown(task.result), (0, 2))
+    return Text(task.result) if is_plain else Padding(Markdown(harmless(task.result)), (0, 2))

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from tenure.cli.watched import WatchedTask
-from tenure.cli.words import arguments_text, budget_text, one_line, seconds_text, short_id
+from tenure.cli.words import arguments_text, budget_text, harmless, one_line, seconds_text, short_id
 from tenure.domain.epochs import describe_epoch
 from tenure.domain.states import TaskState
 
@@ -66,7 +66,7 @@ class Screen:
             return Text("")
         parts: list[RenderableType] = [Text(""), *(self._busy(what, since, now) for what, since in self._doing())]
         if task.live.text:
-            parts.append(Tail(task.live.text, max(3, self._console.height // 2)))
+            parts.append(Tail(harmless(task.live.text), max(3, self._console.height // 2)))
         return Group(*parts, Text(""), *self._budget(), self._footer())
 
     def _doing(self) -> list[tuple[str, float]]:

@@ -17,6 +17,9 @@ from tenure.wire.task import held_back_seconds
 from tenure.wire.times import seconds
 
 _COARSE: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+_CONTROLS: Final = (*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0))
+_DIRECTIONS: Final = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_HARMFUL: Final = {code: chr(code).encode("unicode_escape").decode() for code in (*_CONTROLS, *_DIRECTIONS)}
 SHORT_ID: Final = 13
 """Of a UUIDv7 the first 13 characters are its millisecond: short, and as good as unique in one installation."""
 
@@ -154,8 +157,15 @@ def why(state: int, reason: str, message: str) -> str:
 
 def one_line(text: str, width: int) -> str:
     """The text on one line, cut with an ellipsis."""
-    flat = " ".join(text.split())
+    flat = harmless(" ".join(text.split()))
     return flat if len(flat) <= width else flat[: max(0, width - 1)] + "…"
+
+
+def harmless(text: str) -> str:
+    """Text of agents and their programs as it may be shown: what would move a terminal's cursor, colour it, name it or
+    turn its words around is shown as an escape. Line ends and tabs stay.
+    """
+    return text.replace("\r\n", "\n").translate(_HARMFUL)
 
 
 def printable(text: str) -> str:

@@ -124,3 +124,40 @@ async def test_a_call_that_the_next_owner_joined_is_that_owners_to_cancel(tool_s
     outcome = await call
     assert outcome.detail == "CANCELLED"
     assert outcome_to_domain([event async for event in events][-1].outcome) == outcome
+
+
+RACE = """
+import os, time
+os.mkdir('inside'); open('inside/f', 'w').write('inside')
+print('begun', flush=True)
+while not os.path.exists('stop'):
+    for source in ('/etc/passwd', 'inside/f'):
+        os.symlink(source, 'next'); os.rename('next', 'f')
+        open('next', 'w').write('inside'); os.rename('next', 'f')
+    os.symlink('/etc', 'next'); os.rename('inside', 'kept'); os.rename('next', 'inside')
+    os.unlink('inside'); os.rename('kept', 'inside')
+"""
+
+
+async def test_no_race_of_links_leads_the_service_out_of_a_workspace(tool_service, grants, sandbox_detection):
+    """A program swaps files for links while the service reads, lists, and gives the files to the next run's uid."""
+    tools = await tool_service(python_wall_seconds=120)
+    owner = grants.claim()
+    passwd = Path("/etc/passwd").stat()
+    racing = tools.begin(owner, "1.0", "execute_python", code=RACE)
+    await tools.started(owner)
+    seen: dict[str, str] = {}
+    for number in range(12):
+        for path in ("f", "inside/f", "inside/passwd"):
+            read = await tools.outcome(owner, f"2.{len(seen)}", "read_file", path=path)
+            seen[f"{path} {number}"] = read.content
+        listed = await tools.outcome(owner, f"3.{number}", "list_files", path="inside")
+        assert "passwd" not in listed.content
+        if number % 4 == 0:
+            await tools.outcome(owner, f"4.{number}", "execute_python", code="pass")
+    await tools.outcome(owner, "5.0", "write_file", path="stop", content="")
+    assert (await racing).status is OutcomeStatus.SUCCEEDED
+    assert "inside" in seen.values()
+    assert not [content for content in seen.values() if "root:" in content]
+    after = Path("/etc/passwd").stat()
+    assert (after.st_uid, after.st_gid, after.st_mode) == (passwd.st_uid, passwd.st_gid, passwd.st_mode)

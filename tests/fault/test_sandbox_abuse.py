@@ -14,6 +14,7 @@ import pytest
 from services.tools.sandbox import Detection, Sandbox, SandboxEscaped, SandboxLimits, SandboxSettings
 from services.tools.sandbox import command as command_module
 from services.tools.sandbox.cgroups import Cgroups
+from services.tools.sandbox.launcher import LANDLOCK_FOR_SIGNALS, landlock_version
 from tests.fault.abuse_runner import contain
 from tests.fault.abuses import FAMILIES, Abuse
 from tests.fault.ordinary_user import UID, delegated_cgroups, place_of_an_ordinary_user, run_as_an_ordinary_user
@@ -155,6 +156,7 @@ WEAKENED = {
     "host files": (_show_etc, "read the host's /etc/passwd"),
     "environment": (_share_environment, "saw environment variables of the service: SECRET_DSN"),
     "no filter": (_no_filter, "was allowed to be debugged"),
+    "no filter, its effect": (_no_filter, "gave up its death signal"),
     "started by root": (_real_root, "opened /proc/sys/kernel/core_pattern for writing"),
 }
 
@@ -170,3 +172,18 @@ async def test_a_weakened_sandbox_does_not_open(
     with pytest.raises(SandboxEscaped) as refused:
         await Sandbox.open(sandbox_settings)
     assert sentence in str(refused.value)
+
+
+async def test_behind_the_network_namespace_there_is_a_second_wall(
+    sandbox_settings: SandboxSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the host's own network, without the filter: what is left is Landlock, and it is enough."""
+    if landlock_version() < LANDLOCK_FOR_SIGNALS:
+        pytest.skip(f"this kernel's Landlock is version {landlock_version()}: nothing here but namespaces")
+    _no_filter(monkeypatch)
+    _append(monkeypatch, "--share-net")
+    with pytest.raises(SandboxEscaped) as refused:
+        await Sandbox.open(sandbox_settings)
+    assert "asked the kernel by netlink" in str(refused.value)
+    assert "TCP" not in str(refused.value)
+    assert "local socket" not in str(refused.value)

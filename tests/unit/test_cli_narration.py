@@ -80,6 +80,14 @@ def test_a_program_is_told_with_what_it_used(teller, ledger):
     assert 'code="x"  0.2 s\n' in teller.seen
 
 
+def test_nothing_that_was_printed_reaches_the_terminal_as_a_command(teller, ledger):
+    hostile = "\x1b]0;title\x07\x1b[2J"
+    teller.tell(ledger.queued(), ledger.opened(), ledger.attempt(1), ledger.answer(1, hostile))
+    teller.tell(ledger.intent("1.0", "execute_python", code=hostile), ledger.outcome("1.0", hostile))
+    assert "\x1b" not in teller.seen
+    assert "\\x1b[2J" in teller.seen
+
+
 def test_a_failed_call_says_how(teller, ledger):
     failed = ledger.outcome("1.0", "Traceback", status="FAILED", detail="OUT_OF_MEMORY")
     teller.tell(ledger.intent("1.0", "execute_python", code="x"), failed)

@@ -101,3 +101,14 @@ def test_arguments_are_said_by_name_and_stay_as_they_came_when_they_are_no_objec
     assert words.arguments_text('{"code": "a\\nb"}') == 'code="a↵b"'
     assert words.arguments_text("[1, 2]") == "[1, 2]"
     assert words.arguments_text("{not json") == "{not json"
+
+
+HOSTILE = "\0\x1b]0;title\x07\x1b[2J\x9b31mred\r\nsecond\rline \u202egnp.exe"
+
+
+def test_what_programs_print_does_nothing_to_a_terminal():
+    shown = words.harmless(HOSTILE)
+    assert shown == "\\x00\\x1b]0;title\\x07\\x1b[2J\\x9b31mred\nsecond\\rline \\u202egnp.exe"
+    assert words.harmless("tab\there, ünïcode, 👩‍💻\n") == "tab\there, ünïcode, 👩‍💻\n"
+    for told in (words.one_line(HOSTILE, 500), words.first_line(HOSTILE, 500)):
+        assert all(one.isprintable() for one in told)

@@ -8,6 +8,7 @@ program inside got at none of them.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import tempfile
 import uuid
@@ -51,10 +52,15 @@ names = {entry.split(b"=")[0].decode() for path in glob.glob("/proc/[0-9]*/envir
          for entry in open(path, "rb").read().split(b"\\0") if entry}
 foreign = sorted(names - set(bait["environment"]))
 attempt("saw environment variables of the service: " + ", ".join(foreign), lambda: bool(foreign))
-attempt("was allowed to be debugged", lambda: ctypes.CDLL(None).ptrace(0, 0, 0, 0) == 0)
+libc = ctypes.CDLL(None)
+attempt("was allowed to be debugged", lambda: libc.ptrace(0, 0, 0, 0) == 0)
+for first in (1, 1 << 32 | 1):  # the kernel sees the lower half only
+    attempt("gave up its death signal", lambda: libc.prctl(ctypes.c_ulong(first), *[ctypes.c_ulong(0)] * 4) == 0)
+attempt("reached a process of the host", lambda: bait["pid"] != 1 and os.kill(bait["pid"], 0))
+attempt("asked the kernel by netlink", lambda: socket.socket(16, socket.SOCK_RAW).close())
 for path in glob.glob("/proc/[0-9]*/status"):
     attempt("found a process without a filter", lambda: "Seccomp:\\t2" not in open(path).read())
-attempt("made a user namespace", lambda: ctypes.CDLL(None).unshare(0x10000000) == 0)
+attempt("made a user namespace", lambda: libc.unshare(0x10000000) == 0)
 for path in ("/", "/usr", "/dev"):
     attempt("wrote into " + path, lambda: os.close(os.open(path + "/.probe", os.O_CREAT | os.O_WRONLY)))
 print(json.dumps(escapes))
@@ -101,6 +107,7 @@ def _bait() -> Iterator[dict[str, object]]:
             "kernel": _KERNEL_FILES,
             "files": [secret.name, "/etc/passwd", "/etc/shadow", "/proc/kcore", "/etc/hostname"],
             "port": tcp.getsockname()[1],
+            "pid": os.getpid(),
             "abstract": abstract,
             "environment": [*ENVIRONMENT, "PWD", "OLDPWD", "LC_CTYPE"],
         }
