@@ -58,13 +58,6 @@ MUTATIONS = (
                 "    return Answer(known_outcome(row))\n",
                 "    return Run(row.call_attempt + 1)\n",
             ),
-            Edit(
-                "services.tools",
-                "   set state = w.state, call_attempt = w.call_attempt, epoch = w.epoch, claim_id = w.claim_id,\n",
-                "   set state = w.state, call_attempt = w.call_attempt, epoch = w.epoch, claim_id = w.claim_id, "
-                "outcome = null,\n",
-                sql=True,
-            ),
         ),
     ),
     Mutation(
