@@ -40,7 +40,12 @@ const text = (bytes) => (bytes ?? Buffer.alloc(0)).toString("utf8");
 // What the token says, once its signature is found good and it is for this resource of this tenant.
 export function verify(token, keys, resource, tenant) {
   const outer = decode(token); // FencingToken: 1 claims, 2 key_id, 3 signature
-  const [claims, keyId, signature] = [outer.get(1), text(outer.get(2)), outer.get(3)];
+  const parts = { claims: outer.get(1), keyId: text(outer.get(2)), signature: outer.get(3) };
+  return verifyParts(parts, keys, resource, tenant);
+}
+
+// The same for a token that a protobuf library has taken apart.
+export function verifyParts({ claims, keyId, signature }, keys, resource, tenant) {
   const known = keys.find((key) => key.key_id === keyId);
   if (!claims || !signature || !known) throw new Error("INVALID_TOKEN: signed with an unknown key");
   const x = Buffer.from(known.public_key, "base64").toString("base64url");

@@ -18,6 +18,7 @@ pytest_plugins = [
     "tests.fix_proxy",
     "tests.fix_network",
     "tests.fix_node",
+    "tests.fix_provider",
     "tests.fix_sandbox",
     "tests.fix_simulator",
     "tests.fix_tools",

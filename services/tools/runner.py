@@ -178,6 +178,7 @@ class Runner:
             token=work.token,
             output_limit_bytes=_limit_bytes(run, work.tool),
             report_usage=run.note_usage,
+            timeout_seconds=_timeout_seconds(run, work.tool),
         )
         for _ in range(_MOST_STARTS):
             if run.stop is not None:
@@ -222,6 +223,11 @@ class Runner:
 def _limit_bytes(run: Run, tool: Tool) -> int:
     """How much of its output the model is shown."""
     return min(tool.definition.output_limit_bytes, run.asked.output_limit_bytes or tool.definition.output_limit_bytes)
+
+
+def _timeout_seconds(run: Run, tool: Tool) -> float:
+    """How long the call may take."""
+    return min(tool.definition.timeout_seconds, run.asked.timeout_seconds or tool.definition.timeout_seconds)
 
 
 class _MayBegin:

@@ -20,7 +20,7 @@ class CallContext:
     `emit` shows output while it comes; all of it belongs in the answer again, because what is shown may be dropped.
     The model is shown up to `output_limit_bytes` of the answer. `token` is the fencing token as it was presented, a
     serialized FencingToken: for providers that check it themselves. `report_usage` tells what a program used, also one
-    that was stopped: it becomes part of the outcome.
+    that was stopped: it becomes part of the outcome. `timeout_seconds`: how long this call may take.
     """
 
     tenant: str
@@ -32,6 +32,7 @@ class CallContext:
     token: bytes = b""
     output_limit_bytes: int = 64 * 1024
     report_usage: Callable[[ProgramUsage], None] = lambda _usage: None
+    timeout_seconds: float = 30.0
 
     @property
     def provider_headers(self) -> dict[str, str]:
@@ -80,13 +81,14 @@ class Tool:
     this process (see `past_return`): by that a runner is proven gone. It raises ToolFailed for the model, ToolInDoubt
     for an answer that was lost, and anything else it raises is told as a crash. Calls of one `lane` share its places.
     `guard_seconds`: how much longer than its timeout a tool may take that keeps the time by itself and has more to say
-    about it.
+    about it; `keeps_any_timeout`: it keeps a shorter one of the caller's, too, see `CallContext.timeout_seconds`.
     """
 
     definition: ToolDefinition
     run: RunTool
     lane: str = GENERAL_LANE
     guard_seconds: float = 0.0
+    keeps_any_timeout: bool = False
 
     @property
     def name(self) -> str:

@@ -16,8 +16,12 @@ from services.tools.builtin.waiting import waiting_tools
 from services.tools.file_requests import FileRequests
 from services.tools.http_fetch.fetching import FETCHES_AT_ONCE, Fetcher
 from services.tools.http_fetch.tool import FETCH_LANE, fetch_tools
+from services.tools.http_tools.calling import lane_of as lane_of_http_tool
+from services.tools.http_tools.opening import open_http_tools
 from services.tools.mcp.settings import lane_of_server
 from services.tools.output import OutputKeeper
+from services.tools.providers.calling import lane_of as lane_of_provider
+from services.tools.providers.opening import open_providers
 from services.tools.registry import Registry
 from services.tools.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
 from services.tools.tool import GENERAL_LANE
@@ -68,12 +72,14 @@ async def open_toolbox(
             *waiting_tools(),
         ]
     )
+    await open_http_tools(process, config.http_tools, registry)
     if config.mcp_servers:
         # The protocol's package takes half a second and its memory: for those who use it.
         from services.tools.mcp.sources import open_mcp_servers
 
         keeper = OutputKeeper(workspaces, settings.workspace_bounds)
         await open_mcp_servers(process, config.mcp_servers, registry, keeper, environment)
+    await open_providers(process, config.providers, registry)
     return registry
 
 
@@ -85,7 +91,9 @@ def lanes_of(settings: Settings, config: ToolsConfig) -> dict[str, int]:
         SEARCH_LANE: SEARCHES_AT_ONCE,
         FETCH_LANE: FETCHES_AT_ONCE,
     }
-    return lanes | {lane_of_server(name): server.max_calls for name, server in config.mcp_servers.items()}
+    lanes |= {lane_of_server(name): server.max_calls for name, server in config.mcp_servers.items()}
+    lanes |= {lane_of_provider(name): provider.max_calls for name, provider in config.providers.items()}
+    return lanes | {lane_of_http_tool(name): tool.max_calls for name, tool in config.http_tools.items()}
 
 
 async def _searcher(process: Process, settings: Settings, config: ToolsConfig) -> Searcher | None:

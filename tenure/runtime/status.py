@@ -119,9 +119,12 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> errors.TenureError | PeerFail
     """The error a peer meant when it ended a call, or what a broken call amounts to."""
     details = _unpack(error)
     info = details.get(error_details_pb2.ErrorInfo)
-    if info is None or info.domain != DOMAIN:
-        return _from_bare_code(error.code(), error.details() or "")
     retry = details.get(error_details_pb2.RetryInfo)
+    if info is None or info.domain != DOMAIN:
+        bare = _from_bare_code(error.code(), error.details() or "")
+        if isinstance(bare, errors.TryLater) and retry is not None:
+            bare.retry_after_seconds = retry.retry_delay.ToNanoseconds() / 1e9
+        return bare
     bad_request = details.get(error_details_pb2.BadRequest)
     return _build(
         error.code(),

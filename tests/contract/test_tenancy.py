@@ -89,6 +89,7 @@ def test_work_takes_another_tenant_on_only_where_nobody_asked_or_an_operator_has
         "services/coordinator/doubt_waits.py",
         "services/coordinator/endings.py",
         "services/coordinator/prunings.py",
+        "services/tools/providers/calling.py",
         "services/worker/supervisor.py",
         "services/gateway/tenants.py",
     }

@@ -1,0 +1,87 @@
+"""The config file's section `providers`: where backends are that have tools, and what they may."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, Field, SecretStr, model_validator
+
+from services.tools.config_section import Section
+from services.tools.sources import LARGEST_OUTPUT_BYTES, LONGEST_TIMEOUT_SECONDS, Rules, SourceName, TenantName
+from tenure.domain.tools import EffectClass
+from tenure.runtime.rpc_channel import target_of
+from tenure.validators import MIN_OUTPUT_BYTES
+
+_OWN_KEYS: Final = frozenset({"authorization", "idempotency-key", "x-fencing-epoch", "traceparent"})
+_OWN_PREFIXES: Final = ("grpc-", "x-tenure-")
+
+
+def _not_ours(key: str) -> str:
+    if key in _OWN_KEYS or key.startswith(_OWN_PREFIXES) or key.endswith("-bin"):
+        raise ValueError("this key cannot be set here")
+    return key
+
+
+MetadataKey = Annotated[str, Field(pattern=r"^[a-z0-9_.-]{1,64}$"), AfterValidator(_not_ours)]
+
+
+class TlsSettings(Section):
+    """Files in PEM. Without `ca_file` the system's authorities count; the other two are for a client's certificate."""
+
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> TlsSettings:
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("cert_file and key_file belong together")
+        for file in (self.ca_file, self.cert_file, self.key_file):
+            if file is not None and not file.is_file():
+                raise ValueError(f"there is no file {file}")
+        return self
+
+
+class ProviderSettings(Section):
+    """One provider. `tls` absent: in the clear. `timeout_seconds`, `output_limit_bytes`, `effects`: in place of what it
+    says itself. `max_calls`: at once, of each replica of the tool service.
+    """
+
+    address: str
+    tls: TlsSettings | None = None
+    bearer_token: SecretStr | None = None
+    headers: Mapping[MetadataKey, SecretStr] = Field(default_factory=dict)
+    send_token: bool = True
+    timeout_seconds: float | None = Field(None, gt=0, le=LONGEST_TIMEOUT_SECONDS)
+    output_limit_bytes: int | None = Field(None, ge=MIN_OUTPUT_BYTES, le=LARGEST_OUTPUT_BYTES)
+    allow: frozenset[str] | None = None
+    effects: Mapping[str, EffectClass] = Field(default_factory=dict)
+    tenants: frozenset[TenantName] | None = None
+    max_calls: int = Field(32, ge=1, le=1024)
+    connect_seconds: float = Field(5.0, gt=0, le=60)
+    refresh_seconds: float = Field(60.0, ge=1, le=3600)
+
+    @model_validator(mode="after")
+    def _fits(self) -> ProviderSettings:
+        target_of(self.address.split(","))
+        if ":" not in self.address:
+            raise ValueError(f"address: {self.address!r} is no host:port")
+        return self
+
+    @property
+    def rules(self) -> Rules:
+        """What holds for its tools."""
+        return Rules(self.allow, self.effects, self.timeout_seconds, self.output_limit_bytes)
+
+    @property
+    def metadata(self) -> list[tuple[str, str]]:
+        """What every call of it takes along."""
+        told = [(name, value.get_secret_value()) for name, value in self.headers.items()]
+        if self.bearer_token is not None:
+            told.append(("authorization", f"Bearer {self.bearer_token.get_secret_value()}"))
+        return told
+
+
+Providers = dict[SourceName, ProviderSettings]

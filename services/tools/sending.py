@@ -1,0 +1,143 @@
+"""Sending a call to where its effect happens, somewhere outside: again where that is harmless, never where it is not.
+
+What may be done after a failure depends on one question: may the other side have begun? Before the call was sent it may
+be sent again, whatever its class. After that only a call that may be repeated is sent again, with the same key; of an
+UNSAFE one nobody knows, and it is in doubt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from services.tools.tool import CallContext, ToolAnswer, ToolFailed, ToolInDoubt
+from tenure.domain.retry import RetryPolicy
+from tenure.domain.tools import EffectClass, OutcomeStatus
+
+AGAIN: Final = RetryPolicy(max_attempts=5, initial_seconds=0.2, factor=2.0, cap_seconds=2.0)
+"""Between sendings. `max_attempts`: of sendings whose answers were lost; a call that kills its receiver ends there."""
+
+TELLING_SECONDS: Final = 2.0
+"""So much longer than its timeout a call may take that has something to say about it."""
+
+TIMEOUT: Final = "TIMEOUT"
+STALE_EPOCH: Final = "STALE_EPOCH"
+UNREACHABLE: Final = "UNREACHABLE"
+_HAPPENED: Final = "What it did until then has happened."
+_EARLIER: Final = " It was sent before, and that answer was lost: what it did then has happened."
+
+
+class NotSentError(Exception):
+    """The other side knows nothing of the call. The text is a clause for the model."""
+
+
+class AnswerLostError(Exception):
+    """It was sent, and what came of it is not known. `again`: sending it once more may tell."""
+
+    def __init__(self, clause: str, *, again: bool = True) -> None:
+        super().__init__(clause)
+        self.again = again
+
+
+class AskedToWaitError(Exception):
+    """The other side did nothing for the moment and may later; `answer`: if nobody waits."""
+
+    def __init__(self, answer: ToolAnswer, after_seconds: float) -> None:
+        super().__init__(answer.content)
+        self.answer, self.after_seconds = answer, after_seconds
+
+
+@dataclass(slots=True)
+class Sending:
+    """One sending: how long it may take, and whether it is out. Who sends sets `is_out` right before."""
+
+    ends_at: float
+    is_out: bool = False
+
+    @property
+    def left_seconds(self) -> float:
+        return max(0.0, self.ends_at - _now())
+
+
+Send = Callable[[Sending], Awaitable[ToolAnswer]]
+"""Raises NotSentError, AnswerLostError and AskedToWaitError."""
+
+
+class Delivery:
+    """One call, sent until there is an answer, within its time. `connect_seconds`: until it counts as unreachable."""
+
+    def __init__(self, who: str, effect_class: EffectClass, context: CallContext, connect_seconds: float) -> None:
+        self._who, self._effect_class = who, effect_class
+        self._timeout_seconds = context.timeout_seconds
+        self._ends_at = _now() + context.timeout_seconds
+        self._reached_until = min(self._ends_at, _now() + connect_seconds)
+        self._sending = Sending(self._ends_at)
+        self._failures = self._lost = 0
+
+    async def carry_out(self, send: Send) -> ToolAnswer:
+        """The answer. Raises ToolFailed, and ToolInDoubt when an UNSAFE call may have happened."""
+        try:
+            async with asyncio.timeout_at(self._ends_at):
+                answer = await self._answered(send)
+        except TimeoutError:
+            return self._out_of_time()
+        if self._lost and answer.status is OutcomeStatus.FAILED:
+            return replace(answer, content=answer.content + _EARLIER)
+        return answer
+
+    async def _answered(self, send: Send) -> ToolAnswer:
+        while True:
+            self._sending = Sending(self._ends_at)
+            try:
+                return await send(self._sending)
+            except NotSentError as error:
+                wait_seconds = self._after_unsent(error)
+            except AnswerLostError as error:
+                wait_seconds = self._after_loss(error)
+            except AskedToWaitError as error:
+                wait_seconds = max(self._next_wait_seconds(), error.after_seconds)
+                if not self._effect_class.may_run_again or _now() + wait_seconds >= self._ends_at:
+                    return error.answer
+            self._sending.is_out = False
+            await asyncio.sleep(wait_seconds)
+
+    def _after_unsent(self, error: NotSentError) -> float:
+        """How long until it is tried again. One that was lost before is worth all of its time."""
+        wait_seconds = self._next_wait_seconds()
+        if self._lost or _now() + wait_seconds < self._reached_until:
+            return wait_seconds
+        raise ToolFailed(f"{self._who} cannot be reached: {error}. Nothing was done.", UNREACHABLE) from error
+
+    def _after_loss(self, error: AnswerLostError) -> float:
+        self._lost += 1
+        harmless = self._effect_class.may_run_again and error.again
+        if not harmless or self._lost >= AGAIN.max_attempts:
+            raise ToolInDoubt(f"{self._who} was asked, and its answer was lost: {error}.") from error
+        return self._next_wait_seconds()
+
+    def _next_wait_seconds(self) -> float:
+        self._failures += 1
+        return AGAIN.wait_seconds(self._failures, random.random())
+
+    def _out_of_time(self) -> ToolAnswer:
+        words = f"{self._who} gave no answer within {self._timeout_seconds:g} s"
+        if not (self._sending.is_out or self._lost):
+            told = f"{words}: the call was not sent, nothing was done."
+            return ToolAnswer(told, OutcomeStatus.TIMED_OUT, UNREACHABLE)
+        if not self._effect_class.may_run_again:
+            raise ToolInDoubt(f"{words}, and was asked to stop.")
+        pure = self._effect_class is EffectClass.PURE
+        return ToolAnswer(f"{words}." if pure else f"{words}. {_HAPPENED}", OutcomeStatus.TIMED_OUT, TIMEOUT)
+
+
+def stale(who: str, said: str = "") -> ToolAnswer:
+    """The answer of one that fences its own writes, and has seen a later claim of the task."""
+    words = f"{who} refused the call: a later claim of this task has been there. Nothing was done."
+    return ToolAnswer(f"{words} It says: {said}" if said else words, OutcomeStatus.FAILED, STALE_EPOCH)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

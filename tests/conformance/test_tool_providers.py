@@ -1,0 +1,213 @@
+"""A provider in Node.js behind the real tool service: what its table holds at the end is what happened."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from pathlib import Path
+
+import pytest
+
+from tenure.domain.errors import Unavailable
+from tenure.domain.tools import OutcomeStatus
+from tenure.v1 import tool_pb2, tool_service_pb2
+from tests.fix_tools import execute_request
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+
+DONE, FAILED, DOUBT = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.IN_DOUBT
+MOVE, COUNT, READ, SHIP = "stock__move_stock", "stock__count_stock", "stock__read_stock", "stock__ship"
+LATE_MS = 3_600_000
+"""An answer that nobody will ever get."""
+
+
+@pytest.fixture
+async def behind(tool_service, node_provider, tools_sections):
+    """A provider and a replica of the tool service that knows it."""
+
+    async def start(provider=None, *, failpoints="", **section):
+        provider = provider or await node_provider()
+        section.setdefault("address", provider.address)
+        config = tools_sections(providers={"stock": section})
+        return provider, await tool_service(config_file=config, failpoints=failpoints)
+
+    return start
+
+
+async def names(tools, owner) -> dict[str, int]:
+    response = await tools.stub.ListTools(tool_service_pb2.ListToolsRequest(token=owner.token), timeout=CALL_SECONDS)
+    return {tool.name: tool.effect_class for tool in response.tools if tool.name.startswith("stock")}
+
+
+def keys_file(grants, path: Path) -> Path:
+    """As `tenure --json leases keys` prints them."""
+    keys = json.loads(grants.verifying_keys_file.read_text())
+    lines = [json.dumps({"key_id": one["key_id"], "public_key": one["public_key"]}) for one in keys["keys"]]
+    path.write_text("\n".join(lines))
+    return path
+
+
+async def test_its_tools_are_offered_under_its_name_to_its_tenants_only(behind, grants):
+    _, tools = await behind(tenants=["acme"], allow=["move_stock", "ship"], effects={"ship": "KEYED"})
+    acme, other = grants.claim(tenant="acme"), grants.claim(tenant="other")
+    assert await names(tools, acme) == {MOVE: tool_pb2.EFFECT_CLASS_KEYED, SHIP: tool_pb2.EFFECT_CLASS_KEYED}
+    assert await names(tools, other) == {}
+    refused = await tools.outcome(other, "1.0", MOVE, item="tea", delta=1)
+    assert refused.status is OutcomeStatus.INVALID_ARGUMENTS
+    assert refused.content.startswith(f"There is no tool named '{MOVE}'")
+
+
+async def test_it_gets_the_key_the_epoch_and_a_token_that_it_can_verify(behind, node_provider, grants, tmp_path):
+    provider = await node_provider(keys=keys_file(grants, tmp_path / "keys.jsonl"))
+    _, tools = await behind(provider)
+    owner = grants.claim(epoch=2**60 + 1)  # no double holds it
+    outcome = await tools.outcome(owner, "1.0", MOVE, item="tea", delta=3)
+    assert (outcome.status, outcome.content) == (DONE, "There are 3 of tea.")
+    assert provider.moves() == [(f"{owner.task_id}/1.0", 2**60 + 1)]
+
+
+async def test_it_refuses_a_token_that_is_none_of_ours(behind, node_provider, grants, tmp_path):
+    forged = tmp_path / "keys.jsonl"
+    forged.write_text(json.dumps({"key_id": "other", "public_key": base64.b64encode(b"x" * 32).decode()}))
+    provider = await node_provider(keys=forged)
+    _, tools = await behind(provider)
+    outcome = await tools.outcome(grants.claim(), "1.0", MOVE, item="tea", delta=3)
+    assert (outcome.status, outcome.detail) == (FAILED, "UNAUTHENTICATED")
+    assert "nothing was done: INVALID_TOKEN" in outcome.content
+    assert provider.moves() == []
+
+
+async def test_a_call_that_is_run_again_moves_nothing_twice(behind, grants):
+    provider, dying = await behind(failpoints="tools.after_effect=kill9")
+    owner = grants.claim(epoch=10)
+    with pytest.raises(Unavailable):
+        await dying.outcome(owner, "1.0", MOVE, item="tea", delta=3)
+    assert len(provider.moves()) == 1
+    _, tools = await behind(provider)
+    again = await tools.outcome(grants.claim(owner.task_id, epoch=11), "1.0", MOVE, item="tea", delta=3)
+    assert (again.status, again.content, again.call_attempt) == (DONE, "There are 3 of tea.", 2)
+    assert provider.moves() == [(f"{owner.task_id}/1.0", 10)]
+
+
+async def test_what_arrives_after_a_takeover_is_refused_by_the_providers_own_table(behind, grants, tcp_proxy):
+    """The old runner is frozen, and its call is still on the network when the new one has written."""
+    provider, new = await behind()
+    host, _, port = provider.address.rpartition(":")
+    way = await tcp_proxy(host, int(port))
+    _, old = await behind(provider, address=way.address)
+    owner = grants.claim(epoch=10)
+    way.deaf()
+    old.begin(owner, "1.0", COUNT, item="tea", amount=1)
+    await old.started(owner)
+    old.freeze()
+    taken_over = grants.claim(owner.task_id, epoch=11)
+    for call_id, amount in (("1.0", 1), ("2.0", 2)):
+        assert (await new.outcome(taken_over, call_id, COUNT, item="tea", amount=amount)).status is DONE
+    way.hear()
+    late = await provider.tells(lambda line: line.get("epoch") == "10")
+    assert late["status"] == "PROVIDER_STATUS_STALE_EPOCH"
+    assert provider.rows("select amount from stock") == [(2,)]
+
+
+async def test_a_refusal_by_epoch_is_told_as_what_it_is(behind, grants):
+    provider, tools = await behind()
+    owner = grants.claim(epoch=10)
+    provider.rows("insert into fences (task, epoch) values (?, 11)", owner.task_id)
+    outcome = await tools.outcome(owner, "1.0", SHIP, item="tea", quantity=1)
+    assert (outcome.status, outcome.detail) == (FAILED, "STALE_EPOCH")
+    assert "a later claim of this task has been there. Nothing was done." in outcome.content
+    assert provider.shipments() == 0
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [(MOVE, {"item": "tea", "delta": 3}), (COUNT, {"item": "tea", "amount": 3}), (READ, {"item": "tea"})],
+)
+async def test_a_provider_killed_in_mid_call_is_asked_again_where_that_is_harmless(
+    behind, node_provider, grants, tool, arguments
+):
+    provider = await node_provider(answer_after_ms=LATE_MS)
+    _, tools = await behind(provider, timeout_seconds=CALL_SECONDS)
+    call = tools.begin(grants.claim(), "1.0", tool, **arguments)
+    await provider.wrote(tool.removeprefix("stock__"))
+    await provider.kill()
+    await provider.start()
+    outcome = await call
+    assert (outcome.status, outcome.content) == (DONE, f"There are {0 if tool == READ else 3} of tea.")
+    assert len(provider.moves()) == (tool == MOVE)
+
+
+async def test_a_provider_killed_in_mid_call_leaves_an_unsafe_call_in_doubt(behind, node_provider, grants):
+    provider = await node_provider(answer_after_ms=LATE_MS)
+    _, tools = await behind(provider)
+    owner = grants.claim()
+    call = tools.begin(owner, "1.0", SHIP, item="tea", quantity=1)
+    await provider.wrote("ship")
+    await provider.kill()
+    await provider.start()
+    assert (await call).status is DOUBT
+    assert (await tools.fence(owner))["1.0"].state == tool_pb2.CALL_STATE_IN_DOUBT
+    assert (await tools.outcome(owner, "1.0", SHIP, item="tea", quantity=1)).status is DOUBT
+    assert provider.shipments() == 1
+
+
+@pytest.mark.parametrize(("tool", "status"), [(MOVE, OutcomeStatus.TIMED_OUT), (SHIP, DOUBT)])
+async def test_a_shorter_time_of_the_callers_is_kept_and_said_by_class(behind, node_provider, grants, tool, status):
+    provider = await node_provider(answer_after_ms=LATE_MS)
+    _, tools = await behind(provider)
+    arguments = {"item": "tea", ("delta" if tool == MOVE else "quantity"): 1}
+    request = execute_request(grants.claim(), "1.0", tool, json.dumps(arguments))
+    request.timeout.seconds = 1
+    events = [event async for event in tools.stub.Execute(request, timeout=CALL_SECONDS)]
+    assert events[-1].outcome.status == tool_pb2.OutcomeStatus.Value(f"OUTCOME_STATUS_{status}")
+    assert "no answer within 1 s" in events[-1].outcome.content or status is DOUBT
+    assert len(provider.moves()) + provider.shipments() == 1
+
+
+async def test_a_provider_that_is_away_is_told_and_is_there_again_when_it_is_back(behind, grants):
+    provider, tools = await behind(connect_seconds=0.3)
+    owner = grants.claim()
+    await provider.kill()
+    away = await tools.outcome(owner, "1.0", SHIP, item="tea", quantity=1)
+    assert (away.status, away.detail) == (FAILED, "UNREACHABLE")
+    assert away.content.endswith("Nothing was done.")
+    await provider.start()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        for attempt in range(1, 1000):
+            if (await tools.outcome(owner, f"2.{attempt}", SHIP, item="tea", quantity=1)).status is DONE:
+                break
+    assert provider.shipments() == 1
+
+
+async def test_a_provider_that_comes_later_is_waited_for(behind, node_provider, grants):
+    provider = await node_provider()
+    await provider.kill()
+    _, tools = await behind(provider, connect_seconds=0.3)
+    owner = grants.claim()
+    with pytest.raises(Unavailable, match="not reached yet"):
+        await tools.outcome(owner, "1.0", MOVE, item="tea", delta=3)
+    await provider.start()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while MOVE not in await names(tools, owner):
+            await asyncio.sleep(0.05)
+    assert (await tools.outcome(owner, "1.0", MOVE, item="tea", delta=3)).status is DONE
+
+
+@pytest.mark.parametrize(("tool", "status"), [(MOVE, OutcomeStatus.INVALID_ARGUMENTS), (SHIP, DOUBT)])
+async def test_a_begun_call_whose_tool_is_gone_is_concluded_where_it_could_be_repeated(
+    behind, tool_service, node_provider, grants, tool, status
+):
+    """The next replica's config has no such provider."""
+    provider = await node_provider(answer_after_ms=LATE_MS)
+    _, dying = await behind(provider)
+    owner = grants.claim()
+    arguments = {"item": "tea", ("delta" if tool == MOVE else "quantity"): 1}
+    dying.begin(owner, "1.0", tool, **arguments)
+    await provider.wrote(tool.removeprefix("stock__"))
+    await dying.kill()
+    tools = await tool_service()
+    outcome = await tools.outcome(owner, "1.0", tool, **arguments)
+    assert outcome.status is status
+    assert await tools.outcome(owner, "1.0", tool, **arguments) == outcome
+    state = tool_pb2.CALL_STATE_IN_DOUBT if status is DOUBT else tool_pb2.CALL_STATE_FINISHED
+    assert (await tools.fence(owner))["1.0"].state == state
