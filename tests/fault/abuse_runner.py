@@ -1,19 +1,20 @@
 """Runs a family of abuses at once, beside a neighbour that behaves. Also as a program, for a user who is not root:
 
-abuse_runner.py FAMILY DIRECTORY        prints the complaints as JSON
+abuse_runner.py FAMILY DIRECTORY WARM       prints the complaints as JSON; how many sandboxes wait for programs
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import socket
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from services.tools.sandbox import Sandbox, SandboxLimits, SandboxSettings, SandboxStatus
@@ -50,12 +51,28 @@ async def _commit(
     sandbox: Sandbox, name: str, abuse: Abuse, bait: Mapping[str, object], workspace: Path, complaints: list[str]
 ) -> None:
     workspace.mkdir()
-    result = await sandbox.run_python(abuse.program(bait), workspace, abuse.limits)
+    async with one_that_waits(sandbox, abuse.limits) as chosen:
+        result = await chosen.run_python(abuse.program(bait), workspace, abuse.limits)
+    if chosen is not sandbox and not result.warm:
+        complaints.append(f"{name}: no sandbox was waiting for it")
     bounded = {"memory", "pids"} <= sandbox.detection.cgroups.limits
     expected = abuse.status if bounded or abuse.without_cgroups is None else abuse.without_cgroups
     as_printed = abuse.prints is None or result.stdout == abuse.prints
     if result.status is not expected or "ESCAPED" in result.stdout or not as_printed:
         complaints.append(f"{name}: expected {expected} and {abuse.prints!r}, came to {result}")
+
+
+@asynccontextmanager
+async def one_that_waits(sandbox: Sandbox, limits: SandboxLimits) -> AsyncIterator[Sandbox]:
+    """A sandbox like this one in which one waits for a program with these limits; itself when it has none waiting."""
+    settings = sandbox._settings
+    if not settings.warm:
+        yield sandbox
+        return
+    async with Sandbox(dataclasses.replace(settings, warm=1), sandbox.detection) as another:
+        if trouble := await another._warm.start(limits):
+            raise RuntimeError(f"no sandbox can be started ahead: {trouble}")
+        yield another
 
 
 async def _behave(sandbox: Sandbox, workspace: Path, over: asyncio.Event) -> list[str]:
@@ -84,10 +101,10 @@ def _bait() -> Iterator[dict[str, object]]:
         yield {"pid": os.getpid(), "file": file.name, "port": tcp.getsockname()[1], "abstract": abstract}
 
 
-async def main(family: str, directory: str) -> None:
+async def main(family: str, directory: str, warm: str) -> None:
     """For a child process."""
     os.environ["SECRET_DSN"] = "postgres://secret"
-    async with await Sandbox.open(SandboxSettings(slots=6)) as sandbox:
+    async with await Sandbox.open(SandboxSettings(slots=6, warm=int(warm))) as sandbox:
         complaints = await contain(sandbox, FAMILIES[family], Path(directory))
         told = {"uid": os.geteuid(), "complaints": complaints, "limits": sandbox.detection.cgroups.describe()}
     sys.stdout.write(json.dumps(told))

@@ -39,18 +39,18 @@ def users_place(sandbox_detection: Detection) -> Iterator[Path]:
 
 @only_root
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("groups", ["no cgroups", "delegated cgroups"])
+@pytest.mark.parametrize(("groups", "warm"), [("no cgroups", 0), ("no cgroups", 1), ("delegated cgroups", 1)])
 def test_abuses_are_contained_for_an_ordinary_user(
-    sandbox_detection: Detection, users_place: Path, family: str, groups: str
+    sandbox_detection: Detection, users_place: Path, family: str, groups: str, warm: int
 ) -> None:
     if groups == "delegated cgroups" and not sandbox_detection.cgroups.limits:
         pytest.skip("root itself can make no cgroups here: " + sandbox_detection.cgroups.describe())
-    directory = users_place / "tmp" / f"{groups} {family}".replace(" ", "-")
+    directory = users_place / "tmp" / f"{groups} {warm} {family}".replace(" ", "-")
     directory.mkdir()
     os.chown(directory, UID, UID)
     given = sandbox_detection.cgroups if groups == "delegated cgroups" else Cgroups(())
     with delegated_cgroups(given) as joins:
-        run = ("-m", "tests.fault.abuse_runner", family, str(directory))
+        run = ("-m", "tests.fault.abuse_runner", family, str(directory), str(warm))
         done = run_as_an_ordinary_user(users_place, *run, joins=joins)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)

@@ -16,6 +16,7 @@ from services.tools.sandbox import warm as warm_module
 from services.tools.sandbox.process import SandboxedProcess
 from services.tools.sandbox.supervision import Program
 from services.tools.sandbox.warm import WarmSandbox
+from tests.fix_sandbox import SLOTS
 from tests.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -207,9 +208,9 @@ async def test_an_overfull_workspace_is_refused_and_the_sandbox_ended(warm: Sand
 async def test_a_place_is_never_shared_by_a_program_and_a_sandbox_that_waits(
     warm: Sandbox, workspace: Path, tmp_path: Path
 ) -> None:
-    """Four programs at once take all places: the one that waits is used, and none is started beside them."""
+    """Programs that take all places at once: the one that waits is used, and none is started beside them."""
     code = "import os, time\nopen(os.getcwd() + '/here', 'w')\nwhile not os.path.exists('go'): time.sleep(0.01)"
-    workspaces = [tmp_path / str(number) for number in range(4)]
+    workspaces = [tmp_path / str(number) for number in range(SLOTS)]
     async with asyncio.TaskGroup() as runs:
         for directory in workspaces:
             directory.mkdir()
@@ -222,6 +223,27 @@ async def test_a_place_is_never_shared_by_a_program_and_a_sandbox_that_waits(
             (directory / "go").touch()
     assert warm.warm_runs >= 1
     assert await warm._warm.pool.is_full()
+
+
+@pytest.mark.parametrize("milliseconds", [0, 5, 52, 60, 70, 90])
+async def test_closing_while_sandboxes_are_started_leaves_none(
+    sandbox_settings: SandboxSettings, sandbox_detection: Detection, milliseconds: int
+) -> None:
+    async with Sandbox(dataclasses.replace(sandbox_settings, warm=2), sandbox_detection) as opened:
+        opened._warm.pool.start()
+        await asyncio.sleep(milliseconds / 1000)  # at no moment in particular
+    assert not waiting(opened)
+
+
+async def test_one_that_cannot_be_used_once_it_has_started_is_ended(
+    sandbox_settings: SandboxSettings, sandbox_detection: Detection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_process: SandboxedProcess) -> int:
+        raise ProcessLookupError("it is gone")
+
+    monkeypatch.setattr(SandboxedProcess, "open_mount_namespace", fail)
+    async with Sandbox(dataclasses.replace(sandbox_settings, warm=1), sandbox_detection) as opened:
+        assert await opened._warm.start() == "it is gone"
 
 
 async def test_opening_proves_that_one_that_waited_holds(sandbox_settings: SandboxSettings) -> None:

@@ -137,6 +137,7 @@ class SandboxedProcess:
 
     def open_mount_namespace(self) -> int:
         """A descriptor of its mount namespace. Raises OSError, also when it is gone and its pid is another's by now."""
+        self._report.read()  # its interpreter may be heard of before
         fd = os.open(f"/proc/{self._report.init_pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         if os.fstat(fd).st_ino != self._report.mount_namespace:
             os.close(fd)

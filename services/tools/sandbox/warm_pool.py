@@ -51,13 +51,16 @@ class WarmPool:
         self._ending: set[asyncio.Task[None]] = set()
         self._changed, self._tried = asyncio.Event(), asyncio.Event()
         self._keeping: asyncio.Task[None] | None = None
+        self._making: asyncio.Task[None] | None = None
         self._failures = 0
         self.last_failure = ""
 
-    def start(self) -> None:
-        """Begin to make them."""
+    def start(self, limits: SandboxLimits | None = None) -> None:
+        """Begin to make them, for programs with these limits."""
+        self._limits = shape(limits) if limits is not None else self._limits
         if self._count and self._keeping is None:
             self._keeping = asyncio.create_task(self._keep(), name="keep sandboxes waiting")
+            self._keeping.add_done_callback(_tell_failure)
 
     async def is_full(self) -> bool:
         """Wait until as many are waiting as may; False when the last attempt to make one failed (`last_failure`)."""
@@ -74,6 +77,8 @@ class WarmPool:
             self._keeping.cancel()
             await asyncio.wait({self._keeping})
             self._keeping = None
+        if self._making is not None:
+            await asyncio.wait({self._making})
         for place in list(self._waiting):
             self._end(place)
         self._count = 0
@@ -118,7 +123,9 @@ class WarmPool:
                 continue
             await asyncio.sleep(min(_MOST_PAUSE_SECONDS, _PAUSE_SECONDS * 4**self._failures))
             if place in self._free:
-                await self._fill(place)
+                # Not to be cancelled: a process that is just being started would be left to itself.
+                self._making = asyncio.create_task(self._fill(place), name="start a sandbox ahead")
+                await asyncio.shield(self._making)
                 self._tried.set()
 
     def _next_place(self) -> int | None:
@@ -152,3 +159,9 @@ class WarmPool:
             ending = asyncio.create_task(self._waiting.pop(place)[1].close(), name="end a waiting sandbox")
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
+
+
+def _tell_failure(keeping: asyncio.Task[None]) -> None:
+    """What nobody foresaw. Programs start cold from then on."""
+    if not keeping.cancelled() and (error := keeping.exception()) is not None:
+        log.error("no more sandboxes are started ahead of their programs", exc_info=error)

@@ -27,9 +27,12 @@ class WarmStart:
         self._attacher: Attacher | None = None
         self._stage: Stage | None = None
 
-    async def start(self) -> str:
-        """Begin, and wait until as many wait as shall; empty, or why there can be none here."""
-        self.pool.start()
+    async def start(self, limits: SandboxLimits | None = None) -> str:
+        """Begin, and wait until as many wait as shall; empty, or why there can be none here.
+
+        `limits`: of the program that is to come, when they are known.
+        """
+        self.pool.start(limits)
         return "" if await self.pool.is_full() else self.pool.last_failure
 
     async def _start_one(self, place: int, limits: SandboxLimits) -> WarmSandbox:
