@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from tenure.runtime.process import Process
 
 _log: Final = logging.getLogger(__name__)
+LOCKS: Final = ".sandboxes"
+"""Beside the tenants' directories."""
+
 _ADVICE: Final = "mend what is named here, then start the service again (docs/sandbox.md)"
 
 
@@ -31,6 +34,7 @@ def sandbox_settings(settings: Settings) -> SandboxSettings:
         slots=settings.sandbox_slots,
         warm=settings.sandbox_warm,
         first_uid=settings.sandbox_first_uid,
+        locks=settings.workspace_root / LOCKS,
         require_cgroup=settings.sandbox_require_cgroup,
         bubblewrap=settings.sandbox_bubblewrap,
     )

@@ -57,6 +57,8 @@ def python_tools(sandbox: Sandbox | SandboxUnavailable, workspaces: Workspaces, 
             )
         except ValueError as error:
             raise ToolFailed(str(error), "PROGRAM_TOO_LARGE") from error
+        except SandboxUnavailable as unavailable:
+            raise ToolFailed(f"The program was not run: {unavailable}", "SANDBOX_UNAVAILABLE") from unavailable
         return _answer(result)
 
     return [Tool(definition, run, lane=PYTHON_LANE, guard_seconds=_SETUP_SECONDS)]

@@ -27,13 +27,15 @@ _NPROC_PER_NAMESPACE = (5, 14)
 class SandboxSettings:
     """What an operator decides. `slots` bounds parallel runs; a service that is root runs them under the uids
     `first_uid` … `first_uid + slots - 1`, which nothing else on the host should use (replicas on one host: one range
-    each). `require_cgroup` refuses machines where memory and processes are not limited for a run as a whole. `warm`
-    sandboxes are started ahead of the programs that will run in them; none by default.
+    each). `locks` is a file beside the workspaces in which replicas that share them agree on who runs where; None:
+    there are no others. `require_cgroup` refuses machines where memory and processes are not limited for a run as a
+    whole. `warm` sandboxes are started ahead of the programs that will run in them; none by default.
     """
 
     slots: int = 8
     warm: int = 0
     first_uid: int = 61_000
+    locks: Path | None = None
     require_cgroup: bool = False
     bubblewrap: Path | None = None
     interpreter: Path | None = None

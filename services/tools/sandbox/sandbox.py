@@ -19,10 +19,12 @@ from services.tools.sandbox.detection import Detection, SandboxSettings, detect
 from services.tools.sandbox.errors import SandboxUnavailable
 from services.tools.sandbox.limits import MIB, SandboxLimits
 from services.tools.sandbox.placement import Stage, place, remove_orphaned_stages
+from services.tools.sandbox.places import Places
 from services.tools.sandbox.process import remove_cgroup
 from services.tools.sandbox.result import SandboxResult, SandboxStatus
 from services.tools.sandbox.self_test import require_no_escape
-from services.tools.sandbox.slots import Slot, SlotPool
+from services.tools.sandbox.sharing import Lease
+from services.tools.sandbox.slots import Slot
 from services.tools.sandbox.supervision import OnOutput, Program, Supervision
 from services.tools.sandbox.warm import WarmSandbox
 from services.tools.sandbox.warm_start import WarmStart
@@ -45,8 +47,9 @@ class _Run:
     code: bytes
     workspace: Path | None
     limits: SandboxLimits
-    slot: Slot
+    uid: int | None
     ahead: WarmSandbox | None
+    is_own_uid: bool  # the place's, which a sandbox that was started ahead has
 
 
 class Sandbox(AbstractAsyncContextManager["Sandbox"]):
@@ -59,7 +62,8 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         self._settings = settings
         self.detection = detection
         self._tools = detection.require()
-        self._slots = SlotPool(settings.slots)
+        first_uid = settings.first_uid if detection.per_slot_uids else None
+        self._places = Places(settings.slots, first_uid, settings.locks)
         self._stage = Stage() if detection.per_slot_uids else None
         self._running: dict[asyncio.Task[SandboxResult], Supervision] = {}
         self._warm = WarmStart(settings.warm, settings.slots, self._program_of, is_root=detection.per_slot_uids)
@@ -132,14 +136,15 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         if len(encoded) > MAX_CODE_BYTES:
             raise ValueError(f"the program has {len(encoded)} bytes, more than {MAX_CODE_BYTES}")
         key = identity(workspace) if workspace is not None else None
-        slot = await self._slots.enter(key, self._warm.pool.preferred(self._former_slot(workspace)))
+        slot, lease = await self._places.enter(key, workspace, lambda: self._preferred(workspace))
         ahead = self._warm.pool.occupy(slot.number, limits)
         supervision = Supervision(limits, on_output)
         # A task of its own: cancelling the caller must not cancel the cleaning up, and the slot is the run's until
         # that is done, even when the kernel takes so long over it that the caller has gone on.
-        task = asyncio.create_task(self._run(supervision, _Run(encoded, workspace, limits, slot, ahead)))
+        run = _Run(encoded, workspace, limits, lease.uid, ahead, lease.uid == self._places.uid(slot.number))
+        task = asyncio.create_task(self._run(supervision, run))
         self._running[task] = supervision
-        task.add_done_callback(partial(self._vacate, key, slot))
+        task.add_done_callback(partial(self._vacate, key, slot, lease))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -167,10 +172,10 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
     ) -> None:
         await self.close()
 
-    def _vacate(self, key: tuple[int, int] | None, slot: Slot, task: asyncio.Task[SandboxResult]) -> None:
+    def _vacate(self, key: tuple[int, int] | None, slot: Slot, lease: Lease, task: asyncio.Task[SandboxResult]) -> None:
         supervision = self._running.pop(task)
         slot.retired = slot.retired or supervision.left_behind
-        self._slots.leave(key, slot)
+        self._places.leave(key, slot, lease)
         self._warm.pool.vacate(slot.number, retired=slot.retired)
         if not task.cancelled() and supervision.was_cancelled and (error := task.exception()) is not None:
             log.error("a cancelled run failed while it was cleaned up", exc_info=error)
@@ -181,7 +186,7 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
             disk_bytes, entries = _OVERFULL * limits.workspace_bytes, _OVERFULL * limits.workspace_files
             if usage.disk_bytes > disk_bytes or usage.entries > entries:
                 supervision.stop(SandboxStatus.WORKSPACE_LIMIT)
-            program = self._program(run.code, run.workspace, limits, run.slot, usage)
+            program = self._program(run.code, run.workspace, limits, run.uid, usage)
             result = await supervision.run(replace(program, ahead=run.ahead))
             return replace(result, warm=run.ahead is not None and run.ahead.is_released)
         finally:
@@ -192,17 +197,18 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
     def _prepare(self, run: _Run) -> Usage:
         usage = NOTHING
         if run.workspace is not None:
-            uid = self._uid(run.slot)
-            usage = measure(run.workspace) if uid is None else hand_over(run.workspace, uid)
-        if run.ahead is not None:
+            usage = measure(run.workspace) if run.uid is None else hand_over(run.workspace, run.uid)
+        if run.ahead is not None and run.is_own_uid:
             run.ahead.prepare(run.code, run.workspace)
         return usage
 
     def _program_of(self, place: int, limits: SandboxLimits) -> Program:
         """How a program in this place is confined, before there is one."""
-        return self._program(b"", None, limits, Slot(place), NOTHING)
+        return self._program(b"", None, limits, self._places.uid(place), NOTHING)
 
-    def _program(self, code: bytes, workspace: Path | None, limits: SandboxLimits, slot: Slot, usage: Usage) -> Program:
+    def _program(
+        self, code: bytes, workspace: Path | None, limits: SandboxLimits, uid: int | None, usage: Usage
+    ) -> Program:
         placement = place(self._tools.bubblewrap, self._tools.interpreter, workspace, self._stage)
         cgroup = self.detection.cgroups.new()
         limited = self.detection.cgroups.limits
@@ -210,7 +216,7 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         by_uid = limits.processes if "pids" not in limited and not gated else None
         entry = Entry(
             parent_pid=os.getpid(),
-            uid=self._uid(slot),
+            uid=uid,
             join_files=cgroup.join_files if cgroup is not None else [],
             rlimits=rlimits(limits, memory="memory" not in limited, processes=by_uid),
             binds=placement.binds,
@@ -227,14 +233,10 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
             usage_before=usage,
         )
 
-    def _uid(self, slot: Slot) -> int | None:
-        return self._settings.first_uid + slot.number if self.detection.per_slot_uids else None
-
-    def _former_slot(self, workspace: Path | None) -> int | None:
-        """The slot whose uid owns the files already: no ownership has to change then."""
-        if workspace is None or not self.detection.per_slot_uids:
-            return None
-        return workspace.lstat().st_uid - self._settings.first_uid
+    def _preferred(self, workspace: Path | None) -> int | None:
+        """The place whose uid owns the files already, so that no ownership has to change; or one that is warm."""
+        former = None if workspace is None else self._places.former(workspace)
+        return self._warm.pool.preferred(former)
 
 
 async def sweep(detection: Detection) -> int:

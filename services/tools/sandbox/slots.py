@@ -28,15 +28,18 @@ class SlotPool:
         self._free = [Slot(number) for number in reversed(range(count))]
         self._by_workspace: dict[Hashable, Slot] = {}
 
-    async def enter(self, workspace: Hashable | None, preferred: int | None = None) -> Slot:
-        """Wait for a place and hold it until `leave`. `preferred` is taken when it is free."""
+    async def enter(
+        self, workspace: Hashable | None, preferred: int | None = None, avoided: frozenset[int] = frozenset()
+    ) -> Slot:
+        """Wait for a place and hold it until `leave`. `preferred` is taken if it is free, `avoided` if no other is."""
         await self._turns.acquire()
-        return self._enter(workspace, preferred)
+        return self._enter(workspace, preferred, avoided)
 
-    def _enter(self, workspace: Hashable | None, preferred: int | None) -> Slot:
+    def _enter(self, workspace: Hashable | None, preferred: int | None, avoided: frozenset[int]) -> Slot:
         slot = self._by_workspace.get(workspace) if workspace is not None else None
         if slot is None:
-            slot = next((free for free in self._free if free.number == preferred), self._free[-1])
+            fit = [free for free in self._free if free.number not in avoided] or self._free
+            slot = next((free for free in fit if free.number == preferred), fit[-1])
             self._free.remove(slot)
             if workspace is not None:
                 self._by_workspace[workspace] = slot

@@ -1,0 +1,95 @@
+"""Who gets which uid, whatever others hold: each descriptor here is a replica."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+
+from services.tools.sandbox import sharing
+from services.tools.sandbox.sharing import Lease, UidLocks
+from tests.patience import PATIENCE_SECONDS
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0, reason="uids are given away by root on Linux"
+)
+UID = 70_000
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Callable[[str], Path]:
+    def make(name: str) -> Path:
+        path = tmp_path / "default" / name
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    return make
+
+
+@pytest.fixture
+def replica(tmp_path: Path) -> UidLocks:
+    return UidLocks(tmp_path / "locks")
+
+
+def taken(lease: Lease | None) -> Lease:
+    assert lease is not None
+    return lease
+
+
+def test_who_joins_runs_under_the_uid_of_those_there(replica, workspace):
+    first = taken(replica.take(workspace("a"), UID))
+    second = taken(replica.take(workspace("a"), UID + 1))
+    assert (first.uid, second.uid, workspace("a").stat().st_uid) == (UID, UID, UID)
+    first.close()
+    third = taken(replica.take(workspace("a"), UID + 2))
+    assert third.uid == UID
+    second.close()
+    third.close()
+    assert taken(replica.take(workspace("a"), UID + 1)).uid == UID + 1
+    assert workspace("a").stat().st_uid == UID + 1
+
+
+def test_a_uid_in_use_is_not_given_to_another_workspace(replica, workspace):
+    first = taken(replica.take(workspace("a"), UID))
+    assert replica.take(workspace("b"), UID) is None
+    assert replica.take(None, UID) is None
+    joined = taken(replica.take(workspace("a"), UID + 1))
+    first.close()
+    assert replica.take(workspace("b"), UID) is None  # its owner has gone, who joined it has not
+    joined.close()
+    alone = taken(replica.take(None, UID))
+    assert replica.take(workspace("b"), UID) is None
+    alone.close()
+    assert taken(replica.take(workspace("b"), UID)).uid == UID
+
+
+def test_nobody_ever_runs_under_the_uid_of_the_system(replica, workspace, monkeypatch):
+    monkeypatch.setattr(sharing, "_DECIDES_WITHIN_SECONDS", 0.0)
+    taken(replica.take(workspace("a"), UID))
+    os.chown(workspace("a"), 0, 0)
+    with pytest.raises(OSError, match="decid"):
+        replica.take(workspace("a"), UID + 1)
+
+
+def test_racing_replicas_agree(replica, workspace):
+    """Each with a uid of its own, all at once, again and again."""
+    racers = range(6)
+    for _ in range(20):
+        with ThreadPoolExecutor(len(racers)) as threads:
+            start = Barrier(len(racers))
+
+            def race(number: int, start: Barrier = start) -> Lease | None:
+                start.wait(PATIENCE_SECONDS)
+                return replica.take(workspace("a"), UID + number)
+
+            leases = [taken(lease) for lease in threads.map(race, racers)]
+        assert len({lease.uid for lease in leases}) == 1
+        for lease in leases:
+            lease.close()
+    for number in racers:
+        taken(replica.take(None, UID + number)).close()
