@@ -13,6 +13,7 @@ MOST_LINES = 300
 # These poll in threads of their own, for what tells nobody when it is ready: processes that start, locks of files.
 MAY_SLEEP = {
     "services/tools/builtin/records.py",
+    "services/tools/sandbox/sharing.py",
     "tenure/dev/etcd_process.py",
     "tenure/dev/postgres_process.py",
     "tenure/dev/postgres_server.py",
