@@ -16,7 +16,6 @@ import uuid_utils
 from services.checkpoint.draft import LEDGER
 from services.checkpoint.queries import FORKS, fetch_one, in_ledger_transaction
 from tenure.domain.errors import Unavailable
-from tenure.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection, Pool
@@ -66,7 +65,4 @@ class PreparedForks:
         async def work(connection: Connection) -> int:
             return (await connection.execute(FORKS.give_up_prepared, asked)).rowcount
 
-        given_up = await in_ledger_transaction(self._pool, work)
-        if given_up:
-            await failpoint("checkpoint.after_prune")
-        return given_up
+        return await in_ledger_transaction(self._pool, work)

@@ -135,22 +135,23 @@ class Runner:
                 outcome = await self._bounded(run, tool, await self._run_once(run, work))
         except ToolInDoubt as doubt:
             return await self._put_in_doubt(run, doubt.message)
-        await failpoint("tools.after_effect")
+        await self._record(Finish(run.key, run.call_attempt, pack_outcome(outcome)))
         count_outcome(tool.name, outcome)
-        if not await self._writers.finishes.submit(Finish(run.key, run.call_attempt, pack_outcome(outcome))):
-            raise Displaced
-        await failpoint("tools.after_outcome")
         return outcome
 
     async def _put_in_doubt(self, run: Run, told: str) -> Outcome:
         """The tool itself does not know what became of it: recorded under this attempt, for a person to settle."""
         note = told.replace("\0", "\ufffd")[:_MOST_NOTE_CHARACTERS]
-        await failpoint("tools.after_effect")
-        if not await self._writers.finishes.submit(Finish(run.key, run.call_attempt, b"", note)):
-            raise Displaced
+        await self._record(Finish(run.key, run.call_attempt, b"", note))
         metrics.count("tenure_calls_in_doubt_total")
-        await failpoint("tools.after_outcome")
         return outcome_in_doubt(run.call_attempt, note)
+
+    async def _record(self, finish: Finish) -> None:
+        """The last of the three writes. Raises Displaced when the attempt is not the call's any more."""
+        await failpoint("tools.after_effect")
+        if not await self._writers.finishes.submit(finish):
+            raise Displaced
+        await failpoint("tools.after_outcome")
 
     async def _bounded(self, run: Run, tool: Tool, outcome: Outcome) -> Outcome:
         """What is too long for the model is kept in the workspace before the outcome is recorded."""

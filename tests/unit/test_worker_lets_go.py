@@ -18,6 +18,7 @@ from services.worker.rests import Rests
 from services.worker.supervisor import Supervisor
 from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import NotFound, TryLater, Unauthenticated, Unavailable
+from tenure.domain.fold import ResumePoint
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.task import TaskPolicy
 from tenure.domain.token import Claims
@@ -58,7 +59,8 @@ async def test_tools_that_stay_away_have_the_task_let_go_before_its_worker_is_ta
     held = holding()
     parts = cast("Any", SimpleNamespace(trust=Open(), tools=Raises(Unavailable("no tools"))))
     window = cast("Any", SimpleNamespace(result_bytes=64 * 1024))
-    step = tool_step.ToolStep(parts, held, cast("Any", None), TaskPolicy(), window)
+    ledger = cast("Any", SimpleNamespace(point=ResumePoint()))
+    step = tool_step.ToolStep(parts, held, ledger, TaskPolicy(), window)
     with pytest.raises(TryLater):
         async with asyncio.timeout(PATIENCE_SECONDS):
             await step.run(1, [ToolIntent("1.0", "id", "t", "{}")])
