@@ -29,7 +29,9 @@ INVARIANTS: Final[dict[str, Invariant]] = {
     "I9": Invariant("What was acknowledged is in the ledger, as it was sent."),
     "I10": Invariant("What is in the ledger was asked for by somebody."),
     "I11": Invariant("A repeated request does its work once, and is answered as the first time."),
-    "I12": Invariant("An effect that must not happen twice happens once; a call has one outcome."),
+    "I12": Invariant(
+        "An effect that must not happen twice does not, unless somebody said that it had not; a call has one outcome."
+    ),
     "I13": Invariant("No tool is called before its intent is committed, and it is called as the intent says."),
     "I14": Invariant("No call starts behind the tools' fence, and no effect begins unmarked."),
     "I15": Invariant("What the ledger says of a call is what the tools have on record."),
@@ -73,4 +75,5 @@ INVARIANTS: Final[dict[str, Invariant]] = {
     "I37": Invariant("A wait is answered once, and nothing of a waiting task runs before its answer."),
     "I38": Invariant("Sub-agents are those of the call that spawned them, once, and each knows its parent."),
     "I39": Invariant("A parent goes on when its last sub-agent has ended, or is late; nobody is left behind."),
+    "I40": Invariant("A word on a call in doubt is given once, while the task waits for it, and of that attempt."),
 }

@@ -136,6 +136,16 @@ async def test_a_doubt_that_comes_anew_takes_the_place_of_the_old_word(checkpoin
     assert point.resolutions["1.0"] == Resolution(2, HAPPENED, "I looked", "olga")
 
 
+async def test_an_owner_that_passes_no_word_along_only_makes_the_task_wait_again(checkpoint):
+    replica = await checkpoint()
+    task = await waiting(replica, *in_doubt(_1_0=1))
+    await say(replica, task)
+    await (await replica.claim(task.task_id)).commit(transition=move(in_doubt(_1_0=1)))
+    again = await replica.get(task.task_id)
+    assert (again.state, [call.call_attempt for call in again.calls_in_doubt]) == (WAITING_USER, [1])
+    assert (await say(replica, task)).state == QUEUED
+
+
 async def test_a_call_with_an_outcome_needs_no_word_any_more(checkpoint):
     replica = await checkpoint()
     task = await waiting(replica, *in_doubt(_1_0=1))

@@ -63,10 +63,10 @@ async def test_tools_that_restart_cost_no_effect(bench):
     assert sorted(await bench.effects(task_id)) == PACED_EFFECTS
 
 
-async def in_doubt(bench, policy):
+async def in_doubt(bench, policy, failpoint="tools.after_effect=1#kill9"):
     """A task whose one unsafe call was begun by tools that died before they could say what came of it."""
     await bench.start_worker()
-    tools = await bench.restart("tools", failpoints="tools.after_effect=1#kill9")
+    tools = await bench.restart("tools", failpoints=failpoint)
     task_id = await bench.submit("sim-worker-unsafe", policy=TaskPolicy(on_in_doubt=policy))
     await bench.died(tools)
     await bench.restart("tools")

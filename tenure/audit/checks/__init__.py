@@ -13,6 +13,7 @@ from tenure.audit.checks import (
     fencing,
     forks,
     grants,
+    in_doubt,
     refusals,
     roots,
     sequences,
@@ -39,4 +40,5 @@ CHECKS: Final[tuple[Check | SumCheck, ...]] = (
     *forks.CHECKS,
     *waits.CHECKS,
     *sub_agents.CHECKS,
+    *in_doubt.CHECKS,
 )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from tenure.audit.check import Check
+from tenure.audit.checks.in_doubt import may_run_again
 from tenure.audit.history import Call, LedgerEntry
 from tenure.audit.reading import (
     TIME_GRAIN_SECONDS,
@@ -24,6 +25,7 @@ from tenure.audit.task_history import TaskHistory
 from tenure.audit.tool_hashes import arguments_hash, outcome_hash
 from tenure.domain.entries import ToolIntent, ToolOutcome
 from tenure.domain.epochs import describe_epoch
+from tenure.domain.in_doubt import HAPPENED
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS, STOPPED
 from tenure.domain.tools import CallState, EffectClass, Outcome, OutcomeStatus
 
@@ -36,12 +38,15 @@ _WITHOUT_RECORD: Final = frozenset({OutcomeStatus.NOT_RUN, OutcomeStatus.INVALID
 
 
 def effects_happen_once(task: TaskHistory) -> Iterator[str]:
-    """I12."""
+    """I12. Between two effects of a call a person has said that it did not happen."""
     calls = {call.call_id: call for call in task.calls}
     for call_id, count in Counter(effect.call_id for effect in task.effects).items():
         call = calls.get(call_id)
-        if count > 1 and (call is None or call.effect_class not in _REPEATABLE):
-            places = ", ".join(effect.place for effect in task.effects if effect.call_id == call_id)
+        if count < 2 or (call is not None and call.effect_class in _REPEATABLE):
+            continue
+        effects = [effect for effect in task.effects if effect.call_id == call_id]
+        if not may_run_again(task, effects):
+            places = ", ".join(effect.place for effect in effects)
             yield f"the effect of {_named(call_id, call)} happened {count} times: {places}"
 
 
@@ -52,7 +57,8 @@ def effects_are_what_the_record_says(task: TaskHistory) -> Iterator[str]:
         if call.tool not in RECORDING_TOOLS:
             continue
         succeeded = call.outcome is not None and call.outcome.status is OutcomeStatus.SUCCEEDED
-        if succeeded and call.call_id not in happened:
+        by_word = call.outcome is not None and call.outcome.detail == HAPPENED
+        if succeeded and not by_word and call.call_id not in happened:
             yield f"{_named(call.call_id, call)} is recorded as succeeded, but its effect is not there"
         if call.state is CallState.NOT_RUN and call.call_id in happened:
             yield f"{_named(call.call_id, call)} is recorded as not run, but its effect happened"

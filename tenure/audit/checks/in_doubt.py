@@ -1,0 +1,89 @@
+"""Calls in doubt: a word is given while the task waits for it, once, and decides nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final
+
+from tenure.audit.check import Check
+from tenure.audit.history import Effect, LedgerEntry
+from tenure.audit.reading import of_kind, own, place
+from tenure.audit.task_history import TaskHistory
+from tenure.domain.entries import OperatorRequest, ToolOutcome, Transition
+from tenure.domain.in_doubt import ABANDONED, Abandon, DidNotHappen, ResolveCall
+from tenure.domain.states import Reason, TaskState
+from tenure.domain.tools import OutcomeStatus
+
+
+def words(task: TaskHistory) -> Iterator[tuple[LedgerEntry, ResolveCall]]:
+    """The words that people gave on calls in doubt, in order."""
+    for entry, request in of_kind(own(task.entries), OperatorRequest):
+        if isinstance(request.act, ResolveCall):
+            yield entry, request.act
+
+
+def may_run_again(task: TaskHistory, effects: Sequence[Effect]) -> bool:
+    """Whether a person said between each two of these effects of a call that it had not happened."""
+    said = [
+        (entry, word)
+        for entry, word in words(task)
+        if word.call_id == effects[0].call_id and isinstance(word.decision, DidNotHappen)
+    ]
+    opened = {entry.sequence: _next_epoch(task, entry) for entry, _ in said}
+    ordered = sorted(effects, key=lambda effect: effect.epoch)
+    return all(
+        any(first.epoch < opened[entry.sequence] <= second.epoch for entry, _ in said)
+        for first, second in pairwise(ordered)
+    )
+
+
+def _next_epoch(task: TaskHistory, word: LedgerEntry) -> int:
+    """Of the owner that was the first to know the word; 0: nobody was."""
+    return next((entry.epoch for entry in task.entries if entry.sequence > word.sequence and entry.epoch), 0)
+
+
+def words_are_waited_for(task: TaskHistory) -> Iterator[str]:
+    """I40: by a wait that names the call and its attempt, if it names any; and with the last the task is queued."""
+    waits, named, before = False, dict[str, int](), None
+    for entry in own(task.entries):
+        match entry.body:
+            case Transition() as move:
+                if move.reason == Reason.CALL_RESOLVED and (before is None or named):
+                    left = ", ".join(named) or "calls in doubt"
+                    yield f"{place(entry)} goes on as if {left} had been settled"
+                waits = move.to_state is TaskState.WAITING_USER and move.reason == Reason.TOOL_IN_DOUBT
+                named = {call.call_id: call.call_attempt for call in move.calls_in_doubt}
+                before = None
+            case OperatorRequest(act=ResolveCall() as word):
+                if entry.epoch:
+                    yield f"{place(entry)} was written under a claim: nobody holds a task that waits"
+                if not waits or (named and word.call_id not in named):
+                    yield f"{place(entry)} is a word on call {word.call_id}, which the task does not wait for"
+                elif named.get(word.call_id, 0) not in {0, word.call_attempt}:
+                    yield f"{place(entry)} is a word on attempt {word.call_attempt} of call {word.call_id}, another one"
+                named.pop(word.call_id, None)
+                waits, before = waits and bool(named), entry
+            case _:
+                pass
+
+
+def what_was_given_up_was_so_by_somebody(task: TaskHistory) -> Iterator[str]:
+    """I40, of outcomes."""
+    given_up = {
+        (word.call_id, word.call_attempt): entry.sequence
+        for entry, word in words(task)
+        if isinstance(word.decision, Abandon)
+    }
+    for entry, told in of_kind(own(task.entries), ToolOutcome):
+        outcome = told.outcome
+        if outcome.status is not OutcomeStatus.IN_DOUBT or outcome.detail != ABANDONED:
+            continue
+        if given_up.get((told.call_id, outcome.call_attempt - 1), entry.sequence) >= entry.sequence:
+            yield f"{place(entry)} says that call {told.call_id} was given up, and nobody had said so of that attempt"
+
+
+CHECKS: Final = (
+    Check("I40", "a word on a call in doubt is waited for", ("entries",), words_are_waited_for),
+    Check("I40", "what was given up was so by somebody", ("entries",), what_was_given_up_was_so_by_somebody),
+)

@@ -1,0 +1,136 @@
+"""Calls in doubt as the checker sees them: whole stories pass, and each way to spoil one is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tenure.audit import history as seen
+from tenure.audit.tool_hashes import outcome_hash
+from tenure.audit.verify import examine
+from tenure.domain import entries as facts
+from tenure.domain.in_doubt import ABANDONED, Abandon, CallInDoubt, Decision, DidNotHappen, Happened, ResolveCall
+from tenure.domain.states import Reason, TaskState
+from tenure.domain.tools import CallState, Outcome, OutcomeStatus
+from tests.unit.audit_faults import PARAMETERS, body, check_fault, fault, first, renumber
+from tests.unit.audit_story import Story
+
+
+def doubted() -> Story:
+    """An UNSAFE call that happened, as the outside tells; its runner died, and the task waits for a word."""
+    story = Story()
+    story.submit()
+    story.claim()
+    story.attempt(1)
+    story.answer("append_record_unsafe")
+    story.execute()
+    known = story.calls["1.0"]
+    story.calls["1.0"] = replace(known, state=CallState.IN_DOUBT, outcome=None, outcome_hash=b"", finished_at=None)
+    wait = facts.Transition(
+        TaskState.WAITING_USER,
+        Reason.TOOL_IN_DOUBT,
+        from_state=TaskState.RUNNING,
+        calls_in_doubt=(CallInDoubt("1.0", 1),),
+    )
+    story.entry(wait)
+    story.release()
+    story.state = TaskState.WAITING_USER
+    return story
+
+
+def say(story: Story, decision: Decision) -> None:
+    request = facts.OperatorRequest("I looked", ResolveCall("1.0", 1, decision))
+    story.entry(request, owned=False, actor="olga")
+    story.move(TaskState.QUEUED, Reason.CALL_RESOLVED, owned=False)
+    story.claim("worker-2")
+
+
+def go_on(story: Story, outcome: Outcome) -> Story:
+    """The tools took the word under the new claim, and its owner ends the task."""
+    story.raise_fence()
+    story.now += 1.0
+    story.calls["1.0"] = replace(
+        story.calls["1.0"],
+        state=CallState.FINISHED,
+        call_attempt=outcome.call_attempt,
+        epoch=story.holder.epoch,
+        claim_id=story.holder.claim_id,
+        outcome=outcome,
+        outcome_hash=outcome_hash(outcome),
+        finished_at=story.now,
+    )
+    story.settle(0, outcome)
+    story.attempt(2)
+    story.answer()
+    story.end()
+    return story
+
+
+def happened() -> Story:
+    story = doubted()
+    story.effects.clear()  # somebody saw it where nobody else looks
+    say(story, Happened("it is there"))
+    return go_on(story, Outcome(OutcomeStatus.SUCCEEDED, "it is there", detail="HAPPENED", call_attempt=2))
+
+
+def run_again() -> Story:
+    """By a person who was wrong."""
+    story = doubted()
+    say(story, DidNotHappen(runner_is_gone=True))
+    epoch = story.holder.epoch
+    story.effects.append(seen.Effect(task_id=story.task_id, call_id="1.0", epoch=epoch, place="records.jsonl:2"))
+    return go_on(story, Outcome(OutcomeStatus.SUCCEEDED, "done", call_attempt=2))
+
+
+def given_up() -> Story:
+    story = doubted()
+    say(story, Abandon())
+    return go_on(story, Outcome(OutcomeStatus.IN_DOUBT, "nobody knows", detail=ABANDONED, call_attempt=2))
+
+
+@pytest.mark.parametrize("story", [happened, run_again, given_up])
+def test_a_call_that_was_in_doubt_passes_every_check(story) -> None:
+    report = examine(story().history())
+    assert (report.violations, report.not_run) == ((), ())
+
+
+def without_a_word(story: Story) -> None:
+    del story.entries[first(story, facts.OperatorRequest)]
+    renumber(story)
+
+
+def other(decision: Decision):
+    return body(facts.OperatorRequest, act=ResolveCall("1.0", 1, decision))
+
+
+def both_before_the_word(story: Story) -> None:
+    story.effects[1] = replace(story.effects[1], epoch=story.effects[0].epoch)
+
+
+def twice(story: Story) -> None:
+    index = first(story, facts.OperatorRequest)
+    story.entries.insert(index + 1, replace(story.entries[index], recorded_at=story.entries[index].recorded_at + 0.1))
+    renumber(story)
+
+
+@pytest.mark.parametrize(
+    PARAMETERS,
+    [
+        fault("I12 I40", "run again without a word", without_a_word, "happened 2 times", run_again),
+        fault("I12", "run again against a word", other(Happened()), "happened 2 times", run_again),
+        fault("I12", "twice before the word", both_before_the_word, "happened 2 times", run_again),
+        fault("I40", "gone on without a word", without_a_word, "as if 1.0 had been settled", happened),
+        fault("I40", "a second word", twice, "which the task does not wait for", happened),
+        fault(
+            "I40",
+            "a word on another attempt",
+            body(facts.OperatorRequest, act=ResolveCall("1.0", 2, Happened())),
+            "attempt 2 of call 1.0, another one",
+            happened,
+        ),
+        fault("I40", "given up by nobody", other(Happened()), "nobody had said so", given_up),
+    ],
+)
+def test_a_spoiled_doubt_is_told(story, change, invariants, says, seen_by_clients) -> None:
+    check_fault(story, change, invariants, says, seen_by_clients)
