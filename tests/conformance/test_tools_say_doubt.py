@@ -1,0 +1,129 @@
+"""A tool that lost its answer says so: recorded under its attempt, told to all alike, settled by a person's word."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from services.tools.builtin.definitions import define
+from services.tools.executing import Executor, Request
+from services.tools.finish import finish_batcher
+from services.tools.following import Follower
+from services.tools.liveness import LifeTimes, Liveness, Who
+from services.tools.output import OutputKeeper
+from services.tools.proof import FormerLives
+from services.tools.records import Asked, CallKey
+from services.tools.runner import Runner, RunnerLimits, Writers
+from services.tools.runs import Runs
+from services.tools.start import start_batcher
+from services.tools.statements import SCHEMA
+from services.tools.tool import GENERAL_LANE, Tool, ToolAnswer, ToolInDoubt, Work
+from services.tools.workspace import Workspaces
+from services.tools.workspace_bounds import Bounds
+from tenure.domain.in_doubt import DidNotHappen, Happened, Resolution
+from tenure.domain.token import TASK_PREFIX, Claims
+from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
+from tenure.runtime.duties import Duties
+from tenure.runtime.kept_connection import KeptConnection
+from tenure.runtime.postgres import open_pool
+
+LOST = "The bank was asked\0, and the connection broke."
+
+
+@dataclass
+class Bank:
+    """What the tool asks. `answers`: whether its answer arrives."""
+
+    answers: bool = False
+    payments: int = 0
+
+    async def pay(self, _context, _arguments) -> ToolAnswer:
+        self.payments += 1
+        if not self.answers:
+            raise ToolInDoubt(LOST)
+        return ToolAnswer("paid")
+
+
+@pytest.fixture
+def bank() -> Bank:
+    return Bank()
+
+
+@pytest.fixture
+async def executor(tools_dsn: str, tmp_path: Path) -> AsyncIterator[Executor]:
+    """The service's own parts in this process."""
+    async with AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(open_pool(tools_dsn, service="tools", schema=SCHEMA))
+        living, accepting, starting, finishing = [
+            await stack.enter_async_context(KeptConnection(tools_dsn, service="tools", schema=SCHEMA)) for _ in range(4)
+        ]
+        runs = Runs()
+        life = Liveness(living, Who("here"), LifeTimes(ttl_seconds=600), FormerLives(runs.unfinished), no_lapse)
+        liveness = await stack.enter_async_context(life)
+        starts, finishes = start_batcher(starting, liveness), finish_batcher(finishing)
+        keeper = OutputKeeper(Workspaces(tmp_path), Bounds(10**6, 100))
+        limits = RunnerLimits({GENERAL_LANE: 4})
+        runner = Runner(pool, runs, liveness, Writers(starts, finishes), keeper, limits)
+        made = Executor(accepting, liveness, runner, Follower(pool))
+        duties = await stack.enter_async_context(Duties())
+        for name, batcher in (("accepts", made.accepts), ("starts", starts), ("finishes", finishes)):
+            duties.start(name, batcher.run)
+        await stack.enter_async_context(runner)
+        yield made
+
+
+async def no_lapse() -> None:
+    """The life of a test is long enough."""
+
+
+def request(bank: Bank, effect_class: EffectClass = EffectClass.UNSAFE) -> Request:
+    task_id = uuid.uuid4()
+    claims = Claims(f"{TASK_PREFIX}{task_id}", "default", 10, "claim", "worker")
+    asked = Asked(CallKey(task_id, "1.0"), claims, "pay", effect_class, b"{}")
+    return Request(asked, Work(Tool(define("pay", effect_class, "pays", {}), bank.pay), {}))
+
+
+async def outcome_of(executor: Executor, asking: Request, word: Resolution | None = None) -> Outcome:
+    asking = Request(replace(asking.asked, resolution=word), asking.work)
+    *_, last = [event async for event in executor.execute(asking)]
+    assert isinstance(last, Outcome)
+    return last
+
+
+async def test_an_unsafe_call_whose_tool_does_not_know_is_in_doubt_for_everybody_until_a_word(
+    executor, bank, tools_database
+):
+    asking = request(bank)
+    first = await outcome_of(executor, asking)
+    assert (first.status, first.call_attempt) == (OutcomeStatus.IN_DOUBT, 1)
+    assert first.content.startswith("It is not known whether this call happened: The bank was asked")
+    assert await outcome_of(executor, asking) == first
+    recorded = "select state, call_attempt, doubted_at is not null, doubt_note from calls"
+    assert await tools_database(recorded) == [("IN_DOUBT", 1, True, LOST.replace("\0", "\ufffd"))]
+    refused = await outcome_of(executor, asking, Resolution(1, DidNotHappen(), "I looked", "olga"))
+    assert (refused.status, refused.detail, bank.payments) == (OutcomeStatus.IN_DOUBT, "RUNNER_NOT_GONE", 1)
+    bank.answers = True
+    again = await outcome_of(executor, asking, Resolution(1, DidNotHappen(True), "I looked", "olga"))
+    assert (again.status, again.content, again.call_attempt) == (OutcomeStatus.SUCCEEDED, "paid", 2)
+    assert await tools_database(recorded) == [("FINISHED", 2, False, "")]
+    assert bank.payments == 2
+
+
+async def test_what_the_tool_did_not_know_a_person_may(executor, bank):
+    asking = request(bank)
+    await outcome_of(executor, asking)
+    told = await outcome_of(executor, asking, Resolution(1, Happened("receipt 7"), "I looked", "olga"))
+    assert (told.status, told.content, told.call_attempt) == (OutcomeStatus.SUCCEEDED, "receipt 7", 2)
+    assert await outcome_of(executor, asking) == told
+    assert bank.payments == 1
+
+
+async def test_a_call_that_may_be_repeated_has_failed_and_says_what_is_known(executor, bank):
+    outcome = await outcome_of(executor, request(bank, EffectClass.KEYED))
+    assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, "MAY_HAVE_HAPPENED")
+    assert outcome.content.endswith("It is not known whether it had its effect.")
