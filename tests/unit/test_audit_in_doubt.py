@@ -42,7 +42,16 @@ def doubted() -> Story:
 def say(story: Story, decision: Decision) -> None:
     request = facts.OperatorRequest("I looked", ResolveCall("1.0", 1, decision))
     story.entry(request, owned=False, actor="olga")
-    story.move(TaskState.QUEUED, Reason.CALL_RESOLVED, owned=False)
+    put_back(story, "olga")
+
+
+def put_back(story: Story, actor: str) -> None:
+    story.entry(
+        facts.Transition(TaskState.QUEUED, Reason.CALL_RESOLVED, from_state=TaskState.WAITING_USER),
+        owned=False,
+        actor=actor,
+    )
+    story.state = TaskState.QUEUED
     story.claim("worker-2")
 
 
@@ -89,7 +98,14 @@ def given_up() -> Story:
     return go_on(story, Outcome(OutcomeStatus.IN_DOUBT, "nobody knows", detail=ABANDONED, call_attempt=2))
 
 
-@pytest.mark.parametrize("story", [happened, run_again, given_up])
+def came_late() -> Story:
+    """The outcome was recorded after all; nobody had to say anything."""
+    story = doubted()
+    put_back(story, "checkpoint")
+    return go_on(story, Outcome(OutcomeStatus.SUCCEEDED, "1.0 is done"))
+
+
+@pytest.mark.parametrize("story", [happened, run_again, given_up, came_late])
 def test_a_call_that_was_in_doubt_passes_every_check(story) -> None:
     report = examine(story().history())
     assert (report.violations, report.not_run) == ((), ())

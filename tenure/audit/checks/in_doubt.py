@@ -15,6 +15,9 @@ from tenure.domain.in_doubt import ABANDONED, Abandon, DidNotHappen, ResolveCall
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.tools import OutcomeStatus
 
+_LEDGER: Final = "checkpoint"
+"""Who puts tasks back whose calls turned out to be in doubt no more: that needs no word."""
+
 
 def words(task: TaskHistory) -> Iterator[tuple[LedgerEntry, ResolveCall]]:
     """The words that people gave on calls in doubt, in order."""
@@ -49,7 +52,8 @@ def words_are_waited_for(task: TaskHistory) -> Iterator[str]:
     for entry in own(task.entries):
         match entry.body:
             case Transition() as move:
-                if move.reason == Reason.CALL_RESOLVED and (before is None or named):
+                by_word = move.reason == Reason.CALL_RESOLVED and entry.actor != _LEDGER
+                if by_word and (before is None or named):
                     left = ", ".join(named) or "calls in doubt"
                     yield f"{place(entry)} goes on as if {left} had been settled"
                 waits = move.to_state is TaskState.WAITING_USER and move.reason == Reason.TOOL_IN_DOUBT
