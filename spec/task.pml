@@ -106,7 +106,7 @@
 #define R_FINISHED 3
 #define R_NOT_RUN  4
 #define R_DOUBT    5
-/* a person's word on a call in doubt; code: tenure/domain/in_doubt.py Decision */
+/* a person's word on a call in doubt; code: tenure/domain/in_doubt.py Happened DidNotHappen Abandon */
 #define W_NONE   0
 #define W_SETTLE 1    /* happened, or given up */
 #define W_AGAIN  2    /* did not happen, and the runner was gone when it was said */
@@ -558,7 +558,7 @@ proctype Call(byte c) {
 
 /* A person looks, and says what became of a call that the task waits for. Whoever says that it did not happen does not lie
    about what is there to be seen; that its runner is gone is proven, or his word, and that may be a mistake.
-   code: tenure/domain/in_doubt.py decide_word; services/checkpoint/resolving.py resolve */
+   code: tenure/domain/in_doubt.py decide_word; services/checkpoint/resolving.py take_word */
 #define WORD(c) \
   :: d_step { st == WAITING && (waits & BIT(c)) && nd < ND -> say(c, W_SETTLE); printf("person: call %d is settled\n", c) } \
   :: d_step { st == WAITING && (waits & BIT(c)) && nd < ND && eff[c] == 0 && GONE(c) -> say(c, W_AGAIN); printf("person: call %d did not happen\n", c) } \
