@@ -9,7 +9,7 @@ import re
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,22 @@ class McpServers:
 
     def everything(self, **settings: Any) -> dict[str, Any]:
         return self._package("server-everything", "stdio", **settings)
+
+    def sandboxed_filesystem(self, **settings: Any) -> dict[str, Any]:
+        """A process a task, which sees the task's files at /work."""
+        shown = [str(self.node.parent.parent), str(PACKAGES)]
+        return self._package("server-filesystem", "/work", sandbox=True, read_only_paths=shown, **settings)
+
+    def sandboxed_script(self, **settings: Any) -> dict[str, Any]:
+        """Ours, by the interpreter behind the virtual environment."""
+        shown = [sys.base_prefix, str(SCRIPTED)]
+        return {
+            "command": str(Path(sys.executable).resolve()),
+            "args": [str(SCRIPTED), "/work"],
+            "sandbox": True,
+            "read_only_paths": shown,
+            **settings,
+        }
 
     def memory(self, file: Path, **settings: Any) -> dict[str, Any]:
         return self._package("server-memory", env={"MEMORY_FILE_PATH": str(file)}, **settings)
@@ -125,6 +141,15 @@ def processes(*words: str) -> list[int]:
             continue
         if all(word in line for word in words):
             found.append(int(entry.name))
+    return found
+
+
+def programs(program: Path | str, *words: str) -> list[int]:
+    """Those of them that run this program: not what started it."""
+    found = []
+    for pid in processes(str(program), *words):
+        with suppress(FileNotFoundError):  # it has ended meanwhile
+            found += [pid] if Path(f"/proc/{pid}/exe").readlink() == Path(program) else []
     return found
 
 

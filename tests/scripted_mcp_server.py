@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -28,7 +29,7 @@ TOOLS: dict[str, dict[str, Any]] = {
     "long": {"inputSchema": OBJECT},
     "meta": {"inputSchema": OBJECT},
     "spawn": {"inputSchema": OBJECT},
-    "environment": {"inputSchema": OBJECT},
+    "look": {"inputSchema": OBJECT},
     "ask": {"inputSchema": OBJECT},
     "error": {"inputSchema": OBJECT},
     "rename": {"inputSchema": {**OBJECT, "properties": {"to": {"type": "string"}}, "required": ["to"]}},
@@ -81,6 +82,17 @@ def garbage(_arguments: dict[str, Any], _meta: dict[str, Any]) -> str:
     return "in spite of it"
 
 
+def look(arguments: dict[str, Any], _meta: dict[str, Any]) -> str:
+    """What there is to be seen from here."""
+    try:
+        socket.create_connection(("127.0.0.1", arguments["port"]), timeout=5).close()
+        network = "connected"
+    except OSError as error:
+        network = type(error).__name__
+    seen = {path: Path(path).exists() for path in arguments["paths"]}
+    return json.dumps({"environment": dict(os.environ), "cwd": str(Path.cwd()), "network": network, "seen": seen})
+
+
 def spawn(_arguments: dict[str, Any], _meta: dict[str, Any]) -> str:
     """A child that leaves the server's session, and does not end when asked."""
     program = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
@@ -109,7 +121,7 @@ CALLS: dict[str, Callable[[dict[str, Any], dict[str, Any]], str | None]] = {
     "long": lambda arguments, _: "x" * arguments["bytes"],
     "meta": lambda _, meta: json.dumps(meta),
     "spawn": spawn,
-    "environment": lambda _arguments, _meta: json.dumps({**os.environ, "cwd": str(Path.cwd())}),
+    "look": look,
     "ask": ask,
     "rename": rename,
 }

@@ -31,7 +31,7 @@ from services.tools.servicer import SERVICE, ToolServicer
 from services.tools.settings import Settings
 from services.tools.start import start_batcher
 from services.tools.statements import MIGRATIONS, SCHEMA
-from services.tools.toolbox import lanes_of, open_file_requests, open_toolbox, threads
+from services.tools.toolbox import lanes_of, lasting_places, open_file_requests, open_toolbox, threads
 from services.tools.workspace import Workspaces
 from services.tools.workspace_sweep import WorkspaceSweep
 from tenure.runtime.duties import Duties
@@ -66,7 +66,7 @@ async def compose(process: Process, settings: Settings, environment: Mapping[str
     """Everything, in the order of dependency. `environment`: what the config file's `${NAME}` stand for."""
     config = read_config(settings.config_file, environment)
     try:
-        sandbox = await open_sandbox(process, settings)
+        sandbox = await open_sandbox(process, settings, lasting_places(settings, config))
     except SandboxEscaped as escaped:
         await serve(process, refusing_server(settings, escaped, process))
         return
@@ -76,8 +76,9 @@ async def compose(process: Process, settings: Settings, environment: Mapping[str
     )
     await startup_guard(pool, allow_unsafe=settings.allow_unsafe_postgres)
     verifier = Verifier(settings.verifying_keys_file)
-    registry = await open_toolbox(process, settings, config, sandbox, environment)
-    server = await _service(process, settings, pool, registry, lanes_of(settings, config), verifier)
+    runs = Runs()
+    registry = await open_toolbox(process, settings, config, sandbox, runs, environment)
+    server = await _service(process, settings, pool, registry, runs, lanes_of(settings, config), verifier)
     await serve(process, server)
 
 
@@ -86,12 +87,12 @@ async def _service(
     settings: Settings,
     pool: Pool,
     registry: Registry,
+    runs: Runs,
     lanes: Mapping[str, int],
     verifier: Verifier,
 ) -> RpcServer:
     """The writers first, then the life they write under, then who runs, then who accepts."""
     limits = RunnerLimits(lanes, settings.max_accepted, settings.drain_seconds)
-    runs = Runs()
     keeper = OutputKeeper(Workspaces(settings.workspace_root), settings.workspace_bounds)
     times = LifeTimes(
         settings.runner_ttl_seconds, settings.runner_renew_interval_seconds, settings.runner_margin_seconds

@@ -28,10 +28,11 @@ LOCKS: Final = ".sandboxes"
 _ADVICE: Final = "mend what is named here, then start the service again (docs/sandbox.md)"
 
 
-def sandbox_settings(settings: Settings) -> SandboxSettings:
-    """Of the service's settings those that the sandbox has."""
+def sandbox_settings(settings: Settings, lasting: int = 0) -> SandboxSettings:
+    """Of the service's settings those that the sandbox has. `lasting`: how many programs may stay in it at once."""
     return SandboxSettings(
         slots=settings.sandbox_slots,
+        lasting=lasting,
         warm=settings.sandbox_warm,
         first_uid=settings.sandbox_first_uid,
         locks=settings.workspace_root / LOCKS,
@@ -40,10 +41,10 @@ def sandbox_settings(settings: Settings) -> SandboxSettings:
     )
 
 
-async def open_sandbox(process: Process, settings: Settings) -> Sandbox | SandboxUnavailable:
+async def open_sandbox(process: Process, settings: Settings, lasting: int) -> Sandbox | SandboxUnavailable:
     """A machine without a sandbox still serves the other tools. Raises SandboxEscaped."""
     try:
-        return await process.open(await Sandbox.open(sandbox_settings(settings)))
+        return await process.open(await Sandbox.open(sandbox_settings(settings, lasting)))
     except SandboxUnavailable as unavailable:
         _log.warning("execute_python will not run anything: %s", unavailable)
         return unavailable

@@ -6,8 +6,11 @@ reached, and may replace them at any time.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from time import monotonic
 from typing import Final
 
@@ -23,6 +26,9 @@ SEPARATOR: Final = "__"
 
 PATIENCE_SECONDS: Final = 30.0
 """So long a call is put off whose source has not been reached yet; then the model is told."""
+
+LIST_PATIENCE_SECONDS: Final = 5.0
+"""So long, from a source's expectation on, a task that asks which tools there are waits for it: it asks only once."""
 
 
 Tenants = frozenset[str] | None
@@ -53,6 +59,7 @@ class Registry:
     def __init__(self, tools: Iterable[Tool], clock: Callable[[], float] = monotonic) -> None:
         self._entries: dict[str, _Entry] = {}
         self._expected: dict[str, _Expected] = {}
+        self._came = asyncio.Event()
         self._clock = clock
         if problems := self.put(BUILT_IN, tools):
             raise ValueError("; ".join(problems))
@@ -66,6 +73,7 @@ class Registry:
         reason. Calls that run keep the tool they began with.
         """
         self._expected.pop(source, None)
+        self._came.set()
         kept = {name: entry for name, entry in self._entries.items() if entry.source != source}
         problems: list[str] = []
         for tool in tools:
@@ -78,6 +86,23 @@ class Registry:
                 problems.append(f"{tool.name}: {error}")
         self._entries = dict(sorted(kept.items()))
         return problems
+
+    async def wait_for_expected(self, claims: Claims) -> None:
+        """Until what this token may call is there, as far as it is expected soon."""
+        while (seconds := self._wait_seconds(claims)) > 0:
+            self._came.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._came.wait()
+
+    def _wait_seconds(self, claims: Claims) -> float:
+        wanted = claims.tools and {name.partition(SEPARATOR)[0] for name in claims.tools}
+        since = [
+            expected.since
+            for source, expected in self._expected.items()
+            if (wanted is None or source in wanted) and _are_for(expected.tenants, claims)
+        ]
+        return max(since, default=-inf) + LIST_PATIENCE_SECONDS - self._clock()
 
     def find(self, name: str) -> Tool | None:
         """The tool, or None."""

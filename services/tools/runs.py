@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from uuid import UUID
 
 from services.tools.records import Asked, CallKey
@@ -161,12 +161,23 @@ class Run:
             listener.changed.set()
 
 
+class Companion(Protocol):
+    """What tasks have here besides calls that run, and what is to end with them, such as servers of their own."""
+
+    def task_ids(self) -> list[str]:
+        """The tasks that have something."""
+
+    def end_task(self, task_id: str) -> None:
+        """The task is ended."""
+
+
 class Runs:
     """By call. A run is listed until its outcome is durable or it is known that there will be none."""
 
     def __init__(self) -> None:
         self._by_key: dict[CallKey, Run] = {}
         self._unfinished: set[asyncio.Task[Any]] = set()
+        self._companions: list[Companion] = []
 
     def hold(self, task: asyncio.Task[Any]) -> None:
         """Remember what goes on until it truly ends: an effect that does not stop outlasts its run."""
@@ -198,12 +209,19 @@ class Runs:
         run = self._by_key.get(key)
         return run.call_attempt if run is not None else None
 
+    def accompany(self, companion: Companion) -> None:
+        """From now on the companion is told of tasks that end."""
+        self._companions.append(companion)
+
     def task_ids(self) -> list[UUID]:
-        """The tasks whose calls run here."""
-        return sorted({key.task_id for key in self._by_key})
+        """The tasks that have something here: calls that run, or what stays between calls."""
+        staying = {UUID(task_id) for companion in self._companions for task_id in companion.task_ids()}
+        return sorted({key.task_id for key in self._by_key} | staying)
 
     def stop_task(self, task_id: UUID, epoch: int) -> None:
-        """Stop what was authorised up to `epoch`."""
+        """Stop what was authorised up to `epoch`: the task is ended."""
+        for companion in self._companions:
+            companion.end_task(str(task_id))
         for run in list(self._by_key.values()):
             if run.key.task_id == task_id and run.authorised_epoch <= epoch:
                 run.request_stop(Stop.FENCED if run.authorised_epoch < epoch else Stop.CLOSED)

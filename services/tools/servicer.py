@@ -66,6 +66,7 @@ class ToolServicer(ToolServiceServicer):
     ) -> tool_service_pb2.ListToolsResponse:
         """The tools this token may call."""
         claims, _ = self._check(request.token)
+        await self._registry.wait_for_expected(claims)
         tools = [tool_to_wire(definition) for definition in self._registry.definitions(claims)]
         return tool_service_pb2.ListToolsResponse(tools=tools, unknown_names=self._registry.unknown_names(claims))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from pydantic import ValidationError
@@ -23,6 +24,7 @@ from services.tools.output import OutputKeeper
 from services.tools.providers.calling import lane_of as lane_of_provider
 from services.tools.providers.opening import open_providers
 from services.tools.registry import Registry
+from services.tools.runs import Runs
 from services.tools.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
 from services.tools.tool import GENERAL_LANE
 from services.tools.web_search.asking import SEARCHES_AT_ONCE, Searcher
@@ -43,6 +45,9 @@ _RECORD_THREADS: Final = 8
 _FILE_THREADS: Final = 4
 _COPY_THREADS: Final = 2
 _READING_THREADS: Final = 2
+_SERVER_PROCESSES: Final = 64  # threads count too, and a runtime such as Node's begins with a dozen
+_SERVER_OPEN_FILES: Final = 1024
+_MOST_PLACES: Final = 1024  # replicas on one host are given so many uids each
 
 
 async def open_toolbox(
@@ -50,6 +55,7 @@ async def open_toolbox(
     settings: Settings,
     config: ToolsConfig,
     sandbox: Sandbox | SandboxUnavailable,
+    runs: Runs,
     environment: Mapping[str, str],
 ) -> Registry:
     """All tools: the built-in ones at once, those of the config file as soon as what has them is reached."""
@@ -75,12 +81,23 @@ async def open_toolbox(
     await open_http_tools(process, config.http_tools, registry)
     if config.mcp_servers:
         # The protocol's package takes half a second and its memory: for those who use it.
-        from services.tools.mcp.sources import open_mcp_servers
+        from services.tools.mcp.sources import Host, open_mcp_servers
 
         keeper = OutputKeeper(workspaces, settings.workspace_bounds)
-        await open_mcp_servers(process, config.mcp_servers, registry, keeper, environment)
+        limits = replace(limits, processes=_SERVER_PROCESSES, open_files=_SERVER_OPEN_FILES)
+        host = Host(registry, keeper, runs, sandbox, workspaces, limits, environment)
+        await open_mcp_servers(process, config.mcp_servers, host)
     await open_providers(process, config.providers, registry)
     return registry
+
+
+def lasting_places(settings: Settings, config: ToolsConfig) -> int:
+    """How many sandboxed servers there may be at once, with one of each that is only asked for its tools."""
+    places = sum(server.max_servers + 1 for server in config.mcp_servers.values() if server.sandbox)
+    if settings.sandbox_slots + places > _MOST_PLACES:
+        problem = f"mcp_servers: max_servers of all, with TENURE_TOOLS_SANDBOX_SLOTS, may be {_MOST_PLACES} at most"
+        raise ConfigurationError([problem])
+    return places
 
 
 def lanes_of(settings: Settings, config: ToolsConfig) -> dict[str, int]:

@@ -22,6 +22,7 @@ class Complaints:
         self._server = server
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._since, self._logged, self._left_out = 0.0, 0, 0
+        self.ended = asyncio.Event()
 
     @property
     def last_words(self) -> str:
@@ -29,6 +30,12 @@ class Complaints:
 
     async def read(self, stderr: asyncio.StreamReader) -> None:
         """To its end."""
+        try:
+            await self._read(stderr)
+        finally:
+            self.ended.set()
+
+    async def _read(self, stderr: asyncio.StreamReader) -> None:
         unread = b""
         while portion := await stderr.read(_PORTION_BYTES):
             *lines, unread = (unread + portion).split(b"\n")

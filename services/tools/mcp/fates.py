@@ -32,6 +32,11 @@ def marked_fate(data: Any) -> Fate | None:
     return NothingDone if data["fate"] == NothingDone.__name__ else Lost
 
 
+def problem_of(error: BaseException) -> str:
+    """Its words and its notes."""
+    return "; ".join([words_of(error), *getattr(error, "__notes__", [])])
+
+
 def words_of(error: BaseException) -> str:
     """In one line; of a group its first, which is what the others followed from."""
     while isinstance(error, BaseExceptionGroup):

@@ -23,30 +23,40 @@ class HeldLink:
         self._opened: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._hold(), name=f"link to {server}")
 
-    async def link(self) -> Link:
-        """When it is open. Raises what kept it from opening."""
-        return await asyncio.shield(self._opened)
-
-    def let_go(self) -> None:
-        """No further call will come."""
-        if self._opened.done() and self._opened.exception() is None:
-            self._opened.result().ended.set()
-        else:
-            self._task.cancel()
+    @property
+    def current(self) -> Link | None:
+        """The link, once it is open."""
+        is_open = self._opened.done() and self._opened.exception() is None
+        return self._opened.result() if is_open else None
 
     @property
     def is_gone(self) -> bool:
         """Whether all of it is closed."""
         return self._task.done()
 
-    async def gone(self) -> None:
-        """Wait until all of it is closed."""
-        await asyncio.wait({self._task})
+    async def link(self) -> Link:
+        """When it is open. Raises what kept it from opening."""
+        return await asyncio.shield(self._opened)
+
+    def let_go(self) -> None:
+        """No further call will come."""
+        if self.current is not None:
+            self.current.ended.set()
+        else:
+            self._task.cancel()
+
+    def cancel(self) -> None:
+        """End it, whatever is under way."""
+        self._task.cancel()
+
+    def when_gone(self, tell: Callable[[HeldLink], None]) -> None:
+        """Once, when all of it is closed."""
+        self._task.add_done_callback(lambda _: tell(self))
 
     async def close(self) -> None:
-        """At once, whatever is under way."""
+        """At once, whatever is under way, and to its end."""
         self._task.cancel()
-        await self.gone()
+        await asyncio.wait({self._task})
 
     async def _hold(self) -> None:
         try:

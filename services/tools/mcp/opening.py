@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import httpx2
@@ -16,12 +17,16 @@ from services.tools.mcp.lines import MOST_MESSAGE_BYTES, LineReads, LineWrites
 from services.tools.mcp.link import Link, open_link
 from services.tools.mcp.program import Pipes, program
 from services.tools.mcp.settings import McpServer
+from services.tools.sandbox import Command, Sandbox, SandboxLimits
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
 
 _TIMES: Final = httpx2.Timeout(connect=10.0, write=30.0, pool=10.0, read=None)
 """An answer may take as long as its call's timeout, and events may stay away for ever."""
+
+
+_LAST_WORDS_SECONDS: Final = 0.5
 
 
 @asynccontextmanager
@@ -39,9 +44,32 @@ async def piped_link(name: str, pipes: Pipes, complaints: Complaints) -> AsyncIt
         async with open_link(_over(name, pipes), asyncio.Event()) as link:
             yield link
     except Exception as error:
+        with suppress(TimeoutError):  # what it said last may still be on its way
+            async with asyncio.timeout(_LAST_WORDS_SECONDS):
+                await complaints.ended.wait()
         if complaints.last_words:
             error.add_note(complaints.last_words)
         raise
+
+
+@asynccontextmanager
+async def sandboxed_link(
+    name: str, settings: McpServer, sandbox: Sandbox, workspace: Path | None, limits: SandboxLimits
+) -> AsyncIterator[Link]:
+    """To a program in the sandbox, with the workspace at /work."""
+    assert settings.command is not None
+    command = Command((settings.command, *settings.args), settings.env, settings.read_only_paths)
+    complaints = Complaints(name)
+    async with sandbox.lasting(command, workspace, limits) as running:
+        pipes = running.process
+        assert pipes.stdin is not None
+        reading = asyncio.ensure_future(complaints.read(pipes.stderr))
+        try:
+            async with piped_link(name, Pipes(pipes.stdin, pipes.stdout), complaints) as link:
+                yield link
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
 
 
 @asynccontextmanager

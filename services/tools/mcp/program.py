@@ -7,12 +7,13 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from services.tools.endings import to_its_end
 from services.tools.mcp.keeper import ASKED_SECONDS, KILLING_SECONDS
 from services.tools.mcp.settings import McpServer
 
@@ -57,20 +58,6 @@ async def program(settings: McpServer, inherited: Mapping[str, str], read_errors
         await to_its_end(_end(process, ours))
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-
-
-async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Cleaning up that takes a bounded time is not cut short by a cancellation: that goes on afterwards."""
-    doing = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not doing.done():
-        try:
-            await asyncio.shield(doing)
-        except asyncio.CancelledError as error:
-            cancelled = error
-    doing.result()
-    if cancelled is not None:
-        raise cancelled
 
 
 async def _start(settings: McpServer, inherited: Mapping[str, str], lifeline: int) -> asyncio.subprocess.Process:

@@ -12,7 +12,7 @@ from typing import Final, Self
 
 import mcp_types as types
 
-from services.tools.mcp.fates import NothingDone, words_of
+from services.tools.mcp.fates import NothingDone, problem_of
 from services.tools.mcp.held import HeldLink, Open
 from services.tools.mcp.link import Link
 from services.tools.tool import CallContext
@@ -102,7 +102,7 @@ class SharedServer:
             link = await held.link()
             await self._serve(link)
         except Exception as error:  # noqa: BLE001  whatever a server does, it is told and tried again
-            return "; ".join([words_of(error), *getattr(error, "__notes__", [])])
+            return problem_of(error)
         finally:
             self._set_link(None)
             held.let_go()
@@ -114,7 +114,7 @@ class SharedServer:
             link.changed.clear()
             self._listed(await link.list_tools())
             self._set_link(link)
-            await _first_of(link.ended, link.changed)
+            await first_of(link.ended, link.changed)
             if not link.ended.is_set():
                 await asyncio.sleep(_CALM_SECONDS)
 
@@ -132,7 +132,8 @@ class SharedServer:
         await asyncio.gather(*(held.close() for held in self._held))
 
 
-async def _first_of(*events: asyncio.Event) -> None:
+async def first_of(*events: asyncio.Event) -> None:
+    """Wait until one of them is set."""
     waiting = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

@@ -4,9 +4,11 @@ only where there is a server.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -14,11 +16,16 @@ import mcp_types as types
 
 from services.tools.mcp.calling import Server, tools_of
 from services.tools.mcp.definitions import describe
-from services.tools.mcp.opening import http_link, program_link
+from services.tools.mcp.link import Link
+from services.tools.mcp.opening import http_link, program_link, sandboxed_link
 from services.tools.mcp.settings import McpServer
-from services.tools.mcp.shared_server import LinkTimes, SharedServer
+from services.tools.mcp.shared_server import LinkTimes, Listed, SharedServer
+from services.tools.mcp.task_servers import OpenFor, TaskServers
 from services.tools.output import OutputKeeper
 from services.tools.registry import Registry
+from services.tools.runs import Runs
+from services.tools.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
+from services.tools.workspace import Workspaces
 from tenure.runtime import metrics
 from tenure.runtime.duties import Duties
 
@@ -29,28 +36,61 @@ _log: Final = logging.getLogger(__name__)
 _INHERITED: Final = ("PATH", "HOME", "LANG", "TMPDIR")
 
 
-async def open_mcp_servers(
-    process: Process,
-    servers: Mapping[str, McpServer],
-    registry: Registry,
-    keeper: OutputKeeper,
-    environment: Mapping[str, str],
-) -> None:
-    """Linked to in the background, until the process ends. `environment`: of it programs get a little."""
-    inherited = {name: environment[name] for name in _INHERITED if name in environment}
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What servers are given of this service. `limits`: of a program in the sandbox, apart from its memory."""
+
+    registry: Registry
+    keeper: OutputKeeper
+    runs: Runs
+    sandbox: Sandbox | SandboxUnavailable
+    workspaces: Workspaces
+    limits: SandboxLimits
+    environment: Mapping[str, str]
+
+
+async def open_mcp_servers(process: Process, servers: Mapping[str, McpServer], host: Host) -> None:
+    """Linked to in the background, until the process ends."""
     duties = await process.open(Duties())
     for name, settings in servers.items():
         if settings.disabled:
             continue
-        registry.expect(name)
-        if settings.url is None:
-            opened = partial(program_link, name, settings, inherited)
-        else:
-            opened = partial(http_link, settings)
-        tools = ToolsOfServer(name, settings, registry, keeper)
-        server = SharedServer(name, opened, tools.take, LinkTimes.of_calls(settings.timeout_seconds))
-        tools.server = await process.open(server)
+        if settings.sandbox and isinstance(host.sandbox, SandboxUnavailable):
+            _log.error("an MCP server is left out: %s", host.sandbox, extra={"server": name})
+            continue
+        host.registry.expect(name)
+        tools = ToolsOfServer(name, settings, host.registry, host.keeper)
+        server = _server(name, settings, host, tools.take)
+        tools.server = server
+        await process.open(server)
+        if isinstance(server, TaskServers):
+            host.runs.accompany(server)
         duties.start(f"link to MCP server {name}", server.run)
+
+
+def _server(name: str, settings: McpServer, host: Host, listed: Listed) -> SharedServer | TaskServers:
+    times = LinkTimes.of_calls(settings.timeout_seconds)
+    if settings.sandbox:
+        return TaskServers(
+            name, _open_for(name, settings, host), listed, times, settings.max_servers, settings.idle_seconds
+        )
+    if settings.url is not None:
+        return SharedServer(name, partial(http_link, settings), listed, times)
+    inherited = {name: host.environment[name] for name in _INHERITED if name in host.environment}
+    return SharedServer(name, partial(program_link, name, settings, inherited), listed, times)
+
+
+def _open_for(name: str, settings: McpServer, host: Host) -> OpenFor:
+    assert isinstance(host.sandbox, Sandbox)
+    sandbox, limits = host.sandbox, replace(host.limits, memory_bytes=settings.memory_bytes)
+
+    @asynccontextmanager
+    async def open_link(tenant: str, task_id: str) -> AsyncIterator[Link]:
+        workspace = await asyncio.to_thread(host.workspaces.directory, tenant, task_id) if task_id else None
+        async with sandboxed_link(name, settings, sandbox, workspace, limits) as link:
+            yield link
+
+    return lambda tenant, task_id: partial(open_link, tenant, task_id)
 
 
 @dataclass(slots=True)

@@ -37,7 +37,8 @@ _TOP_LEVEL = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 class View:
     """Host paths that bubblewrap shall show: read-only ones at their own place, the workspace at /work.
 
-    `program`: the file in which the program will be, for a sandbox that is started ahead of it.
+    `program`: the file in which the program will be, for a sandbox that is started ahead of it. `command`: what is run
+    instead of a Python program, with its own variables, and with host paths that it is shown, read-only, at others.
     """
 
     bubblewrap: Path
@@ -46,6 +47,9 @@ class View:
     prefix: Path
     workspace: Path | None
     program: Path | None = None
+    command: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+    read_only: tuple[tuple[Path, Path], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +95,13 @@ def launcher_command(entry: Entry, command: list[str]) -> list[str]:
 
 def bubblewrap_command(view: View, descriptors: Descriptors, limits: SandboxLimits) -> list[str]:
     """Bubblewrap's command line. The order matters: what is mounted later lies on top."""
-    words = [str(view.bubblewrap), *_isolation(), *_environment(), *_system(view)]
+    words = [str(view.bubblewrap), *_isolation(), *_environment(view), *_system(view)]
     words += ["--proc", "/proc"]
     # /dev is a tmpfs of half the host's memory: read-only, except for a small /dev/shm.
     words += ["--dev", "/dev", "--size", str(SHM_BYTES), "--tmpfs", SHM_PATH, "--remount-ro", "/dev"]
     words += ["--size", str(limits.tmp_bytes), "--tmpfs", "/tmp"]  # noqa: S108  # private to this run
+    for source, target in view.read_only:
+        words += ["--ro-bind", str(source), str(target)]
     if view.program is None:
         words += ["--perms", "0444", "--ro-bind-data", str(descriptors.program), PROGRAM_PATH]
     else:
@@ -110,7 +116,7 @@ def bubblewrap_command(view: View, descriptors: Descriptors, limits: SandboxLimi
     words += ["--json-status-fd", str(descriptors.status)]
     if descriptors.gate is not None:
         words += ["--block-fd", str(descriptors.gate)]
-    return [*words, "--", str(view.interpreter), PROGRAM_PATH]
+    return [*words, "--", *(view.command or (str(view.interpreter), PROGRAM_PATH))]
 
 
 def _isolation() -> list[str]:
@@ -124,9 +130,9 @@ def _isolation() -> list[str]:
     return [*words, "--hostname", "sandbox", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
 
 
-def _environment() -> list[str]:
+def _environment(view: View) -> list[str]:
     words = ["--clearenv"]
-    for name, value in ENVIRONMENT.items():
+    for name, value in {**ENVIRONMENT, **dict(view.variables)}.items():
         words += ["--setenv", name, value]
     return words
 

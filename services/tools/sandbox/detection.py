@@ -25,14 +25,16 @@ _NPROC_PER_NAMESPACE = (5, 14)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSettings:
-    """What an operator decides. `slots` bounds parallel runs; a service that is root runs them under the uids
-    `first_uid` … `first_uid + slots - 1`, which nothing else on the host should use (replicas on one host: one range
-    each). `locks` is a file beside the workspaces in which replicas that share them agree on who runs where; None:
-    there are no others. `require_cgroup` refuses machines where memory and processes are not limited for a run as a
-    whole. `warm` sandboxes are started ahead of the programs that will run in them; none by default.
+    """What an operator decides. `slots` bounds parallel runs, `lasting` those of what stays, such as servers; a service
+    that is root runs them under the uids `first_uid` … `first_uid + slots + lasting - 1`, which nothing else on the
+    host should use (replicas on one host: one range each). `locks` is a file beside the workspaces in which replicas
+    that share them agree on who runs where; None: there are no others. `require_cgroup` refuses machines where memory
+    and processes are not limited for a run as a whole. `warm` sandboxes are started ahead of the programs that will run
+    in them; none by default.
     """
 
     slots: int = 8
+    lasting: int = 0
     warm: int = 0
     first_uid: int = 61_000
     locks: Path | None = None
@@ -43,8 +45,8 @@ class SandboxSettings:
     def __post_init__(self) -> None:
         if self.slots < 1:
             raise ValueError("slots must be at least 1")
-        if self.warm < 0:
-            raise ValueError("warm cannot be negative")
+        if self.warm < 0 or self.lasting < 0:
+            raise ValueError("warm and lasting cannot be negative")
         if self.first_uid < 1000:
             raise ValueError("first_uid must be at least 1000: lower uids belong to the system")
 

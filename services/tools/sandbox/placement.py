@@ -45,9 +45,21 @@ class Stage:
         if parent is None:
             raise SandboxUnavailable("no directory for temporary files that an unprivileged uid can reach")
         self.path = Path(tempfile.mkdtemp(prefix=f"{instance_name()}-", dir=parent))
+        self._points: dict[Path, Path] = {}
         for name in names:
             (self.path / name).mkdir(mode=0o711)
         self.path.chmod(0o711)
+
+    def point(self, source: Path) -> Path:
+        """A mount point for this file or directory, the same each time."""
+        point = self._points.get(source)
+        if point is None:
+            point = self._points[source] = self.path / f"path-{len(self._points)}"
+            if source.is_dir():
+                point.mkdir(mode=0o711)
+            else:
+                point.touch(mode=0o644)
+        return point
 
     @staticmethod
     def places() -> list[Path]:
@@ -77,6 +89,23 @@ def _is_own_directory(entry: Path) -> bool:
     except FileNotFoundError:
         return False
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+
+
+Binds = list[tuple[Path, Path]]
+
+
+def show(paths: Sequence[Path], stage: Stage | None) -> tuple[Binds, Binds]:
+    """Paths that a program shall see where they are: pairs for bubblewrap, and what the launcher must bind first."""
+    pairs: Binds = []
+    binds: Binds = []
+    for path in paths:
+        if stage is None or (is_reachable(path) and path.stat().st_mode & stat.S_IROTH):
+            pairs.append((path, path))
+        else:
+            point = stage.point(path)
+            binds.append((path, point))
+            pairs.append((point, path))
+    return pairs, binds
 
 
 def place(bubblewrap: Program, interpreter: Program, workspace: Path | None, stage: Stage | None) -> Placement:

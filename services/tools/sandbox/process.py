@@ -49,6 +49,7 @@ class SandboxedProcess:
         assert process.stdout is not None
         assert process.stderr is not None
         self.stdout, self.stderr = process.stdout, process.stderr
+        self.stdin = process.stdin  # of what is spoken to only
 
     @classmethod
     async def start(
@@ -62,6 +63,7 @@ class SandboxedProcess:
         cgroup: Cgroup | None,
         gated: bool,
         channel: int | None = None,
+        stdin: int = DEVNULL,
     ) -> Self:
         """Start the launcher with an empty environment and nothing but the descriptors it needs.
 
@@ -82,7 +84,7 @@ class SandboxedProcess:
             command = launcher_command(entry, bubblewrap_command(view, descriptors, limits))
             process = await asyncio.create_subprocess_exec(
                 *command,
-                stdin=DEVNULL,
+                stdin=stdin,
                 stdout=PIPE,
                 stderr=PIPE,
                 pass_fds=[fd for fd in (*passed_on, status_end, gate_end, channel) if fd is not None],

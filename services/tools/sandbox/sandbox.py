@@ -6,8 +6,8 @@ import asyncio
 import logging
 import os
 import tempfile
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Self
 from services.tools.sandbox.command import Entry, rlimits
 from services.tools.sandbox.detection import Detection, SandboxSettings, detect
 from services.tools.sandbox.errors import SandboxUnavailable
+from services.tools.sandbox.lasting import Command, LastingProgram
 from services.tools.sandbox.limits import MIB, SandboxLimits
 from services.tools.sandbox.placement import Stage, place, remove_orphaned_stages
 from services.tools.sandbox.places import Places
@@ -63,7 +64,7 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         self.detection = detection
         self._tools = detection.require()
         first_uid = settings.first_uid if detection.per_slot_uids else None
-        self._places = Places(settings.slots, first_uid, settings.locks)
+        self._places = Places(settings.slots, settings.lasting, first_uid, settings.locks)
         self._stage = Stage() if detection.per_slot_uids else None
         self._running: dict[asyncio.Task[SandboxResult], Supervision] = {}
         self._warm = WarmStart(settings.warm, settings.slots, self._program_of, is_root=detection.per_slot_uids)
@@ -137,7 +138,7 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
             raise ValueError(f"the program has {len(encoded)} bytes, more than {MAX_CODE_BYTES}")
         key = identity(workspace) if workspace is not None else None
         slot, lease = await self._places.enter(key, workspace, lambda: self._preferred(workspace))
-        ahead = self._warm.pool.occupy(slot.number, limits)
+        ahead = self._warm.pool.occupy(slot.number, limits) if self._is_for_runs(slot) else None
         supervision = Supervision(limits, on_output)
         # A task of its own: cancelling the caller must not cancel the cleaning up, and the slot is the run's until
         # that is done, even when the kernel takes so long over it that the caller has gone on.
@@ -154,6 +155,28 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         finally:
             if on_end is not None and task.done() and task.exception() is None:
                 on_end(task.result())
+
+    @asynccontextmanager
+    async def lasting(
+        self, command: Command, workspace: Path | None, limits: SandboxLimits
+    ) -> AsyncIterator[LastingProgram]:
+        """Run a program that is spoken to over its pipes, for as long as the context is open, confined like any other.
+
+        Without bounds on its time. Waits for a place among the `lasting` ones. Raises OSError when it does not start.
+        """
+        key = identity(workspace) if workspace is not None else None
+        slot, lease = await self._places.enter(key, workspace, lambda: None, lasting=True)
+        try:
+            usage = await asyncio.to_thread(_take_over, workspace, lease.uid)
+            program = command.put_in(self._program(b"", workspace, limits, lease.uid, usage), self._stage)
+            running = LastingProgram(program)
+            try:
+                async with running:
+                    yield running
+            finally:
+                slot.retired = slot.retired or running.left_behind
+        finally:
+            self._places.leave(key, slot, lease, lasting=True)
 
     async def close(self) -> None:
         """End all runs and remove everything that belongs to this sandbox."""
@@ -176,7 +199,8 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         supervision = self._running.pop(task)
         slot.retired = slot.retired or supervision.left_behind
         self._places.leave(key, slot, lease)
-        self._warm.pool.vacate(slot.number, retired=slot.retired)
+        if self._is_for_runs(slot):
+            self._warm.pool.vacate(slot.number, retired=slot.retired)
         if not task.cancelled() and supervision.was_cancelled and (error := task.exception()) is not None:
             log.error("a cancelled run failed while it was cleaned up", exc_info=error)
 
@@ -195,9 +219,7 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
                 await run.ahead.close()
 
     def _prepare(self, run: _Run) -> Usage:
-        usage = NOTHING
-        if run.workspace is not None:
-            usage = measure(run.workspace) if run.uid is None else hand_over(run.workspace, run.uid)
+        usage = _take_over(run.workspace, run.uid)
         if run.ahead is not None and run.is_own_uid:
             run.ahead.prepare(run.code, run.workspace)
         return usage
@@ -237,6 +259,16 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         """The place whose uid owns the files already, so that no ownership has to change; or one that is warm."""
         former = None if workspace is None else self._places.former(workspace)
         return self._warm.pool.preferred(former)
+
+    def _is_for_runs(self, slot: Slot) -> bool:
+        return slot.number < self._settings.slots
+
+
+def _take_over(workspace: Path | None, uid: int | None) -> Usage:
+    """The workspace becomes the uid's; how much is in it."""
+    if workspace is None:
+        return NOTHING
+    return measure(workspace) if uid is None else hand_over(workspace, uid)
 
 
 async def sweep(detection: Detection) -> int:

@@ -48,7 +48,9 @@ def _checkpoint(_name: str, _options: StackOptions, layout: Layout, places: Plac
 
 
 def _tools(name: str, options: StackOptions, layout: Layout, places: Places) -> dict[str, str]:
+    config = {"TENURE_TOOLS_CONFIG_FILE": str(options.tools_config.absolute())} if options.tools_config else {}
     return {
+        **config,
         "TENURE_TOOLS_POSTGRES_DSN": places.postgres_dsn,
         "TENURE_TOOLS_VERIFYING_KEYS_FILE": str(layout.verifying_keys),
         "TENURE_TOOLS_MIGRATE": "auto",

@@ -18,7 +18,8 @@ class StackOptions:
     `replicas` is how many there are of a service, one of each where it says nothing: `{"checkpoint": 2}` starts
     `checkpoint` and `checkpoint-2`, and everybody who dials checkpoints is told both.
 
-    `scenarios` is a folder of scenarios for the simulator, beside its own.
+    `scenarios` is a folder of scenarios for the simulator, beside its own. `tools_config` names the tool service's
+    further tools.
 
     Without a DSN, endpoints or a key of your own the embedded Postgres, the embedded etcd and the simulator are used.
     """
@@ -37,6 +38,7 @@ class StackOptions:
     model: str = ""
     model_latency_ms: int = 0
     scenarios: Path | None = None
+    tools_config: Path | None = None
     log_format: str = "json"
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 

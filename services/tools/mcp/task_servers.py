@@ -1,0 +1,149 @@
+"""A server in the sandbox: one process for each task that uses it, with the task's files and no others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Self
+
+from services.tools.mcp.fates import NothingDone, problem_of
+from services.tools.mcp.held import HeldLink, Open
+from services.tools.mcp.link import Link
+from services.tools.mcp.shared_server import AGAIN, LinkTimes, Listed, first_of
+from services.tools.tool import CallContext
+from tenure.runtime import metrics
+from tenure.runtime.duties import heed_cancellation
+
+_log: Final = logging.getLogger(__name__)
+_SWEEPS_AN_IDLE_TIME: Final = 4
+
+OpenFor = Callable[[str, str], Open]
+"""How a server of this tenant's task is opened; with "" for the task, one that has no files."""
+
+
+@dataclass(slots=True)
+class _TaskServer:
+    held: HeldLink
+    used_at: float
+
+    @property
+    def is_idle(self) -> bool:
+        return self.held.current is not None and self.held.current.idle.is_set()
+
+
+class TaskServers:
+    """The duty `run`, and `link` for calls. At most `most` processes; one that was idle for so long ends."""
+
+    def __init__(
+        self, name: str, open_for: OpenFor, listed: Listed, times: LinkTimes, most: int, idle_seconds: float
+    ) -> None:
+        self.name = name
+        self._open_for, self._listed, self._times = open_for, listed, times
+        self._most, self._idle_seconds = most, idle_seconds
+        self._servers: dict[str, _TaskServer] = {}
+        self._ending: set[HeldLink] = set()
+        self._left = asyncio.Event()
+
+    async def link(self, context: CallContext) -> Link:
+        """The task's own server, started if need be. Raises NothingDone when there is none for a while."""
+        try:
+            async with asyncio.timeout(self._times.reach_seconds):
+                return await self._link(context.tenant, context.task_id)
+        except TimeoutError:
+            raise NothingDone(f"all {self._most} servers of it are busy, or it does not start in time") from None
+
+    async def run(self) -> None:
+        """Ask once which tools it has, however often that has to be tried; then end what is idle."""
+        failures = 0
+        while (problem := await self._ask_for_tools()) is not None:
+            heed_cancellation()
+            failures += 1
+            facts = {"server": self.name, "failures": failures, "error": problem}
+            _log.warning("an MCP server does not start in the sandbox", extra=facts)
+            await asyncio.sleep(AGAIN.wait_seconds(failures, random.random()))
+        while True:
+            await asyncio.sleep(self._idle_seconds / _SWEEPS_AN_IDLE_TIME)
+            before = asyncio.get_running_loop().time() - self._idle_seconds
+            for task_id, server in list(self._servers.items()):
+                if server.is_idle and server.used_at < before:
+                    self._let_go(task_id)
+
+    def end_task(self, task_id: str) -> None:
+        """The task has ended: so does its server, whatever it does."""
+        if task_id in self._servers:
+            self._let_go(task_id).cancel()
+
+    def task_ids(self) -> list[str]:
+        """The tasks that have a server here."""
+        return list(self._servers)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        held = [*self._ending, *(server.held for server in self._servers.values())]
+        await asyncio.gather(*(one.close() for one in held))
+
+    async def _link(self, tenant: str, task_id: str) -> Link:
+        while True:
+            server = self._servers.get(task_id)
+            if server is None:
+                await self._make_room()
+                server = self._servers.get(task_id) or self._start(tenant, task_id)
+            try:
+                link = await server.held.link()
+            except Exception as error:
+                self._forget(task_id, server)
+                raise NothingDone(problem_of(error)) from error
+            if not link.ended.is_set():
+                server.used_at = asyncio.get_running_loop().time()
+                return link
+            self._forget(task_id, server)
+
+    def _start(self, tenant: str, task_id: str) -> _TaskServer:
+        held = HeldLink(self.name, self._open_for(tenant, task_id), self._times.linger_seconds)
+        server = self._servers[task_id] = _TaskServer(held, asyncio.get_running_loop().time())
+        self._tell()
+        return server
+
+    def _forget(self, task_id: str, server: _TaskServer) -> None:
+        """One that has ended by itself, unless there is another by now."""
+        if self._servers.get(task_id) is server:
+            self._let_go(task_id)
+
+    def _let_go(self, task_id: str) -> HeldLink:
+        held = self._servers.pop(task_id).held
+        held.let_go()
+        self._ending.add(held)
+        held.when_gone(self._gone)
+        return held
+
+    def _gone(self, held: HeldLink) -> None:
+        self._ending.discard(held)
+        self._left.set()
+        self._tell()
+
+    async def _make_room(self) -> None:
+        """The one that was idle longest makes it; while none is, it is waited for."""
+        while len(self._servers) + len(self._ending) >= self._most:
+            idle = [(server.used_at, task_id) for task_id, server in self._servers.items() if server.is_idle]
+            if idle and not self._ending:
+                self._let_go(min(idle)[1])
+            self._left.clear()
+            links = [server.held.current for server in self._servers.values()]
+            await first_of(self._left, *(link.idle for link in links if link is not None and not link.idle.is_set()))
+
+    async def _ask_for_tools(self) -> str | None:
+        """Of a server without files; what went wrong."""
+        try:
+            async with self._open_for("", "")() as link:
+                self._listed(await link.list_tools())
+        except Exception as error:  # noqa: BLE001  whatever a server does, it is told and tried again
+            return problem_of(error)
+        return None
+
+    def _tell(self) -> None:
+        metrics.gauge("tenure_tool_source_processes", len(self._servers) + len(self._ending), source=self.name)
