@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import time
 from collections.abc import Mapping
@@ -28,6 +29,7 @@ PASSED_ON: Final = (
     *("TENURE_FAILPOINTS", "TENURE_LOG_LEVEL"),
 )
 PASSED_ON_PREFIX: Final = "OTEL_"
+VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 NOT_PROXIED: Final = "127.0.0.1,localhost"
 
 
@@ -48,6 +50,11 @@ NOT_PROXIED: Final = "127.0.0.1,localhost"
 @click.option("--etcd-binary", type=click.Path(path_type=Path), help="The etcd to run instead of the one found.")
 @click.option("--postgres", "postgres_dsn", default="", metavar="DSN", help="A Postgres database of your own.")
 @click.option("--postgres-binaries", type=click.Path(path_type=Path), help="The bin folder of the Postgres to run.")
+@click.option(
+    "--tools-config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A file of further tools, such as MCP servers: docs/tools.md. Variables that it names are passed on.",
+)
 @click.option(
     "--model", default="", help="The model of tasks that name none; with the simulator sim-demo, sim-hello, …"
 )
@@ -77,7 +84,10 @@ def dev(context: Context, /, data: Path | None, latency_ms: int, **asked: Any) -
         anthropic_api_key=context.environment.get("ANTHROPIC_API_KEY", ""),
         anthropic_base_url=context.environment.get("ANTHROPIC_BASE_URL", ""),
         model_latency_ms=latency_ms,
-        environment={"*": passed_on(context.environment)},
+        environment={
+            "*": passed_on(context.environment),
+            "tools": named_in(asked["tools_config"], context.environment),
+        },
         **asked,
     )
     try:
@@ -95,6 +105,14 @@ def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
     others = environment.get("NO_PROXY") or environment.get("no_proxy")
     passed["NO_PROXY"] = ",".join(filter(None, (others, NOT_PROXIED)))  # the simulator is not outside
     return passed
+
+
+def named_in(tools_config: Path | None, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a config file asks for as `${NAME}`, as far as they are set."""
+    if tools_config is None:
+        return {}
+    names = VARIABLE.findall(tools_config.read_text(encoding="utf-8", errors="replace"))
+    return {name: environment[name] for name in names if name in environment}
 
 
 class Session:

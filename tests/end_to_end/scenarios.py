@@ -49,6 +49,8 @@ def branches(last: str) -> list[str]:
 
 SLOW_PROGRAM: Final = "import time\nopen('ran.txt', 'a').write('x')\ntime.sleep(3)\nprint(len(open('ran.txt').read()))"
 
+TENURE: Final = {"name": "Tenure", "entityType": "system", "observations": ["It keeps its tasks."]}
+
 FACTS: Final = "A fact of twenty-one. " * 90
 
 PRICES: Final = """
@@ -120,6 +122,23 @@ SCENARIOS: Final[dict[str, Any]] = {
             "calls": [{"name": "write_file", "arguments": {"path": "a.txt", "content": "a"}}],
         },
         {"text": "That was it."},
+    ],
+    "e2e-mcp": [
+        {
+            "text": "Two servers.",
+            "calls": [
+                {"name": "files__write_file", "arguments": {"path": "/work/asked.txt", "content": "{{goal}}"}},
+                {"name": "memory__create_entities", "arguments": {"entities": [TENURE]}},
+            ],
+        },
+        {
+            "text": "What did they keep?",
+            "calls": [
+                {"name": "read_file", "arguments": {"path": "asked.txt"}},
+                {"name": "memory__read_graph", "arguments": {}},
+            ],
+        },
+        {"text": "They kept: {{result.1.0}}"},
     ],
     "e2e-overloaded": [{"text": "Never.", "fault": {"status": 529, "times": 1000}}],
     "e2e-leave": [*map(asking_leave, ("first", "second", "third")), {"text": "That was it."}],
