@@ -13,6 +13,18 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+_SIGNING = x509.KeyUsage(
+    digital_signature=True,
+    key_cert_sign=True,
+    crl_sign=True,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    encipher_only=False,
+    decipher_only=False,
+)
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -51,9 +63,17 @@ def issue(name: str, hosts: tuple[str, ...] = (), authority: Identity | None = N
         .not_valid_after(now + dt.timedelta(hours=1))
         .add_extension(x509.BasicConstraints(ca=authority is None, path_length=None), critical=True)
     )
+    signer = authority.key if authority else key
+    for identifier in (
+        x509.SubjectKeyIdentifier.from_public_key(key.public_key()),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),
+    ):
+        builder = builder.add_extension(identifier, critical=False)  # the strict want both
+    if authority is None:
+        builder = builder.add_extension(_SIGNING, critical=True)
     if hosts:
         builder = builder.add_extension(x509.SubjectAlternativeName([_general(host) for host in hosts]), critical=False)
-    return Identity(builder.sign(authority.key if authority else key, hashes.SHA256()), key)
+    return Identity(builder.sign(signer, hashes.SHA256()), key)
 
 
 def _general(host: str) -> x509.GeneralName:

@@ -77,6 +77,11 @@ class Stranger:
         self.left.set()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await self._carry_one(reader, writer):
+            pass
+
+    async def _carry_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Whether another request may follow."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
         method, target, _ = head[0].split(" ")
@@ -86,12 +91,13 @@ class Stranger:
         if isinstance(answer, bytes):
             writer.write(answer)
             await writer.drain()
-            return
+            return b"connection: keep-alive" in answer
         async for some in answer:
             writer.write(some)
             await writer.drain()
             if reader.at_eof():
                 raise ConnectionResetError
+        return False
 
 
 async def never(_seen: Seen) -> AsyncIterator[bytes]:

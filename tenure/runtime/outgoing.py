@@ -75,7 +75,7 @@ class Outgoing:
     ) -> None:
         self._backend = backend
         self._connections = httpcore2.AsyncConnectionPool(
-            ssl_context=_trust(ca_file),
+            ssl_context=trust(ca_file),
             max_connections=most_connections,
             max_keepalive_connections=None if kept_alive_seconds else 0,
             keepalive_expiry=kept_alive_seconds,
@@ -107,7 +107,7 @@ class Outgoing:
             yield Answer(response.status, told, response)
 
 
-def _trust(ca_file: str | None) -> ssl.SSLContext:
+def trust(ca_file: str | None = None) -> ssl.SSLContext:
     """What the machine trusts, and the authorities in the file. A certificate is for the names in its own list of them:
     that OpenSSL would else take its common name for one is a custom that browsers have given up.
     """

@@ -11,7 +11,7 @@ import pytest
 
 from tenure.domain.tools import OutcomeStatus
 from tests.certificates import issue
-from tests.dialling import knowing
+from tests.dialling import Dialler, knowing
 from tests.fetches import PUBLIC, world
 from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 from tests.strangers import Stranger, never, page
@@ -50,6 +50,19 @@ class TestFetching:
             }
             assert (await here.refused(FRONT, max_redirects=4)).detail == "TOO_MANY_REDIRECTS"
             assert len(here.front.seen) == 6 + 5
+
+    async def test_no_connection_is_used_twice(self):
+        answers = [page("", "302 x", location="/b", connection="keep-alive"), page("there", connection="keep-alive")]
+        async with world(lambda _: answers.pop(0)) as here:
+            assert (await here.fetch(FRONT)).content.endswith("there")
+        assert here.front.connections == 2
+
+    async def test_an_address_of_the_new_world_is_fetched_from(self):
+        async with world() as here:
+            here.dialler = Dialler({"2606:2800:220:1::1": ("127.0.0.1", here.front.port)})
+            answer = await here.fetch("http://[2606:2800:0220:1::0001]:80/x", allow=["2606:2800:220:1:0::1"])
+        assert answer.content.startswith("[200 http://[2606:2800:220:1::1]/x, ")
+        assert here.front.seen[0].headers["host"] == "[2606:2800:220:1::1]"
 
     @pytest.mark.parametrize(
         ("answer", "detail"),

@@ -15,6 +15,7 @@ from tenure.domain.addresses import Networks
 from tenure.domain.webhooks import Answer, retry_after_seconds
 from tenure.runtime import metrics
 from tenure.runtime.checked_network import CheckedBackend
+from tenure.runtime.outgoing import trust
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -66,6 +67,7 @@ class Sender:
         self._timeout_seconds = timeout_seconds
         self._backend = CheckedBackend(networks, "webhooks")
         self._connections = httpcore2.AsyncConnectionPool(
+            ssl_context=trust(),
             max_connections=most_connections,
             keepalive_expiry=KEPT_ALIVE_SECONDS,
             network_backend=self._backend,
