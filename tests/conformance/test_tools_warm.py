@@ -36,7 +36,7 @@ async def test_a_program_begins_in_a_sandbox_that_was_there_before_the_call(
     tool_service, grants, outside, needs_sandbox
 ):
     tools = await tool_service(sandbox_warm=1)
-    if [line for line in tools.log if "none is started ahead of its program" in line["message"]]:
+    if [line for line in tools.log if "no sandbox is started ahead" in line["message"]]:
         pytest.skip("no sandbox can be started ahead here")
     owner = grants.claim()
     calls = 1

@@ -249,6 +249,7 @@ async def test_one_that_cannot_be_used_once_it_has_started_is_ended(
 async def test_opening_proves_that_one_that_waited_holds(sandbox_settings: SandboxSettings) -> None:
     async with await Sandbox.open(dataclasses.replace(sandbox_settings, warm=2)) as opened:
         assert opened.warm_runs == 1
+        assert [sentence for sentence in opened.detection.present if "ahead" in sentence]
 
 
 async def test_a_weakness_of_those_that_wait_alone_is_noticed(
@@ -274,3 +275,5 @@ async def test_a_machine_where_none_can_wait_runs_programs_all_the_same(
     async with await Sandbox.open(dataclasses.replace(sandbox_settings, warm=1)) as opened:
         assert (await opened.run_python("print(1)", workspace, LIMITS)).stdout == "1\n"
         assert opened.warm_runs == 0
+        (sentence,) = [one for one in opened.detection.weaker if "ahead" in one]
+        assert "unshare: Operation not permitted" in sentence

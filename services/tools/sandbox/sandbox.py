@@ -86,10 +86,9 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         except BaseException:
             await sandbox.close()
             raise
-        log.info(
-            "the sandbox holds here: %s", "; ".join(detection.present), extra={"limits": detection.cgroups.describe()}
-        )
-        for sentence in detection.weaker:
+        present = "; ".join(sandbox.detection.present)
+        log.info("the sandbox holds here: %s", present, extra={"limits": detection.cgroups.describe()})
+        for sentence in sandbox.detection.weaker:
             log.warning("sandbox: %s", sentence)
         return sandbox
 
@@ -100,7 +99,7 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
     async def warm_up(self) -> bool:
         """Start the sandboxes that wait for programs, and try to break out of one. Raises SandboxEscaped.
 
-        False when there can be none on this machine: then each program's sandbox is started when the program is there.
+        False, and a sentence among what is weaker, when there can be none on this machine.
         """
         if not self._settings.warm:
             return False
@@ -112,10 +111,14 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
                     await require_no_escape(partial(self.run_python, workspace=workspace, limits=SandboxLimits()))
             except SandboxUnavailable as unavailable:
                 trouble = str(unavailable)
+        found = self.detection
         if self.warm_runs == before:
-            log.warning("sandbox: none is started ahead of its program: %s", trouble or "it could not be given one")
+            sentence = f"no sandbox is started ahead of its program: {trouble or 'it could not be given one'}"
+            self.detection = replace(found, weaker=(*found.weaker, sentence))
             await self._warm.close()
-        return self.warm_runs > before
+            return False
+        self.detection = replace(found, present=(*found.present, "sandboxes started ahead of the programs in them"))
+        return True
 
     async def run_python(
         self,
