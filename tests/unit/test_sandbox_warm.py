@@ -47,7 +47,7 @@ async def cold(sandbox_settings: SandboxSettings, sandbox_detection: Detection) 
 
 
 def waiting(sandbox: Sandbox) -> list[WarmSandbox]:
-    return [one for _, one in sandbox._warm.pool._waiting.values()]
+    return [one.warm for one in sandbox._warm.pool._waiting.values()]
 
 
 def pid_of(one: WarmSandbox) -> int:
@@ -121,6 +121,16 @@ async def test_one_that_died_while_it_waited_is_replaced(warm: Sandbox, workspac
     await replaced(warm, former)
     assert (await warm.run_python("print(1)", workspace, LIMITS)).stdout == "1\n"
     assert warm.warm_runs == 1
+
+
+async def test_none_waits_for_ever(
+    sandbox_settings: SandboxSettings, sandbox_detection: Detection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.tools.sandbox.warm_pool._MOST_AGE_SECONDS", 0.2)
+    async with Sandbox(dataclasses.replace(sandbox_settings, warm=1), sandbox_detection) as opened:
+        if trouble := await opened._warm.start():
+            pytest.skip(f"no sandbox can be started ahead here: {trouble}")
+        await replaced(opened, waiting(opened)[0])
 
 
 async def _kill(one: WarmSandbox) -> None:

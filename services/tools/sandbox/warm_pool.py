@@ -10,7 +10,8 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from services.tools.sandbox.errors import SandboxUnavailable
 from services.tools.sandbox.limits import SandboxLimits
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 0.05
 _MOST_PAUSE_SECONDS = 60.0
+# What is installed on the machine may change under an interpreter that waits.
+_MOST_AGE_SECONDS = 900.0
 
 Make = Callable[[int, SandboxLimits], Awaitable[WarmSandbox]]
 
@@ -36,6 +39,15 @@ def shape(limits: SandboxLimits) -> SandboxLimits:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """`limits`: what it was made for. `until`: how long it is good, in the loop's time."""
+
+    limits: SandboxLimits
+    warm: WarmSandbox
+    until: float
+
+
 class WarmPool:
     """Keeps `count` sandboxes waiting, in free ones of `places`, made for the limits that the last run had.
 
@@ -47,7 +59,7 @@ class WarmPool:
         self._limits = shape(SandboxLimits())
         self._free = list(reversed(range(places)))  # the one that was left last is at the end
         self._occupied: Counter[int] = Counter()
-        self._waiting: dict[int, tuple[SandboxLimits, WarmSandbox]] = {}
+        self._waiting: dict[int, _Waiting] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._changed, self._tried = asyncio.Event(), asyncio.Event()
         self._keeping: asyncio.Task[None] | None = None
@@ -101,7 +113,7 @@ class WarmPool:
         if place not in self._waiting or self._is_useless(place):
             self._end(place)
             return None
-        return self._waiting.pop(place)[1]
+        return self._waiting.pop(place).warm
 
     def vacate(self, place: int, *, retired: bool) -> None:
         """A run's end. Nothing is ever made in a retired place again."""
@@ -119,7 +131,7 @@ class WarmPool:
                 self._end(useless)
             place = self._next_place()
             if place is None:
-                await self._changed.wait()
+                await self._until_something_changes()
                 continue
             await asyncio.sleep(min(_MOST_PAUSE_SECONDS, _PAUSE_SECONDS * 4**self._failures))
             if place in self._free:
@@ -127,6 +139,13 @@ class WarmPool:
                 self._making = asyncio.create_task(self._fill(place), name="start a sandbox ahead")
                 await asyncio.shield(self._making)
                 self._tried.set()
+
+    async def _until_something_changes(self) -> None:
+        """A place, the limits wanted, a sandbox that died or is too old."""
+        oldest = min((waiting.until for waiting in self._waiting.values()), default=None)
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(oldest):
+                await self._changed.wait()
 
     def _next_place(self) -> int | None:
         if len(self._waiting) >= self._count:
@@ -143,20 +162,21 @@ class WarmPool:
             log.warning("no sandbox could be started ahead of its program: %s", self.last_failure)
             return
         self._failures = 0
-        self._waiting[place] = limits, warm
+        self._waiting[place] = _Waiting(limits, warm, asyncio.get_running_loop().time() + _MOST_AGE_SECONDS)
         if place not in self._free:
             self._end(place)  # a run began there meanwhile
         else:
             warm.on_death(self._changed.set)
 
     def _is_useless(self, place: int) -> bool:
-        limits, warm = self._waiting[place]
-        return limits != self._limits or not warm.is_alive
+        waiting = self._waiting[place]
+        is_old = asyncio.get_running_loop().time() >= waiting.until
+        return is_old or waiting.limits != self._limits or not waiting.warm.is_alive
 
     def _end(self, place: int) -> None:
         """In a task of its own, which nobody cancels."""
         if place in self._waiting:
-            ending = asyncio.create_task(self._waiting.pop(place)[1].close(), name="end a waiting sandbox")
+            ending = asyncio.create_task(self._waiting.pop(place).warm.close(), name="end a waiting sandbox")
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
 
