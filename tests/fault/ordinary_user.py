@@ -1,13 +1,15 @@
 """An ordinary user, for suites that run as root: what a sandbox needs, where that user can reach it.
 
 The suite's interpreter and its packages often lie below a home directory that nobody else may enter. The packages are
-copied; the interpreter's prefix is bound to a place beside them, in a mount namespace of the child alone.
+copied. Of the interpreter all paths must stay as they are (it finds its libraries by them), so in a mount namespace of
+the child alone an empty directory takes the place of the one that is closed, with the interpreter's prefix inside.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -17,7 +19,6 @@ from pathlib import Path
 
 import services.tools.sandbox
 from services.tools.sandbox.cgroups import Cgroups
-from services.tools.sandbox.toolchain import Program, is_visible
 from tests.patience import PATIENCE_SECONDS
 
 PACKAGE = Path(services.tools.sandbox.__file__).parent
@@ -28,14 +29,17 @@ UID = 200_000 + os.getpid()
 _DELEGATED = ("cgroup.procs", "tasks", "cgroup.subtree_control", "cgroup.threads")
 _BECOME = """
 import ctypes, os, sys
-source, target, uid, joins, *command = sys.argv[1:]
+source, aside, closed, uid, joins, *command = sys.argv[1:]
 libc = ctypes.CDLL(None, use_errno=True)
 def must(result):
     if result != 0: raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 if source:
     must(libc.unshare(0x00020000))
     must(libc.mount(b"none", b"/", None, ctypes.c_ulong(0x4000 | 0x40000), None))
-    must(libc.mount(source.encode(), target.encode(), None, ctypes.c_ulong(0x1000 | 0x4000), None))
+    must(libc.mount(source.encode(), aside.encode(), None, ctypes.c_ulong(0x1000 | 0x4000), None))
+    must(libc.mount(b"none", closed.encode(), b"tmpfs", 0, b"mode=755"))
+    os.makedirs(source)
+    must(libc.mount(aside.encode(), source.encode(), None, ctypes.c_ulong(0x1000 | 0x4000), None))
 for path in filter(None, joins.split(":")):
     with open(path, "w") as file: file.write("0")
 os.setgroups([])
@@ -101,10 +105,10 @@ def python_of_an_ordinary_user(place: Path, joins: Sequence[str] = ()) -> list[s
     """What begins a command line that runs the suite's Python as that user, in the cgroups with the files `joins`."""
     python = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}").resolve()
     prefix = python.parents[1]
-    source = "" if is_visible(Program(python, prefix)) else str(prefix)
-    seen = place / "prefix" / python.relative_to(prefix) if source else python
-    become = [sys.executable, "-c", _BECOME, source, str(place / "prefix"), str(UID), ":".join(joins)]
-    return [*become, str(seen)]
+    closed = next((one for one in reversed(python.parents) if not one.stat().st_mode & stat.S_IXOTH), None)
+    source = "" if closed is None else str(prefix)
+    become = [sys.executable, "-c", _BECOME, source, str(place / "prefix"), str(closed), str(UID), ":".join(joins)]
+    return [*become, str(python)]
 
 
 def environment_of(place: Path) -> dict[str, str]:
