@@ -94,8 +94,10 @@ async def test_slots_of_two_services_may_have_the_same_names(
     await ready.wait()
     async with Sandbox(sandbox_settings, sandbox_detection) as other:
         assert (await other.run_python("import os\nos.kill(-1, 9)", None, LONG)).status is SandboxStatus.NONZERO
-        cancelled = asyncio.create_task(other.run_python("while True: pass", None, LONG))
-        await asyncio.sleep(0)
+        spinning = asyncio.Event()
+        code = "print('spins')\nwhile True: pass"
+        cancelled = asyncio.create_task(other.run_python(code, None, LONG, lambda *_: spinning.set()))
+        await spinning.wait()
         await other.close()
         assert (await cancelled).status is SandboxStatus.CANCELLED
     (tmp_path / "go").touch()
