@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from services.tools.sandbox import Detection, Sandbox, SandboxEscaped, SandboxLi
 from services.tools.sandbox import command as command_module
 from services.tools.sandbox.cgroups import Cgroups
 from services.tools.sandbox.launcher import LANDLOCK_FOR_SIGNALS, landlock_version
+from services.tools.sandbox.supervision import Program
 from tests.fault.abuse_runner import contain
 from tests.fault.abuses import FAMILIES, Abuse
 from tests.fault.ordinary_user import UID, delegated_cgroups, place_of_an_ordinary_user, run_as_an_ordinary_user
@@ -137,14 +138,18 @@ def _share_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _no_filter(monkeypatch: pytest.MonkeyPatch) -> None:
     allow_everything = bytes.fromhex("060000000000ff7f")  # BPF: return SECCOMP_RET_ALLOW
-    real = Sandbox._program
-    monkeypatch.setattr(
-        Sandbox, "_program", lambda *given: dataclasses.replace(real(*given), filter_program=allow_everything)
-    )
+    _change(monkeypatch, lambda program: dataclasses.replace(program, filter_program=allow_everything))
 
 
 def _real_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Sandbox, "_uid", lambda _sandbox, _slot: None)
+    _change(
+        monkeypatch, lambda program: dataclasses.replace(program, entry=dataclasses.replace(program.entry, uid=None))
+    )
+
+
+def _change(monkeypatch: pytest.MonkeyPatch, weaken: Callable[[Program], Program]) -> None:
+    real = Sandbox._program
+    monkeypatch.setattr(Sandbox, "_program", lambda *given: weaken(real(*given)))
 
 
 def _append(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
