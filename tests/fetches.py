@@ -17,6 +17,7 @@ from services.tools.tool import CallContext, ToolAnswer, ToolFailed
 from tenure.domain.addresses import Networks
 from tenure.runtime.checked_network import CheckedBackend
 from tests.dialling import Dialler, knowing
+from tests.patience import CALL_SECONDS
 from tests.strangers import Stranger, page
 
 PUBLIC = "93.184.216.34"
@@ -35,7 +36,7 @@ class World:
     async def fetch(self, url: str, resolve: Resolve | None = None, **settings: Any) -> ToolAnswer:
         """What the tool says."""
         names: Mapping[str, Sequence[str]] = {"front.example": [PUBLIC], "other.example": [PUBLIC]}
-        chosen = HttpFetchSettings(**{"allow": ["*", PUBLIC], **settings})
+        chosen = HttpFetchSettings(**{"allow": ["*", PUBLIC], "timeout_seconds": CALL_SECONDS, **settings})
         backend = CheckedBackend(
             Networks(chosen.allowed_networks), "http_fetch", resolve=resolve or knowing(names), dialer=self.dialler
         )

@@ -94,7 +94,7 @@ class TestFetching:
                 yield b"\x89PNG"
 
         async with world(endless) as here:
-            failed = await here.refused(FRONT, timeout_seconds=CALL_SECONDS)
+            failed = await here.refused(FRONT)
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await here.front.left.wait()
         assert failed.detail == "TYPE_REFUSED"
@@ -114,7 +114,7 @@ class TestBounds:
                 await asyncio.sleep(0.001)
 
         async with world(endless) as here:
-            answer = await here.fetch(FRONT, max_bytes=100_000, timeout_seconds=CALL_SECONDS)
+            answer = await here.fetch(FRONT, max_bytes=100_000)
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await here.front.left.wait()
         assert answer.truncated
@@ -230,7 +230,8 @@ class TestService:
         self, tool_service, grants, tmp_path
     ):
         async with Stranger(lambda _: page("inside")) as inside:
-            section = {"allow": [{"host": "127.0.0.1", "ports": [inside.port]}]}
+            allow = [{"host": "127.0.0.1", "ports": [inside.port]}]
+            section = {"allow": allow, "timeout_seconds": CALL_SECONDS}
             (tmp_path / "no.yaml").write_text(json.dumps({"http_fetch": section}))
             (tmp_path / "yes.yaml").write_text(
                 json.dumps({"http_fetch": {**section, "allowed_networks": ["127.0.0.1/32"]}})

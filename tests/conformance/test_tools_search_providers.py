@@ -17,7 +17,7 @@ from services.tools.web_search.settings import WebSearchSettings
 from services.tools.web_search.tool import search_tools
 from tenure.domain.tools import OutcomeStatus
 from tenure.runtime.settings import ConfigurationError
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 from tests.search_answers import BRAVE, KEY, PLAIN, SEARXNG, SERPER, TAVILY
 from tests.strangers import Stranger, never, page
 
@@ -31,7 +31,7 @@ def answered(content, status="200 OK", **headers):
 
 async def search(stranger, provider="brave", *, settings=None, **arguments):
     """What the model is told."""
-    usual = {"url": stranger.url("/search"), "api_key": KEY, "allow_private": True}
+    usual = {"url": stranger.url("/search"), "api_key": KEY, "allow_private": True, "timeout_seconds": CALL_SECONDS}
     async with Searcher.open(WebSearchSettings(provider=provider, **{**usual, **(settings or {})})) as searcher:
         (tool,) = search_tools(searcher)
         return (await tool.run(CONTEXT, {"query": "fencing & tokens", **arguments})).content
@@ -164,6 +164,7 @@ class TestSettings:
         async with Stranger(lambda _: answered({"message": KEY}, "401 Unauthorized")) as stranger:
             path = tmp_path / "tools.yaml"
             section = {"provider": "brave", "url": stranger.url(), "api_key": KEY, "allow_private": True}
+            section["timeout_seconds"] = CALL_SECONDS
             path.write_text(json.dumps({"web_search": section}))
             tools = await tool_service(config_file=path)
             outcome = await tools.outcome(grants.claim(), "1.0", "web_search", query="x")
@@ -192,7 +193,7 @@ class TestRefusals:
     async def test_a_busy_service_is_asked_again_when_it_says(self):
         answers = [answered({}, "429 Too Many Requests", retry_after="0"), answered({}, "503 x"), answered(PLAIN)]
         async with Stranger(lambda _: answers.pop(0)) as stranger:
-            told = await search(stranger, "plain", settings={"timeout_seconds": 60})
+            told = await search(stranger, "plain")
         assert told.startswith("1. T0")
         assert len(stranger.seen) == 3
 
