@@ -12,7 +12,7 @@ from tenure.domain.states import ReleaseReason
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
 from tenure.v1 import coordinator_service_pb2 as coordinator
-from tenure.v1 import task_pb2, token_pb2
+from tenure.v1 import task_pb2, token_pb2, tool_pb2
 from tenure.v1 import task_service_pb2 as tasks
 from tenure.v1 import tool_provider_service_pb2 as providers
 from tenure.v1 import tool_service_pb2 as tools
@@ -262,3 +262,17 @@ def test_a_providers_call_is_bounded_in_every_field() -> None:
     )
     bad.timeout.seconds = 90_000
     assert fields(bad) == {field.name for field in providers.CallToolRequest.DESCRIPTOR.fields}
+
+
+def test_a_word_on_a_call_is_bounded_wherever_it_comes() -> None:
+    resolution = tool_pb2.CallResolution(reason="", actor="x" * 201)
+    call = tools.ExecuteRequest(token=TOKEN, call_id="1.0", tool="t", resolution=resolution)
+    assert fields(call) == {f"resolution.{name}" for name in ("call_attempt", "reason", "actor", "decision")}
+    long = tool_pb2.InDoubtDecision(happened=tool_pb2.InDoubtDecision.Happened(result="x" * (MAX_GOAL_BYTES + 1)))
+    asked = admin.ResolveInDoubtCallRequest(task_id="42", call_id="x", decision=long, request_id="x" * 129)
+    wrong = {"task_id", "call_id", "call_attempt", "decision.happened.result", "request_id", "reason"}
+    assert fields(asked) == wrong
+    moved = commit()
+    moved.transition.to_state, moved.transition.reason = task_pb2.TASK_STATE_WAITING_USER, "TOOL_IN_DOUBT"
+    moved.transition.calls_in_doubt.add(call_id="1", call_attempt=-1)
+    assert fields(moved) == {f"transition.calls_in_doubt[0].{name}" for name in ("call_id", "call_attempt")}
