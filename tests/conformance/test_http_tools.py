@@ -1,0 +1,227 @@
+"""HTTP tools against a server that answers, breaks and lies: what is sent, and what is made of what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import socket
+from typing import Any
+
+import pytest
+
+from services.tools.http_tools.calling import MOST_ANSWER_BYTES, HttpTool
+from services.tools.http_tools.settings import HttpToolSettings
+from services.tools.tool import CallContext, ToolAnswer, ToolFailed, ToolInDoubt
+from tenure.domain.tools import EffectClass, OutcomeStatus
+from tests.patience import CALL_SECONDS
+from tests.scripted_http import answer, scripted_http
+
+DONE, FAILED = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED
+REPEATABLE = [EffectClass.PURE, EffectClass.IDEMPOTENT, EffectClass.KEYED]
+ID = {"type": "object", "properties": {"id": {}}, "required": ["id"]}
+
+
+async def call(
+    url: str, arguments: dict[str, Any], *, timeout_seconds: float = CALL_SECONDS, **fields: Any
+) -> ToolAnswer:
+    settings = HttpToolSettings(**{"url": url, "description": "d", "effect_class": "KEYED", **fields})
+    context = CallContext(
+        "default", "t", "1.0", "t/1.0", 7, lambda _text: None, b"token", timeout_seconds=timeout_seconds
+    )
+    async with HttpTool("crm", settings) as http_tool:
+        return await http_tool.tool.run(context, arguments)
+
+
+async def test_arguments_are_the_body_and_the_headers_say_whose_call_it_is():
+    async with scripted_http(answer(200, '{"ok": true}', content_type="application/json")) as http:
+        done = await call(f"{http.url}/notes", {"text": "é"}, headers={"Authorization": "Bearer x"}, send_token=True)
+    assert (done.status, done.content) == (DONE, '{"ok": true}')
+    (asked,) = http.asked
+    assert (asked.line, json.loads(asked.body)) == ("POST /notes HTTP/1.1", {"text": "é"})
+    told = {"authorization": "Bearer x", "idempotency-key": "t/1.0", "x-fencing-epoch": "7"}
+    told |= {"x-fencing-token": base64.b64encode(b"token").decode(), "content-type": "application/json"}
+    assert told.items() <= asked.headers.items()
+
+
+async def test_the_token_is_sent_to_those_only_who_are_to_have_it():
+    async with scripted_http(answer(200)) as http:
+        await call(http.url, {})
+    assert "x-fencing-token" not in http.asked[0].headers
+
+
+async def test_arguments_in_the_url_stay_the_piece_they_are():
+    async with scripted_http(answer(200)) as http:
+        arguments = {"id": "a b/ü?x=1&y#z", "tags": ["p&q", 2], "flag": True, "none": None}
+        await call(f"{http.url}/customers/{{id}}?v=1", arguments, method="GET", input_schema=ID)
+    path = "/customers/a%20b%2F%C3%BC%3Fx%3D1%26y%23z?v=1&tags=p%26q&tags=2&flag=true"
+    assert (http.asked[0].line, http.asked[0].body) == (f"GET {path} HTTP/1.1", b"")
+
+
+@pytest.mark.parametrize("value", ["..", ".", "", "../../admin", "a/../b", "..\\b"])
+async def test_an_argument_that_leads_to_another_path_is_refused(value):
+    async with scripted_http(answer(200)) as http:
+        with pytest.raises(ToolFailed, match="cannot be put into"):
+            await call(f"{http.url}/customers/{{id}}", {"id": value}, input_schema=ID)
+    assert http.asked == []
+
+
+@pytest.mark.parametrize(
+    ("raw", "detail", "told"),
+    [
+        (answer(404, "no such customer"), "HTTP_404", "The server of crm answered HTTP 404: no such customer"),
+        (answer(500, "bug"), "HTTP_500", "The server of crm answered HTTP 500: bug"),
+        (answer(302, location="http://127.0.0.1:1/"), "HTTP_302", "redirects are not followed"),
+        (answer(409, "other"), "HTTP_409", "HTTP 409: other"),
+        (answer(409, '{"reason": "STALE_EPOCH"}'), "STALE_EPOCH", "Nothing was done."),
+        (answer(412, x_fencing_refusal="STALE_EPOCH"), "STALE_EPOCH", "a later claim of this task has been there"),
+        (answer(400, '{"reason": "STALE_EPOCH"}'), "HTTP_400", "STALE_EPOCH"),
+    ],
+)
+@pytest.mark.parametrize("effect_class", [EffectClass.KEYED, EffectClass.UNSAFE])
+async def test_a_refusal_is_an_answer(raw, detail, told, effect_class):
+    async with scripted_http(raw) as http:
+        refused = await call(http.url, {}, effect_class=effect_class)
+    assert (refused.status, refused.detail) == (FAILED, detail)
+    assert told in refused.content
+    assert len(http.asked) == 1
+
+
+@pytest.mark.parametrize("effect_class", REPEATABLE)
+@pytest.mark.parametrize("first", [None, answer(503, retry_after="0"), answer(429, retry_after="0"), answer(502)])
+async def test_what_may_be_repeated_is_sent_again_with_the_same_key(effect_class, first):
+    async with scripted_http(first, answer(200, "done")) as http:
+        done = await call(http.url, {"a": 1}, effect_class=effect_class)
+    assert (done.status, done.content) == (DONE, "done")
+    assert [one.headers["idempotency-key"] for one in http.asked] == ["t/1.0", "t/1.0"]
+    assert http.asked[0].body == http.asked[1].body
+
+
+CUT_OFF = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\nconnection: close\r\n\r\nx"
+
+
+@pytest.mark.parametrize("lost", [None, answer(502), answer(503), answer(504), CUT_OFF])
+async def test_an_unsafe_call_whose_answer_is_lost_is_in_doubt_and_sent_once(lost):
+    async with scripted_http(lost) as http:
+        with pytest.raises(ToolInDoubt, match="its answer was lost"):
+            await call(http.url, {}, effect_class="UNSAFE")
+    assert len(http.asked) == 1
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_an_unsafe_call_that_is_asked_to_wait_is_told_so(status):
+    async with scripted_http(answer(status, "busy", retry_after="1")) as http:
+        told = await call(http.url, {}, effect_class="UNSAFE")
+    assert (told.status, told.detail, len(http.asked)) == (FAILED, f"HTTP_{status}", 1)
+
+
+async def test_nobody_waits_longer_than_the_call_may_take():
+    async with scripted_http(answer(503, "busy", retry_after="3600")) as http:
+        told = await call(http.url, {})
+    assert (told.status, told.detail, len(http.asked)) == (FAILED, "HTTP_503", 1)
+
+
+async def test_a_call_that_always_breaks_is_not_sent_for_ever():
+    async with scripted_http(None) as http:
+        with pytest.raises(ToolInDoubt, match="its answer was lost"):
+            await call(http.url, {}, effect_class="KEYED")
+    assert len(http.asked) == 5
+
+
+@pytest.mark.parametrize("effect_class", [EffectClass.KEYED, EffectClass.UNSAFE])
+async def test_a_server_that_is_not_there_was_asked_for_nothing(effect_class):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(ToolFailed, match="Nothing was done") as failed:
+        await call(f"http://127.0.0.1:{port}/", {}, effect_class=effect_class, connect_seconds=0.2)
+    assert failed.value.detail == "UNREACHABLE"
+
+
+async def test_a_server_that_says_nothing_is_given_up_in_time():
+    async with scripted_http(hangs=True) as http:
+        told = await call(http.url, {}, timeout_seconds=0.5)
+        assert (told.status, told.detail) == (OutcomeStatus.TIMED_OUT, "TIMEOUT")
+        with pytest.raises(ToolInDoubt, match=r"no answer within 0.5 s"):
+            await call(http.url, {}, effect_class="UNSAFE", timeout_seconds=0.5)
+    assert len(http.asked) == 2
+
+
+async def test_a_call_that_is_stopped_lets_go_of_its_connection():
+    async with scripted_http(hangs=True) as http:
+        calling = asyncio.create_task(call(http.url, {}, effect_class="UNSAFE"))
+        await http.heard.wait()
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+
+
+async def test_an_unsafe_call_never_goes_over_a_connection_that_was_kept():
+    settings = HttpToolSettings(url="http://127.0.0.1", description="d")
+    async with scripted_http(answer(200)) as http:
+        for effect_class, connections in ((EffectClass.KEYED, 1), (EffectClass.UNSAFE, 3)):
+            used = settings.model_copy(update={"url": http.url, "effect_class": effect_class})
+            context = CallContext("default", "t", "1.0", "t/1.0", 7, lambda _text: None)
+            async with HttpTool("crm", used) as http_tool:
+                for _ in range(2):
+                    assert (await http_tool.tool.run(context, {})).status is DONE
+            assert http.connections == connections
+
+
+async def test_what_is_too_long_is_cut_while_it_is_read():
+    async with scripted_http(answer(200, b"x" * (MOST_ANSWER_BYTES + 1))) as http:
+        done = await call(http.url, {})
+    assert (done.truncated, len(done.content)) == (True, MOST_ANSWER_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        (answer(200, "é".encode("latin-1"), content_type="text/plain; charset=iso-8859-1"), "é"),
+        (answer(200, b"\xff", content_type="text/plain; charset=utf-7"), "�"),
+        (answer(200, b"\x89PNG", content_type="image/png"), "[4 bytes of image/png, which is no text]"),
+        (answer(200, b"\x1f\x8b", content_encoding="gzip"), "[2 bytes, encoded as gzip though that was not asked for]"),
+        (answer(204), ""),
+    ],
+)
+async def test_what_is_no_text_is_described(raw, told):
+    async with scripted_http(raw) as http:
+        assert (await call(http.url, {})).content == told
+
+
+async def test_private_addresses_are_the_operators_to_forbid():
+    async with scripted_http(answer(200)) as http:
+        with pytest.raises(ToolFailed) as refused:
+            await call(http.url, {}, allow_private=False)
+    assert refused.value.detail == "ADDRESS_REFUSED"
+    assert http.asked == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"url": "http://{id}.example/", "input_schema": ID}, "not in its host"),
+        ({"url": "http://crm.example/{id}"}, "which input_schema has to require"),
+        ({"url": "http://crm.example/{a b}"}, "space"),
+        ({"url": "http://crm.example/%7B{"}, "a brace"),
+        ({"url": "ftp://crm.example/"}, "Only http and https"),
+        ({"url": "http://crm.example/", "headers": {"Idempotency-Key": "x"}}, "cannot be set here"),
+        ({"url": "http://crm.example/", "headers": {"X-A": "a\r\nb"}}, "printable ASCII"),
+        ({"url": "http://crm.example/", "input_schema": {"$ref": "http://127.0.0.1/"}}, "another document"),
+    ],
+)
+def test_a_tool_that_cannot_work_is_a_mistake_of_the_file(fields, told):
+    with pytest.raises(ValueError, match=told):
+        HttpToolSettings(**{"description": "d", **fields})
+
+
+async def test_the_tool_service_has_it_and_records_its_doubts(tool_service, grants, tools_sections):
+    async with scripted_http(answer(200, "noted"), None) as http:
+        tool = {"url": http.url, "description": "Take a note.", "max_calls": 1, "tenants": ["default"]}
+        tools = await tool_service(config_file=tools_sections(http_tools={"crm_note": tool}))
+        owner = grants.claim(epoch=12)
+        assert (await tools.outcome(owner, "1.0", "crm_note", text="x")).content == "noted"
+        assert (await tools.outcome(owner, "1.1", "crm_note", text="x")).status is OutcomeStatus.IN_DOUBT
+        told = await tools.outcome(grants.claim(tenant="other"), "1.0", "crm_note", text="x")
+        assert told.status is OutcomeStatus.INVALID_ARGUMENTS
+    assert [one.headers["idempotency-key"] for one in http.asked] == [f"{owner.task_id}/1.0", f"{owner.task_id}/1.1"]
+    assert {one.headers["x-fencing-epoch"] for one in http.asked} == {"12"}
