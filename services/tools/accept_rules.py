@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 from uuid import UUID
 
 from services.tools.records import Asked, CallRow, unpack_outcome
@@ -10,7 +11,9 @@ from tenure.domain.admission import stale
 from tenure.domain.epochs import Fence
 from tenure.domain.errors import AlreadyExists, StaleEpoch
 from tenure.domain.in_doubt import Resolution, RunAgain, Settled, outcome_in_doubt, take_word
-from tenure.domain.tools import NOT_RUN, CallState, Outcome
+from tenure.domain.tools import NOT_RUN, CallState, EffectClass, Outcome
+
+_HAD_BEGUN: Final = " An earlier attempt of this very call had begun: its effect may be there."
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +101,27 @@ def decide(row: CallRow | None, asked: Asked, here: Here) -> Verdict | AlreadyEx
             metadata={"call_id": asked.key.call_id},
         )
     if row.state is CallState.ACCEPTED:
-        return _concluded(_decide_accepted(row, asked, here), asked)
+        return _concluded(_decide_accepted(row, asked, here), asked, row)
     if row.state is CallState.STARTED:
-        return _concluded(_decide_started(row, here), asked)
+        return _concluded(_decide_started(row, here), asked, row)
     if row.state is CallState.IN_DOUBT:
-        return _concluded(_decide_in_doubt(row, asked.resolution, here), asked)
+        return _concluded(_decide_in_doubt(row, asked.resolution, here), asked, row)
     return Answer(known_outcome(row))
 
 
-def _concluded(verdict: Verdict, asked: Asked) -> Verdict:
+def _concluded(verdict: Verdict, asked: Asked, row: CallRow) -> Verdict:
     """A call cannot be run again when its tool is not there any more, or takes its arguments no more."""
     if isinstance(verdict, Run) and asked.clear is not None:
-        return Conclude(replace(asked.clear, call_attempt=verdict.call_attempt))
+        told = asked.clear.content + (_HAD_BEGUN if _may_have_begun(row) else "")
+        return Conclude(replace(asked.clear, content=told, call_attempt=verdict.call_attempt))
     return verdict
+
+
+def _may_have_begun(row: CallRow) -> bool:
+    """Whether an attempt before may have had its effect. An UNSAFE call that could be run again had none."""
+    handed_on = row.state is CallState.ACCEPTED and row.call_attempt > 1
+    has_effects = row.effect_class in {EffectClass.IDEMPOTENT, EffectClass.KEYED}
+    return has_effects and (row.state is CallState.STARTED or handed_on)
 
 
 def known_outcome(row: CallRow) -> Outcome:

@@ -90,12 +90,23 @@ def test_other_arguments_are_refused_in_every_state(state):
 
 def test_a_call_whose_tool_is_gone_is_concluded_where_it_would_be_run_again():
     clear = Outcome(OutcomeStatus.INVALID_ARGUMENTS, "no such tool")
-    concluded = Conclude(replace(clear, call_attempt=4))
-    dead = row(CallState.STARTED, runner_alive=False)
-    assert decide(row(CallState.ACCEPTED), asked(clear=clear), IDLE) == concluded
-    assert decide(dead, asked(clear=clear), IDLE) == concluded
+    dead = row(CallState.STARTED, EffectClass.PURE, runner_alive=False)
+    assert decide(dead, asked(clear=clear), IDLE) == Conclude(replace(clear, call_attempt=4))
+    first = row(CallState.ACCEPTED, call_attempt=1)
+    assert decide(first, asked(clear=clear), IDLE) == Conclude(replace(clear, call_attempt=2))
     assert decide(row(CallState.STARTED), asked(clear=clear), IDLE) == Join(3)
     assert decide(replace(dead, effect_class=EffectClass.UNSAFE), asked(clear=clear), IDLE) == Doubt(3)
+
+
+@pytest.mark.parametrize("effect_class", [EffectClass.IDEMPOTENT, EffectClass.KEYED])
+@pytest.mark.parametrize("state", [CallState.STARTED, CallState.ACCEPTED])
+def test_a_concluded_call_says_that_an_attempt_before_may_have_had_its_effect(state, effect_class):
+    clear = Outcome(OutcomeStatus.FAILED, "Not reached: nothing was done.", detail="UNREACHABLE")
+    verdict = decide(row(state, effect_class, runner_alive=False), asked(clear=clear), IDLE)
+    assert isinstance(verdict, Conclude)
+    assert verdict.outcome.content == (
+        "Not reached: nothing was done. An earlier attempt of this very call had begun: its effect may be there."
+    )
 
 
 def test_an_accepted_call_is_joined_by_its_own_claim_and_taken_over_by_everybody_else():

@@ -1,0 +1,329 @@
+"""What is made of the ways in which a provider's call can end, and of providers that do not keep to the contract."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from cryptography.hazmat.primitives import serialization
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from services.tools.config import ToolsConfig
+from services.tools.providers.calling import Caller
+from services.tools.providers.provider import Provider
+from services.tools.providers.settings import ProviderSettings
+from services.tools.registry import Registry
+from services.tools.tool import CallContext, ToolAnswer, ToolInDoubt
+from tenure.domain.errors import StaleEpoch
+from tenure.domain.token import Claims
+from tenure.domain.tools import EffectClass, OutcomeStatus, ToolDefinition
+from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.status import to_status
+from tenure.v1 import tool_pb2
+from tenure.v1 import tool_provider_service_pb2 as pb
+from tenure.v1.tool_provider_service_pb2_grpc import (
+    ToolProviderServiceServicer,
+    add_ToolProviderServiceServicer_to_server,
+)
+from tenure.validators import validate
+from tests.certificates import issue
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+
+DONE, FAILED = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED
+TASK = "00000000-0000-7000-8000-000000000000"
+Answering = Callable[[pb.CallToolRequest, Any], AsyncIterator[pb.CallToolResponse]]
+
+
+class Scripted(ToolProviderServiceServicer):
+    """`answering` is each call's handler, the last one again and again."""
+
+    def __init__(self, *answering: Answering) -> None:
+        self.answering, self.asked, self.metadata = answering, [], {}
+        self.tools = [tool_pb2.ToolDefinition(name="t", input_schema_json="{}")]
+        self.cancelled = asyncio.Event()
+
+    async def DescribeTools(self, request: Any, context: Any) -> pb.DescribeToolsResponse:
+        return pb.DescribeToolsResponse(tools=self.tools)
+
+    async def CallTool(self, request: pb.CallToolRequest, context: Any) -> AsyncIterator[pb.CallToolResponse]:
+        self.asked.append(request)
+        self.metadata = dict(context.invocation_metadata())
+        try:
+            async for response in self.answering[min(len(self.asked), len(self.answering)) - 1](request, context):
+                yield response
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+
+def outcome(status: int, content: str = "", detail: str = "") -> Answering:
+    async def answer(_request: Any, _context: Any) -> AsyncIterator[pb.CallToolResponse]:
+        yield pb.CallToolResponse(output="on its way")
+        yield pb.CallToolResponse(outcome=pb.ProviderOutcome(status=status, content=content, detail=detail))
+
+    return answer
+
+
+def ends(code: grpc.StatusCode, words: str = "because", *details: Any) -> Answering:
+    async def answer(_request: Any, context: Any) -> AsyncIterator[pb.CallToolResponse]:
+        status = status_pb2.Status(code=code.value[0], message=words)
+        for detail in details:
+            status.details.add().Pack(detail)
+        await context.abort_with_status(rpc_status.to_status(status))
+        yield pb.CallToolResponse()
+
+    return answer
+
+
+async def stale(_request: Any, context: Any) -> AsyncIterator[pb.CallToolResponse]:
+    await context.abort_with_status(to_status(StaleEpoch(presented=7, current=9)))
+    yield pb.CallToolResponse()
+
+
+async def nothing(_request: Any, _context: Any) -> AsyncIterator[pb.CallToolResponse]:
+    for response in ():
+        yield response
+
+
+async def too_much(_request: Any, _context: Any) -> AsyncIterator[pb.CallToolResponse]:
+    yield pb.CallToolResponse(outcome=pb.ProviderOutcome(content="x" * (5 * 1024 * 1024)))
+
+
+async def never(_request: Any, _context: Any) -> AsyncIterator[pb.CallToolResponse]:
+    await asyncio.Event().wait()
+    yield pb.CallToolResponse()
+
+
+WAIT = error_details_pb2.RetryInfo(retry_delay=Duration(nanos=1000))
+GOOD = outcome(pb.PROVIDER_STATUS_SUCCEEDED, "done")
+
+
+@asynccontextmanager
+async def serving(scripted: Scripted, credentials: grpc.ServerCredentials | None = None) -> AsyncIterator[str]:
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    add_ToolProviderServiceServicer_to_server(scripted, server)
+    address = "127.0.0.1:0"
+    port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+def context(emit: Callable[[str], None] = lambda _text: None, timeout_seconds: float = CALL_SECONDS) -> CallContext:
+    return CallContext("acme", TASK, "1.0", f"{TASK}/1.0", 7, emit, b"", timeout_seconds=timeout_seconds)
+
+
+async def called(
+    scripted: Scripted, effect_class: EffectClass = EffectClass.KEYED, told: CallContext | None = None, **fields: Any
+) -> ToolAnswer:
+    async with serving(scripted) as address:
+        settings = ProviderSettings(address=address, **fields)
+        async with open_channel(address) as channel, Caller("shop", settings, channel) as caller:
+            tool = caller.tool("t", ToolDefinition("shop__t", "", "{}", effect_class))
+            return await tool.run(told or context(), {"half": "\ud800", "é": 1})
+
+
+async def test_a_call_is_within_the_contract_and_its_output_is_shown():
+    scripted, shown = Scripted(outcome(pb.PROVIDER_STATUS_SUCCEEDED, "done", "FINE")), []
+    answer = await called(scripted, told=context(shown.append), bearer_token="secret", headers={"x-shop": "1"})
+    assert (answer.status, answer.content, answer.detail, shown) == (DONE, "done", "FINE", ["on its way"])
+    (request,) = scripted.asked
+    validate(request)
+    assert (request.tool, request.epoch, request.tenant) == ("t", 7, "acme")
+    assert request.arguments_json == '{"half": "\\ud800", "\\u00e9": 1}'
+    assert not request.HasField("token")
+    told = {"idempotency-key": f"{TASK}/1.0", "x-fencing-epoch": "7", "authorization": "Bearer secret", "x-shop": "1"}
+    assert told.items() <= scripted.metadata.items()
+    assert scripted.metadata["x-tenure-tenant"] == "acme"
+
+
+@pytest.mark.parametrize(
+    ("answering", "detail", "words"),
+    [
+        (outcome(pb.PROVIDER_STATUS_FAILED, "no tea", "NO_TEA"), "NO_TEA", "no tea"),
+        (outcome(99, "newer", "not a detail"), "", "newer"),
+        (outcome(pb.PROVIDER_STATUS_STALE_EPOCH, "11"), "STALE_EPOCH", "Nothing was done."),
+        (stale, "STALE_EPOCH", "epoch 7 is fenced"),
+        (ends(grpc.StatusCode.ABORTED), "STALE_EPOCH", "Nothing was done."),
+        (ends(grpc.StatusCode.INVALID_ARGUMENT), "INVALID_REQUEST", "nothing was done: because"),
+        (ends(grpc.StatusCode.NOT_FOUND), "NOT_FOUND", "nothing was done: because"),
+        (ends(grpc.StatusCode.FAILED_PRECONDITION), "WRONG_STATE", "nothing was done: because"),
+        (ends(grpc.StatusCode.PERMISSION_DENIED), "PERMISSION_DENIED", "nothing was done: because"),
+        (ends(grpc.StatusCode.UNIMPLEMENTED), "UNIMPLEMENTED", "nothing was done: because"),
+        (ends(grpc.StatusCode.RESOURCE_EXHAUSTED), "LIMIT_REACHED", "nothing was done: because"),
+    ],
+)
+@pytest.mark.parametrize("effect_class", [EffectClass.KEYED, EffectClass.UNSAFE])
+async def test_a_refusal_is_an_answer_whatever_the_class(answering, detail, words, effect_class):
+    scripted = Scripted(answering)
+    answer = await called(scripted, effect_class)
+    assert (answer.status, answer.detail, len(scripted.asked)) == (FAILED, detail, 1)
+    assert words in answer.content
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        ends(grpc.StatusCode.UNAVAILABLE),
+        ends(grpc.StatusCode.RESOURCE_EXHAUSTED, "later", WAIT),
+        outcome(pb.PROVIDER_STATUS_IN_DOUBT, "who knows"),
+    ],
+)
+async def test_what_may_be_repeated_is_sent_again_with_the_same_key(first):
+    scripted = Scripted(first, GOOD)
+    assert (await called(scripted)).content == "done"
+    assert [one.idempotency_key for one in scripted.asked] == [f"{TASK}/1.0"] * 2
+
+
+@pytest.mark.parametrize(
+    "answering",
+    [
+        ends(grpc.StatusCode.UNAVAILABLE),
+        ends(grpc.StatusCode.INTERNAL),
+        ends(grpc.StatusCode.UNKNOWN),
+        outcome(pb.PROVIDER_STATUS_IN_DOUBT, "who knows"),
+        nothing,
+        too_much,
+    ],
+)
+async def test_an_unsafe_call_that_ended_in_the_dark_is_in_doubt_and_sent_once(answering):
+    scripted = Scripted(answering)
+    with pytest.raises(ToolInDoubt, match="The provider shop was asked, and its answer was lost"):
+        await called(scripted, EffectClass.UNSAFE)
+    assert len(scripted.asked) == 1
+
+
+@pytest.mark.parametrize("answering", [ends(grpc.StatusCode.INTERNAL), nothing, too_much])
+async def test_a_provider_with_a_bug_is_not_asked_again(answering):
+    scripted = Scripted(answering)
+    with pytest.raises(ToolInDoubt):
+        await called(scripted)
+    assert len(scripted.asked) == 1
+
+
+async def test_a_call_that_breaks_every_time_is_not_sent_for_ever():
+    scripted = Scripted(ends(grpc.StatusCode.UNAVAILABLE))
+    with pytest.raises(ToolInDoubt):
+        await called(scripted)
+    assert len(scripted.asked) == 5
+
+
+async def test_a_stale_epoch_after_a_lost_answer_does_not_say_that_nothing_was_done():
+    answer = await called(Scripted(ends(grpc.StatusCode.UNAVAILABLE), stale))
+    assert answer.detail == "STALE_EPOCH"
+    assert answer.content.endswith("It was sent before, and that answer was lost: what it did then has happened.")
+
+
+async def test_a_call_that_is_stopped_or_out_of_time_is_cancelled_at_the_provider():
+    scripted = Scripted(never)
+    async with (
+        serving(scripted) as address,
+        open_channel(address) as channel,
+        Caller("shop", ProviderSettings(address=address), channel) as caller,
+    ):
+        tool = caller.tool("t", ToolDefinition("shop__t", "", "{}", EffectClass.KEYED))
+        answer = await tool.run(context(timeout_seconds=1), {})
+        assert (answer.status, answer.detail) == (OutcomeStatus.TIMED_OUT, "TIMEOUT")
+        await asyncio.wait_for(scripted.cancelled.wait(), PATIENCE_SECONDS)
+        scripted.cancelled.clear()
+        calling = asyncio.create_task(tool.run(context(), {}))
+        await _until(lambda: len(scripted.asked) == 2)
+        calling.cancel()
+        await asyncio.wait({calling})
+        await asyncio.wait_for(scripted.cancelled.wait(), PATIENCE_SECONDS)
+
+
+async def test_its_tools_are_taken_as_it_describes_them_again_and_again(caplog):
+    scripted, registry = Scripted(GOOD), Registry([])
+    scripted.tools += [
+        tool_pb2.ToolDefinition(name="a b", input_schema_json="{}"),
+        tool_pb2.ToolDefinition(name="schema", input_schema_json="["),
+        tool_pb2.ToolDefinition(name="other", input_schema_json="{}", effect_class=tool_pb2.EFFECT_CLASS_PURE),
+    ]
+    async with serving(scripted) as address:
+        settings = ProviderSettings(address=address, refresh_seconds=1, effects={"t": "KEYED", "none": "PURE"})
+        async with Provider("shop", settings, registry) as provider:
+            watching = asyncio.create_task(provider.watch())
+            with caplog.at_level(logging.WARNING):
+                await provider.reached()
+            assert classes(registry) == {"shop__t": "KEYED", "shop__other": "PURE"}
+            problems = [record.problem for record in caplog.records if hasattr(record, "problem")]
+            assert [problem.partition(":")[0] for problem in problems] == [
+                "'a b' is left out",
+                "'none' is named in the config file, and there is no such tool",
+                "shop__schema",
+            ]
+            del scripted.tools[1:]
+            await _until(lambda: classes(registry) == {"shop__t": "KEYED"})
+            watching.cancel()
+            await asyncio.wait({watching})
+
+
+async def test_a_provider_may_want_to_know_who_calls_and_be_known_itself(tmp_path):
+    authority = issue("authority")
+    (tmp_path / "ca.pem").write_bytes(authority.certificate.public_bytes(serialization.Encoding.PEM))
+    server = issue("server", ("127.0.0.1",), authority).write(tmp_path / "server.pem")
+    client = issue("client", ("client",), authority).write(tmp_path / "client.pem")
+    pem, ca = server.read_bytes(), (tmp_path / "ca.pem").read_bytes()
+    credentials = grpc.ssl_server_credentials([(pem, pem)], ca, require_client_auth=True)
+    for tls, reached in (
+        ({"ca_file": tmp_path / "ca.pem", "cert_file": client, "key_file": client}, True),
+        ({"ca_file": tmp_path / "ca.pem"}, False),
+        (None, False),
+    ):
+        registry = Registry([])
+        async with serving(Scripted(GOOD), credentials) as address:
+            settings = ProviderSettings(address=address, tls=tls, connect_seconds=60 if reached else 0.3)
+            async with Provider("shop", settings, registry) as provider:
+                watching = asyncio.create_task(provider.watch())
+                await provider.reached()
+                assert (classes(registry) == {"shop__t": "UNSAFE"}) is reached
+                watching.cancel()
+                await asyncio.wait({watching})
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"address": "nowhere"}, "no host:port"),
+        ({"address": "a:1,b:2"}, "must be IPs"),
+        ({"headers": {"authorization": "x"}}, "cannot be set here"),
+        ({"headers": {"x-tenure-y": "x"}}, "cannot be set here"),
+        ({"tls": {"cert_file": "/nowhere"}}, "belong together"),
+        ({"tls": {"ca_file": "/nowhere"}}, "there is no file"),
+        ({"effects": {"t": "HARMLESS"}}, "Input should be"),
+        ({"tenants": ["No Such"]}, "should match pattern"),
+    ],
+)
+def test_a_provider_that_cannot_be_called_is_a_mistake_of_the_file(fields, told):
+    with pytest.raises(ValueError, match=told):
+        ProviderSettings(**{"address": "127.0.0.1:1", **fields})
+
+
+def test_the_name_of_a_source_leaves_room_for_its_tools_and_is_its_own():
+    provider, server = {"address": "127.0.0.1:1"}, {"command": "true"}
+    for name in ("built-in", "a__b", "a_", "", "a b"):
+        with pytest.raises(ValueError, match=r"pattern|built-in"):
+            ToolsConfig.model_validate({"providers": {name: provider}})
+    with pytest.raises(ValueError, match="cannot have the same name"):
+        ToolsConfig.model_validate({"providers": {"shop": provider}, "mcp_servers": {"shop": server}})
+
+
+def classes(registry: Registry) -> dict[str, str]:
+    definitions = registry.definitions(Claims("tasks/t", "default", 1, "c", "w"))
+    return {definition.name: definition.effect_class.value for definition in definitions}
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not holds():
+            await asyncio.sleep(0.02)
