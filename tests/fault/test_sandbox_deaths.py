@@ -20,7 +20,7 @@ from services.tools.sandbox import Detection, SandboxSettings
 from services.tools.sandbox.identity import instance_name
 from services.tools.sandbox.placement import Stage
 from services.tools.sandbox.procfs import children_of
-from services.tools.sandbox.sandbox import sweep
+from services.tools.sandbox.sweep import sweep
 from tests.fault.ordinary_user import (
     UID,
     environment_of,

@@ -19,14 +19,14 @@ from services.tools.sandbox.detection import Detection, SandboxSettings, detect
 from services.tools.sandbox.errors import SandboxUnavailable
 from services.tools.sandbox.lasting import Command, LastingProgram
 from services.tools.sandbox.limits import MIB, SandboxLimits
-from services.tools.sandbox.placement import Stage, place, remove_orphaned_stages
+from services.tools.sandbox.placement import Stage, place
 from services.tools.sandbox.places import Places
-from services.tools.sandbox.process import remove_cgroup
 from services.tools.sandbox.result import SandboxResult, SandboxStatus
 from services.tools.sandbox.self_test import require_no_escape
 from services.tools.sandbox.sharing import Lease
 from services.tools.sandbox.slots import Slot
 from services.tools.sandbox.supervision import OnOutput, Program, Supervision
+from services.tools.sandbox.sweep import sweep
 from services.tools.sandbox.warm import WarmSandbox
 from services.tools.sandbox.warm_start import WarmStart
 from services.tools.sandbox.workspace import NOTHING, Usage, hand_over, identity, measure
@@ -272,19 +272,6 @@ def _take_over(workspace: Path | None, uid: int | None) -> Usage:
     if workspace is None:
         return NOTHING
     return measure(workspace) if uid is None else hand_over(workspace, uid)
-
-
-async def sweep(detection: Detection) -> int:
-    """Kill and remove what service processes of this pid namespace left behind when they died; how many things."""
-    swept = await asyncio.to_thread(remove_orphaned_stages)
-    for orphan in detection.cgroups.orphans():
-        if await remove_cgroup(orphan):
-            swept += 1
-        else:
-            log.error("a dead instance's cgroup cannot be removed: %s", orphan.join_files[0])
-    if swept:
-        log.warning("removed %d leftovers of a sandbox whose service died", swept)
-    return swept
 
 
 async def _gone(task: asyncio.Task[SandboxResult], seconds: float) -> None:
