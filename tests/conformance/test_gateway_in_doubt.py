@@ -1,0 +1,128 @@
+"""Calls in doubt through the gateway: what operators see of them, and what words they may give."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from services.tools.identity import own_identity
+from tenure.domain.errors import InvalidRequest, NotFound, WrongState
+from tenure.domain.tools import OutcomeStatus
+from tenure.v1 import admin_service_pb2 as api
+from tenure.v1 import task_pb2, tool_pb2
+from tests.conformance.test_doubt_waits import UNSAFE, waiting
+from tests.fix_gateway import NOBODYS
+from tests.fix_tools import appear
+from tests.patience import PATIENCE_SECONDS
+
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.skipif(own_identity() is None, reason="only Linux tells which process is which"),
+]
+Decision = tool_pb2.InDoubtDecision
+DID_NOT_HAPPEN = Decision(did_not_happen=Decision.DidNotHappen())
+
+
+def word(task_id, decision, call_attempt=1, call_id="1.0", **more):
+    asked = {"task_id": task_id, "call_id": call_id, "call_attempt": call_attempt, "reason": "I looked", **more}
+    return api.ResolveInDoubtCallRequest(decision=decision, **asked)
+
+
+async def listed(stub, **asked):
+    request = api.AdminServiceListInDoubtCallsRequest(**asked)
+    return [one async for one in pages(stub, request)]
+
+
+async def pages(stub, request):
+    while True:
+        page = await stub.admin.ListInDoubtCalls(request)
+        for one in page.calls:
+            yield one
+        if not (token := page.next_page_token):
+            return
+        request.page_token = token
+
+
+async def test_words_go_into_the_ledger_but_none_that_could_make_a_call_happen_twice(
+    checkpoint, tool_service, grants, gateway, outside, tmp_path
+):
+    frozen = await tool_service(failpoints=f"tools.before_effect=touch({tmp_path}/there)->freeze")
+    dying, tools = await tool_service(failpoints="tools.before_effect=kill9"), await tool_service()
+    replica = await checkpoint()
+    asleep, gone = await waiting(replica), await waiting(replica)
+    frozen.begin(grants.claim(asleep.task.task_id, epoch=10), "1.0", UNSAFE, file="a", line="x")
+    await appear(tmp_path / "there")
+    dying.begin(grants.claim(gone.task.task_id, epoch=10), "1.0", UNSAFE, file="a", line="x")
+    await dying.ended()
+    for owner in (asleep, gone):
+        outcome = await tools.outcome(grants.claim(owner.task.task_id, epoch=11), "1.0", UNSAFE, file="a", line="x")
+        assert outcome.status is OutcomeStatus.IN_DOUBT
+    stub = await gateway(replica.address, tools=tools.address)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not [one for one in await listed(stub) if one.call.runner_gone]:
+            await asyncio.sleep(0.05)
+    found = {one.call.task_id: one for one in await listed(stub, page_size=1)}
+    assert set(found) == {asleep.task.task_id, gone.task.task_id}
+    assert all(one.resolvable and one.task_reason == "TOOL_IN_DOUBT" for one in found.values())
+    await check_sleeping(stub, replica, asleep)
+    await check_gone(stub, replica, gone)
+    assert not await listed(stub)
+    all_of_them = {one.call.task_id: one for one in await listed(stub, all=True)}
+    assert set(all_of_them) == set(found)
+    assert not any(one.resolvable for one in all_of_them.values())
+    assert outside.lines("a") == []
+
+
+async def check_sleeping(stub, replica, owner):
+    """Its runner may wake up: it needs somebody's word that it will not."""
+    with pytest.raises(WrongState) as refused:
+        await stub.admin.ResolveInDoubtCall(word(owner.task.task_id, DID_NOT_HAPPEN))
+    assert refused.value.reason == "RUNNER_NOT_GONE"
+    assert "is not proven gone" in refused.value.message
+    assert (await replica.get(owner.task.task_id)).state == task_pb2.TASK_STATE_WAITING_USER
+    by_word = Decision(did_not_happen=Decision.DidNotHappen(runner_is_gone=True, runner_proven_gone=True))
+    told = await stub.admin.ResolveInDoubtCall(word(owner.task.task_id, by_word))
+    assert (told.task.state, told.task.reason) == (task_pb2.TASK_STATE_QUEUED, "CALL_RESOLVED")
+    assert not (await recorded(replica, owner)).did_not_happen.runner_proven_gone, "what a caller says is no proof"
+
+
+async def check_gone(stub, replica, owner):
+    """Its runner is proven gone; the word is taken once, however often it is sent."""
+    request = word(owner.task.task_id, DID_NOT_HAPPEN, request_id="once")
+    for _ in range(2):
+        told = await stub.admin.ResolveInDoubtCall(request)
+        assert told.task.state == task_pb2.TASK_STATE_QUEUED
+    assert (await recorded(replica, owner)).did_not_happen.runner_proven_gone
+    with pytest.raises(WrongState) as refused:
+        await stub.admin.ResolveInDoubtCall(word(owner.task.task_id, DID_NOT_HAPPEN))
+    assert refused.value.reason == "NOT_IN_DOUBT"
+
+
+async def test_calls_in_doubt_of_others_are_not_there_and_a_word_names_its_attempt(checkpoint, tool_service, gateway):
+    replica, tools = await checkpoint(), await tool_service()
+    task_id = (await waiting(replica)).task.task_id
+    mine = await gateway(replica.address, tools=tools.address)
+    others = await gateway(replica.address, tools=tools.address, tenant="somebody-else")
+    for asked in (NOBODYS, task_id):
+        with pytest.raises(NotFound):
+            await listed(others, task_id=asked)
+        for decision in (DID_NOT_HAPPEN, Decision(abandon=Decision.Abandon())):
+            with pytest.raises(NotFound):
+                await others.admin.ResolveInDoubtCall(word(asked, decision))
+    with pytest.raises(WrongState) as refused:
+        await mine.admin.ResolveInDoubtCall(word(task_id, DID_NOT_HAPPEN, call_attempt=7))
+    assert refused.value.reason == "OTHER_ATTEMPT"
+    with pytest.raises(InvalidRequest):
+        await mine.admin.ResolveInDoubtCall(word(task_id, DID_NOT_HAPPEN, reason=""))
+
+
+async def recorded(replica, owner):
+    """The one word in the task's ledger."""
+    (request,) = [
+        one.body.operator_request
+        for one in await replica.entries(owner.task.task_id)
+        if one.body.HasField("operator_request")
+    ]
+    assert request.reason == "I looked"
+    return request.resolve_call.decision
