@@ -96,6 +96,20 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
         {"text": "One call.", "calls": [_append("append_record_unsafe", "once")]},
         {"text": "I was told what came of it."},
     ],
+    # In its second turn one call of each effect class.
+    "worker-classes": [
+        {"text": "A file.", "calls": [{"name": "write_file", "arguments": {"path": "a.txt", "content": "a"}}]},
+        {
+            "text": "One of each.",
+            "calls": [
+                {"name": "read_file", "arguments": {"path": "a.txt"}},
+                {"name": "write_file", "arguments": {"path": "b.txt", "content": "b"}},
+                _append("append_record", "keyed"),
+                _append("append_record_unsafe", "once"),
+            ],
+        },
+        {"text": "That was all."},
+    ],
     "worker-endless": [
         {"text": "On and on.", "calls": [_append("append_record", "again")], "repeat": 1000},
         {"text": "Never."},

@@ -161,7 +161,7 @@ class Narrator:
             yield self._line("", f"{at} {self.task.state}{until}{why}", "yellow")
             yield from self._block(fact.message, "yellow")
             if fact.reason == Reason.TOOL_IN_DOUBT:
-                yield self._line("  ", f"a person has to say what became of it: {TO_SETTLE}", "yellow")
+                yield self._line("  ", f"to settle it: {TO_SETTLE}", "yellow")
 
     def _attempt(self, entry: ledger_pb2.Entry) -> Lines:
         """Whatever begins or ends a model call without an answer makes the text shown so far void."""

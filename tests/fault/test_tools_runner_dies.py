@@ -52,6 +52,48 @@ async def test_whatever_the_moment_an_effect_happens_at_most_once(
     assert len(outside.lines("a")) == effects
 
 
+@pytest.mark.parametrize(("moment", "call_attempt"), [("before_accept", 1), ("before_start", 2)])
+async def test_a_call_of_any_class_whose_mark_was_not_set_is_simply_run(
+    tool_service, grants, outside, moment, call_attempt
+):
+    dying = await tool_service(failpoints=f"tools.{moment}=kill9")
+    owner = grants.claim()
+    record = {"file": "a", "line": "x"}
+    calls = {
+        "1.0": (UNSAFE, record),
+        "1.1": (KEYED, record),
+        "1.2": ("write_file", {"path": "f", "content": "x"}),
+        "1.3": ("list_files", {}),
+    }
+    begun = [dying.begin(owner, call_id, tool, **arguments) for call_id, (tool, arguments) in calls.items()]
+    await dying.ended()
+    assert all(isinstance(each, Unavailable) for each in await asyncio.gather(*begun, return_exceptions=True))
+    tools = await tool_service()
+    for call_id, (tool, arguments) in calls.items():
+        outcome = await tools.outcome(owner, call_id, tool, **arguments)
+        assert outcome.status is DONE
+        assert outcome.call_attempt <= call_attempt  # those that the dead one had not yet taken in begin with 1
+    assert sorted(line["key"][-3:] for line in outside.lines("a")) == ["1.0", "1.1"]
+
+
+@pytest.mark.parametrize(
+    ("moment", "status", "call_attempt", "effects"),
+    [("before_withdraw", DOUBT, 1, 0), ("after_withdraw", DONE, 3, 1)],
+)
+async def test_a_service_killed_while_it_takes_a_late_mark_back(
+    tool_service, grants, outside, moment, status, call_attempt, effects
+):
+    """The effect was never begun: known to nobody before that is recorded."""
+    dying = await tool_service(failpoints=f"tools.before_effect=1#sleep(1200);tools.{moment}=kill9")
+    owner = grants.claim()
+    with pytest.raises(Unavailable):
+        await dying.outcome(owner, "1.0", UNSAFE, file="a", line="x")
+    await dying.ended()
+    outcome = await (await tool_service()).outcome(owner, "1.0", UNSAFE, file="a", line="x")
+    assert (outcome.status, outcome.call_attempt) == (status, call_attempt)
+    assert len(outside.lines("a")) == effects
+
+
 @pytest.mark.parametrize("moment", ["before_effect", "after_effect"])
 async def test_pure_and_idempotent_calls_are_run_again(tool_service, grants, outside, moment):
     dying = await tool_service(failpoints=f"tools.{moment}=kill9")

@@ -167,6 +167,7 @@ def test_a_wait_is_told_with_its_reason(teller, ledger):
     doubt = {"reason": "TOOL_IN_DOUBT", "message": "nobody knows whether call 1.0 happened"}
     teller.tell(ledger.queued(), ledger.opened(), ledger.move("WAITING_USER", "RUNNING", **doubt))
     assert "WAITING_USER (TOOL_IN_DOUBT)\n  nobody knows whether call 1.0 happened" in teller.seen
+    assert "tenure tools in-doubt, then tenure tools resolve" in teller.seen
 
 
 def test_the_final_answer_is_told_once_as_the_result(teller, ledger):

@@ -1,0 +1,111 @@
+"""A call in doubt as `tenure tools in-doubt` shows it, and a word on it as the ledger tells it."""
+
+from __future__ import annotations
+
+import io
+
+import click
+import pytest
+from rich.console import Console
+
+from tenure.cli.doubts_shown import doubts_text, show_doubt
+from tenure.cli.facts import describe
+from tenure.cli.tools import _attempt, _decision
+from tenure.domain.in_doubt import Abandon, DidNotHappen, Happened
+from tenure.v1 import admin_service_pb2 as admin
+from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
+from tenure.wire.in_doubt import decision_to_wire
+
+TASK_ID = "01a203af-0c62-7000-8000-000000000000"
+WAITING_USER = task_pb2.TASK_STATE_WAITING_USER
+
+
+def shown(*, resolvable: bool = True, state: task_pb2.TaskState.ValueType = WAITING_USER, **call: object) -> str:
+    told: dict[str, object] = {
+        "task_id": TASK_ID,
+        "call_id": "2.1",
+        "tool": "pay",
+        "effect_class": tool_pb2.EFFECT_CLASS_UNSAFE,
+        "arguments_json": '{"amount": 12}',
+        "call_attempt": 1,
+        "runner_instance": "host-4711",
+    }
+    reason = "TOOL_IN_DOUBT" if resolvable else "CALL_RESOLVED"
+    console = Console(file=io.StringIO(), width=200)
+    listed = admin.AdminServiceListInDoubtCallsResponse.Listed(
+        call=tool_pb2.InDoubtCall(**{**told, **call}),  # type: ignore[arg-type]  # any of its fields
+        task_state=state,
+        task_reason=reason if state else "",
+        resolvable=resolvable,
+    )
+    show_doubt(console, listed)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_an_operator_sees_what_it_was_where_it_ran_and_what_to_type_next() -> None:
+    text = shown()
+    for words in ("call 2.1  pay  UNSAFE", "amount=12", "host-4711", "NOT proven gone", "it waits for you"):
+        assert words in text
+    assert "Make sure that host-4711 is gone" in text
+    assert "tenure tools resolve 01a203af-0c62 2.1 --did-not-happen --runner-is-gone" in text
+
+
+def test_what_is_proven_needs_no_word_and_another_attempt_is_named() -> None:
+    text = shown(runner_gone=True, call_attempt=2)
+    assert "proven gone: nothing more will come of it" in text
+    assert "--runner-is-gone" not in text
+    assert "tenure tools resolve 01a203af-0c62 2.1 --attempt 2 --abandon" in text
+
+
+def test_what_cannot_be_settled_shows_no_commands_and_says_why() -> None:
+    assert "was pruned" in shown(resolvable=False, state=task_pb2.TASK_STATE_UNSPECIFIED)
+    text = shown(resolvable=False, state=task_pb2.TASK_STATE_QUEUED, note="the answer was lost", runner_gone=True)
+    assert "it waits for no word on this call" in text
+    assert "the answer was lost" in text
+    assert "nothing of this call runs here any more" in text
+    assert "tenure tools resolve" not in text
+    assert "and more: tenure entries" in shown(arguments_truncated=True)
+
+
+def test_a_task_that_waits_points_to_its_calls() -> None:
+    calls = [tool_pb2.CallInDoubt(call_id="2.1", call_attempt=1)]
+    waiting = task_pb2.Task(task_id=TASK_ID, state=WAITING_USER, reason="TOOL_IN_DOUBT", calls_in_doubt=calls)
+    assert doubts_text(waiting) == "2.1: tenure tools in-doubt --task 01a203af-0c62"
+    assert not doubts_text(task_pb2.Task(task_id=TASK_ID, state=WAITING_USER, reason="APPROVAL_REQUESTED"))
+
+
+@pytest.mark.parametrize(
+    ("decision", "attempt", "words"),
+    [
+        (Happened("paid"), 1, "says that call 2.1 happened, with 'paid': I looked"),
+        (Happened(), 2, "says that call 2.1 (attempt 2) happened: I looked"),
+        (DidNotHappen(), 1, "says that call 2.1 did not happen; it is run again: I looked"),
+        (DidNotHappen(runner_is_gone=True), 1, "did not happen and that its runner is gone; it is run again"),
+        (Abandon(), 1, "gives call 2.1 up as in doubt for good: I looked"),
+    ],
+)
+def test_a_word_is_told_as_it_was_given(decision: Happened | DidNotHappen | Abandon, attempt: int, words: str) -> None:
+    word = ledger_pb2.OperatorRequest.ResolveCall(
+        call_id="2.1", call_attempt=attempt, decision=decision_to_wire(decision)
+    )
+    request = ledger_pb2.OperatorRequest(reason="I looked", resolve_call=word)
+    assert words in describe(ledger_pb2.Entry(body=ledger_pb2.EntryBody(operator_request=request)))
+
+
+def test_what_was_found_out_about_one_attempt_is_not_said_of_another() -> None:
+    again = tool_pb2.InDoubtCall(call_id="2.1", call_attempt=2)
+    assert _attempt(tool_pb2.InDoubtCall(call_id="2.1", call_attempt=1), None) == 1
+    assert _attempt(again, 2) == 2
+    assert _attempt(again, 1) == 1  # the ledger refuses it
+    with pytest.raises(click.UsageError, match="--attempt 2"):
+        _attempt(again, None)
+
+
+def test_an_answer_is_one_of_three_and_has_only_what_belongs_to_it() -> None:
+    assert _decision("happened", "paid", runner_is_gone=False) == Happened("paid")
+    assert _decision("did-not-happen", "", runner_is_gone=True) == DidNotHappen(runner_is_gone=True)
+    assert _decision("abandon", "", runner_is_gone=False) == Abandon()
+    for said, result, gone in ((None, "", False), ("abandon", "x", False), ("happened", "", True)):
+        with pytest.raises(click.UsageError):
+            _decision(said, result, runner_is_gone=gone)
