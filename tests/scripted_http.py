@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -27,10 +28,11 @@ class ScriptedHttp:
     connections: int = 0
     heard: asyncio.Event = field(default_factory=asyncio.Event)
     hangs: bool = False
+    scheme: str = "http"
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -66,9 +68,11 @@ def answer(status: int, body: str | bytes = "", **headers: str) -> bytes:
 
 
 @asynccontextmanager
-async def scripted_http(*script: bytes | None, hangs: bool = False) -> AsyncIterator[ScriptedHttp]:
+async def scripted_http(
+    *script: bytes | None, hangs: bool = False, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[ScriptedHttp]:
     """Serves while it is open."""
-    http = ScriptedHttp(list(script), hangs=hangs)
+    http = ScriptedHttp(list(script), hangs=hangs, scheme="https" if tls else "http")
     tasks: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -77,7 +81,7 @@ async def scripted_http(*script: bytes | None, hangs: bool = False) -> AsyncIter
         tasks.add(task)
         await http.serve(reader, writer)
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     http.port = server.sockets[0].getsockname()[1]
     try:
         yield http

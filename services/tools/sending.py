@@ -8,6 +8,7 @@ UNSAFE one nobody knows, and it is in doubt.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from services.tools.tool import CallContext, ToolAnswer, ToolFailed, ToolInDoubt
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.tools import EffectClass, OutcomeStatus
 
+_log: Final = logging.getLogger(__name__)
 AGAIN: Final = RetryPolicy(max_attempts=5, initial_seconds=0.2, factor=2.0, cap_seconds=2.0)
 """Between sendings. `max_attempts`: of sendings whose answers were lost; a call that kills its receiver ends there."""
 
@@ -97,10 +99,17 @@ class Delivery:
                 wait_seconds = self._after_unsent(error)
             except AnswerLostError as error:
                 wait_seconds = self._after_loss(error)
+            except (ToolFailed, ToolInDoubt):
+                raise
             except AskedToWaitError as error:
                 wait_seconds = max(self._next_wait_seconds(), error.after_seconds)
                 if not self._effect_class.may_run_again or _now() + wait_seconds >= self._ends_at:
                     return error.answer
+            except Exception as error:
+                if not self._sending.is_out:
+                    raise
+                _log.exception("the answer to a call could not be taken")
+                wait_seconds = self._after_loss(AnswerLostError(type(error).__name__, again=False))
             self._sending.is_out = False
             await asyncio.sleep(wait_seconds)
 

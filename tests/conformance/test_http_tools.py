@@ -9,11 +9,13 @@ import socket
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from services.tools.http_tools.calling import MOST_ANSWER_BYTES, HttpTool
 from services.tools.http_tools.settings import HttpToolSettings
 from services.tools.tool import CallContext, ToolAnswer, ToolFailed, ToolInDoubt
 from tenure.domain.tools import EffectClass, OutcomeStatus
+from tests.certificates import issue
 from tests.patience import CALL_SECONDS
 from tests.scripted_http import answer, scripted_http
 
@@ -225,3 +227,31 @@ async def test_the_tool_service_has_it_and_records_its_doubts(tool_service, gran
         assert told.status is OutcomeStatus.INVALID_ARGUMENTS
     assert [one.headers["idempotency-key"] for one in http.asked] == [f"{owner.task_id}/1.0", f"{owner.task_id}/1.1"]
     assert {one.headers["x-fencing-epoch"] for one in http.asked} == {"12"}
+
+
+async def test_an_answer_that_nobody_can_take_leaves_an_unsafe_call_in_doubt(monkeypatch):
+    """Whatever is wrong with us or with it: it was asked."""
+
+    def fails(_who, _response):
+        raise KeyError("a bug")
+
+    monkeypatch.setattr("services.tools.http_tools.calling.read_response", fails)
+    async with scripted_http(answer(200)) as http:
+        with pytest.raises(ToolInDoubt, match="KeyError"):
+            await call(http.url, {}, effect_class="UNSAFE")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "other.invalid"])
+async def test_a_server_has_to_be_who_it_says_it_is(host, tmp_path):
+    """With the operator's own authority; nothing is sent to another."""
+    authority = issue("authority")
+    authority_file = tmp_path / "ca.pem"
+    authority_file.write_bytes(authority.certificate.public_bytes(serialization.Encoding.PEM))
+    context = issue("127.0.0.1", (host,), authority).server(tmp_path)
+    async with scripted_http(answer(200, "done"), tls=context) as http:
+        if host == "127.0.0.1":
+            assert (await call(http.url, {}, ca_file=authority_file)).content == "done"
+        else:
+            with pytest.raises(ToolFailed, match="Nothing was done"):
+                await call(http.url, {}, ca_file=authority_file, connect_seconds=0.2)
+    assert len(http.asked) == (host == "127.0.0.1")

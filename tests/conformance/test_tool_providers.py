@@ -99,6 +99,7 @@ async def test_what_arrives_after_a_takeover_is_refused_by_the_providers_own_tab
     way.deaf()
     old.begin(owner, "1.0", COUNT, item="tea", amount=1)
     await old.started(owner)
+    await old.outcome(owner, "1.1", "list_files")  # meanwhile the call before it is on its way, too
     old.freeze()
     taken_over = grants.claim(owner.task_id, epoch=11)
     for call_id, amount in (("1.0", 1), ("2.0", 2)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,14 +17,11 @@ from tenure.wire.token import sign_claims
 from tests.patience import CALL_SECONDS
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "verify_token.mjs"
-NODE = shutil.which("node")
 EPOCH = compose_epoch(2**22 + 1, 2**40 - 3)  # no double holds it
-
-pytestmark = pytest.mark.skipif(NODE is None, reason="needs node, which is not on PATH")
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> dict[str, Path]:
+def files(tmp_path: Path, node: Path) -> dict[str, Path]:
     """A token and two keys, as `tenure leases` prints them."""
     public = tmp_path / "verifying.json"
     write_key_pair(tmp_path / "old.json", public, "old")
@@ -36,12 +32,11 @@ def files(tmp_path: Path) -> dict[str, Path]:
     lines = [json.dumps({"key_id": key_id, "public_key": base64.b64encode(key).decode()}) for key_id, key in told]
     (tmp_path / "keys.jsonl").write_text("\n".join(lines))
     (tmp_path / "token").write_text(base64.b64encode(token.SerializeToString()).decode())
-    return {"keys": tmp_path / "keys.jsonl", "token": tmp_path / "token"}
+    return {"keys": tmp_path / "keys.jsonl", "token": tmp_path / "token", "node": node}
 
 
 def verify(files: dict[str, Path], resource: str, tenant: str) -> subprocess.CompletedProcess[str]:
-    assert NODE is not None
-    command = [NODE, SCRIPT, files["keys"], files["token"], resource, tenant]
+    command = [files["node"], SCRIPT, files["keys"], files["token"], resource, tenant]
     return subprocess.run(command, capture_output=True, text=True, timeout=CALL_SECONDS, check=False)
 
 

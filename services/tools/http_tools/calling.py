@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Final, Self
@@ -17,16 +16,11 @@ from services.tools.sending import TELLING_SECONDS, AnswerLostError, Delivery, N
 from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailed
 from tenure.domain.addresses import EVERYWHERE, Networks
 from tenure.runtime.checked_network import AddressRefused, CheckedBackend
+from tenure.runtime.outgoing import FAILURES, trust
 
 MOST_ANSWER_BYTES: Final = 4 * 1024 * 1024
 _KEPT_ALIVE_SECONDS: Final = 4.0
 _GOES_OUT: Final = "http11.send_request_headers.started"
-_FAILURES: Final = (
-    httpcore2.TimeoutException,
-    httpcore2.NetworkError,
-    httpcore2.ProtocolError,
-    httpcore2.UnsupportedProtocol,
-)
 
 
 def lane_of(name: str) -> str:
@@ -46,9 +40,10 @@ class HttpTool:
     async def __aenter__(self) -> Self:
         self._open.callback(self._backend.close)
         # A connection that was kept may be ending while it is used, and then nobody knows whether the call arrived.
+        ca_file = self._settings.ca_file
         kept = self._settings.max_calls if self._settings.effect_class.may_run_again else 0
         pool = httpcore2.AsyncConnectionPool(
-            ssl_context=await asyncio.to_thread(ssl.create_default_context, cafile=self._settings.ca_file),
+            ssl_context=await asyncio.to_thread(trust, None if ca_file is None else str(ca_file)),
             max_connections=self._settings.max_calls,
             max_keepalive_connections=kept,
             keepalive_expiry=_KEPT_ALIVE_SECONDS,
@@ -81,7 +76,7 @@ class HttpTool:
             response = await self._exchange(request, sending)
         except AddressRefused as refused:
             raise ToolFailed(f"{self._who} is where calls may not go: {refused}.", "ADDRESS_REFUSED") from refused
-        except _FAILURES as error:
+        except FAILURES as error:
             told = f"{type(error).__name__}: {error}".removesuffix(": ")
             raise (AnswerLostError if sending.is_out else NotSentError)(told) from error
         return read_response(self._who, response)
@@ -91,11 +86,15 @@ class HttpTool:
             if event == _GOES_OUT:
                 sending.is_out = True
 
+        url = request.url
+        pieces = httpcore2.URL(
+            scheme=url.scheme.encode(), host=url.host.encode(), port=url.port, target=url.target.encode()
+        )
         phases = dict.fromkeys(("connect", "pool"), min(self._settings.connect_seconds, sending.left_seconds))
         async with self._connections.stream(
             request.method,
-            str(request.url),
-            headers=[("Host", request.url.authority), *request.headers],
+            pieces,
+            headers=[("Host", url.authority), *request.headers],
             content=request.body,
             extensions={"timeout": phases, "trace": note},
         ) as response:

@@ -26,6 +26,8 @@ from tenure.wire.tools import tool_to_domain
 _log: Final = logging.getLogger(__name__)
 AGAIN: Final = RetryPolicy(initial_seconds=0.5, factor=2.0, cap_seconds=15.0)
 DESCRIBE_SECONDS: Final = 10.0
+LEAST_SECONDS: Final = 1.0
+"""Between two questions, also where something on the way ends every connection at once."""
 
 # Servers that were told nothing else end a connection that pings more often than every five minutes, or without a call.
 KEEPALIVE: Final = Keepalive(interval_seconds=330.0, timeout_seconds=20.0, without_calls=False)
@@ -73,6 +75,7 @@ class Provider:
             if failures:
                 _log.info("a tool provider is back", extra={"provider": self._name})
             failures = 0
+            await asyncio.sleep(LEAST_SECONDS)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.refresh_seconds):
                     await self._channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
