@@ -130,7 +130,8 @@ def write_file(name: str, content: bytes, directory: int, workspace: int, *, tem
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+            os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+            give_to_owner(file.fileno(), workspace)  # a program that began meanwhile may have another uid
     except OSError:
         with suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=directory)  # on a full disk it is what is in the way
@@ -140,7 +141,7 @@ def write_file(name: str, content: bytes, directory: int, workspace: int, *, tem
 def give_to_owner(descriptor: int, workspace: int) -> None:
     """A service that is root makes files for whom the workspace was given to: its programs may change them."""
     owner, made = os.fstat(workspace), os.fstat(descriptor)
-    if os.geteuid() == 0 and made.st_uid == 0 and owner.st_uid != 0:
+    if os.geteuid() == 0 and owner.st_uid not in {0, made.st_uid}:
         os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 

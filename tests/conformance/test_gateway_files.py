@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 import uuid
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,13 @@ from services.checkpoint.prepared_forks import PreparedForks
 from services.checkpoint.queries import SCHEMA
 from tenure.client import Client
 from tenure.domain.errors import InvalidRequest, NotFound, Unavailable, WrongState
+from tenure.domain.token import Claims
 from tenure.runtime.postgres import PoolOptions, open_pool
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import checkpoint_service_pb2 as ledger
-from tenure.v1 import task_pb2
+from tenure.v1 import task_pb2, tool_service_pb2
 from tenure.v1 import task_service_pb2 as api
+from tenure.wire.token import sign_claims
 from tests.fix_checkpoint import answer, reserve
 from tests.fix_gateway import NOBODYS
 from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
@@ -222,3 +225,19 @@ async def test_a_copy_that_died_is_removed_in_time(checkpoint, tool_service, gat
         while old.exists():
             await asyncio.sleep(0.02)
     assert young.exists()
+
+
+async def test_a_fork_that_never_ran_is_pruned_with_its_files(world, grants):
+    """No claim of it was ever granted: the tools are told to forget it all the same."""
+    world.write("file")
+    forked = (await world.fork()).task.task_id
+    await world.replica.cancel(forked)
+    await world.stub.admin.PruneTasks(admin.PruneTasksRequest(task_id=forked, reason="enough"))
+    offered = await world.replica.stub.ListPrunings(ledger.ListPruningsRequest(limit=10), timeout=CALL_SECONDS)
+    assert [(one.task_id, one.epoch, one.claim_id) for one in offered.prunings] == [(forked, 0, "")]
+    token = sign_claims(grants.signer, Claims(f"tasks/{forked}", "default", 0, "", "test"), datetime.now(UTC))
+    await world.tools.stub.Forget(tool_service_pb2.ForgetRequest(token=token), timeout=CALL_SECONDS)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while world.workspace(forked).exists():
+            await asyncio.sleep(0.02)
+    assert world.directories() == {world.task_id}

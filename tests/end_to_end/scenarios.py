@@ -50,6 +50,7 @@ def branches(last: str) -> list[str]:
 SLOW_PROGRAM: Final = "import time\nopen('ran.txt', 'a').write('x')\ntime.sleep(3)\nprint(len(open('ran.txt').read()))"
 
 TENURE: Final = {"name": "Tenure", "entityType": "system", "observations": ["It keeps its tasks."]}
+NOTING: Final = "open('notes.txt', 'a').write('note {number}\\n')\nprint(open('notes.txt').read(), end='')"
 
 FACTS: Final = "A fact of twenty-one. " * 90
 
@@ -171,6 +172,17 @@ SCENARIOS: Final[dict[str, Any]] = {
             ],
         },
         {"text": "{{result.1.0}}"},
+    ],
+    "e2e-noting": [
+        *(
+            {
+                "text": f"Note {number}.",
+                "latency_ms": 0 if number == 1 else 1500,
+                "calls": [{"name": "execute_python", "arguments": {"code": NOTING.format(number=number)}}],
+            }
+            for number in (1, 2, 3)
+        ),
+        {"text": "{{result.2.0}}"},
     ],
     "e2e-slow-answer": [{"text": "word " * 400, "latency_ms": 60000, "deltas": 200}],
 }

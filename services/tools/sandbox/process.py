@@ -152,6 +152,11 @@ class SandboxedProcess:
         return 0 if init is None else sum(private_files(init, place) for place in places)
 
     @property
+    def init_pid(self) -> int | None:
+        """The namespace's first process as the host sees it; None before there is one."""
+        return self._report.init_pid
+
+    @property
     def exit_code(self) -> int | None:
         """The program's exit code; None when it was never started or bubblewrap itself was killed."""
         self._report.read()

@@ -6,12 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.tools.sandbox.cgroups import Cgroup, Counters
 from services.tools.sandbox.command import PRIVATE_PLACES, WORKSPACE_PATH, Entry, View
+from services.tools.sandbox.hidden import hidden_bytes
 from services.tools.sandbox.limits import SandboxLimits
 from services.tools.sandbox.output import KeptOutput
 from services.tools.sandbox.process import SandboxedProcess, remove_cgroup
@@ -28,6 +29,7 @@ OnOutput = Callable[[str, str], None]
 _PORTION_BYTES = 64 << 10
 _COUNTERS_EVERY_SECONDS = 0.1
 _FILES_EVERY_SECONDS = 0.25
+_FILES_LEAST_OFTEN_SECONDS = 2.0
 # A program that meets the limit now and then may cope with it; one that was refused this often is a fork bomb.
 _FORK_FLOOD = 256
 _KILLED = 128 + 9
@@ -135,7 +137,7 @@ class Supervision:
                 watchers = [
                     tasks.create_task(self._end_when_stopped(process, following)),
                     tasks.create_task(self._watch_counters(process, program)),
-                    tasks.create_task(self._watch_files(program)),
+                    tasks.create_task(self._watch_files(process, program)),
                 ]
                 await asyncio.wait({following})
                 for watcher in watchers:
@@ -193,21 +195,22 @@ class Supervision:
             if used >= self._limits.cpu_seconds:
                 self.stop(SandboxStatus.TIMEOUT, f"used up its {self._limits.cpu_seconds:g} s of CPU time")
 
-    async def _watch_files(self, program: Program) -> None:
+    async def _watch_files(self, process: SandboxedProcess, program: Program) -> None:
         """End what fills the workspace. A large one is looked at less often, so that looking stays cheap."""
         pause = _FILES_EVERY_SECONDS
         while program.workspace is not None:
             await asyncio.sleep(pause)
             started = time.monotonic()
-            if await self._has_outgrown(program):
+            if await self._has_outgrown(program, process.init_pid):
                 self.stop(SandboxStatus.WORKSPACE_LIMIT)
-            pause = max(_FILES_EVERY_SECONDS, 10 * (time.monotonic() - started))
+            pause = min(max(_FILES_EVERY_SECONDS, 10 * (time.monotonic() - started)), _FILES_LEAST_OFTEN_SECONDS)
 
-    async def _has_outgrown(self, program: Program) -> bool:
+    async def _has_outgrown(self, program: Program, init_pid: int | None = None) -> bool:
+        """`init_pid`: while it runs it may keep files that have no name any more."""
         if program.workspace is None:
             return False
         try:
-            usage = await asyncio.to_thread(measure, program.workspace)
+            usage = await asyncio.to_thread(_measure, program.workspace, init_pid)
         except OSError as error:
             log.warning("the workspace of a run cannot be measured: %s", error)
             return False
@@ -250,3 +253,10 @@ class Supervision:
             message=self._error
             or explain(status, self._limits, _UNSTOPPABLE if self.left_behind else evidence.last_words),
         )
+
+
+def _measure(workspace: Path, init_pid: int | None) -> Usage:
+    usage = measure(workspace)
+    if init_pid is None:
+        return usage
+    return replace(usage, disk_bytes=usage.disk_bytes + hidden_bytes(init_pid, workspace.lstat().st_dev))

@@ -1,0 +1,145 @@
+"""Lists, reads and copies, by both ways in, while a program does what it can to lead them astray."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from services.tools import beneath
+from services.tools.file_copying import Stopped, copy_workspace
+from services.tools.file_listing import list_page
+from services.tools.file_reading import OpenFile
+from services.tools.tool import ToolFailed
+from services.tools.workspace import Workspaces, write_file
+from services.tools.workspace_bounds import Bounds
+from tenure.domain.errors import WrongState
+from tests.patience import PATIENCE_SECONDS
+
+SECRET = b"not for agents"
+# A directory and a file are swapped for links out of the workspace and back, all the time.
+SWAPPER = """
+import os, sys
+os.chdir(sys.argv[1])
+while True:
+    os.rename("dir", "d"); os.rename("to-dir", "dir"); os.rename("dir", "to-dir"); os.rename("d", "dir")
+    os.rename("file", "f"); os.rename("to-file", "file"); os.rename("file", "to-file"); os.rename("f", "file")
+"""
+
+
+@pytest.fixture(params=["resolve", "walk"])
+def workspaces(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspaces:
+    if request.param == "resolve" and beneath.way_in() is not beneath.resolve:
+        pytest.skip("this machine does not resolve paths itself")
+    way = getattr(beneath, request.param)
+    monkeypatch.setattr(beneath, "way_in", lambda: way)
+    return Workspaces(tmp_path / "root")
+
+
+@pytest.fixture
+def source(workspaces: Workspaces) -> Path:
+    return workspaces.directory("default", "source")
+
+
+@pytest.fixture
+def copy(workspaces: Workspaces, tmp_path: Path) -> Callable[..., Path]:
+    def copied(task_id: str = "copy", bounds: Bounds | None = None, stopped: Event | None = None) -> Path:
+        copy_workspace(
+            workspaces, tmp_path / "root", "default", "source", task_id, bounds or Bounds(), stopped or Event()
+        )
+        return tmp_path / "root" / "default" / task_id
+
+    return copied
+
+
+@contextmanager
+def racing(source: Path, outside: Path) -> Iterator[None]:
+    outside.mkdir()
+    (outside / "file").write_bytes(SECRET)
+    (source / "dir").mkdir()
+    for path in (source / "dir" / "file", source / "file"):
+        path.write_bytes(b"mine")
+    (source / "to-dir").symlink_to(outside)
+    (source / "to-file").symlink_to(outside / "file")
+    program = subprocess.Popen([sys.executable, "-c", SWAPPER, str(source)])
+    try:
+        yield
+    finally:
+        program.kill()
+        program.wait()
+
+
+def contents(top: Path) -> set[bytes]:
+    """Of all regular files."""
+    return {path.read_bytes() for path in top.rglob("*") if path.is_file() and not path.is_symlink()}
+
+
+def test_what_a_racing_program_puts_in_the_way_is_neither_copied_nor_read_nor_written(
+    workspaces: Workspaces, source: Path, copy: Callable[..., Path], tmp_path: Path
+) -> None:
+    seen: set[bytes] = set()
+    ends_at = time.monotonic() + PATIENCE_SECONDS
+    with racing(source, tmp_path / "outside"):
+        for number in range(60):
+            top = copy(f"copy-{number}")
+            seen |= contents(top)
+            assert not list((tmp_path / "outside").glob(".*"))
+            assert time.monotonic() < ends_at
+        for _ in range(300):
+            with workspaces.existing("default", "source") as workspace:
+                for path in (("dir", "file"), ("file",)):
+                    with suppress(OSError, ToolFailed):
+                        file = OpenFile(workspace, path)
+                        seen.add(file.part(0))
+                        file.close()
+                with suppress(OSError):
+                    list_page(workspace, ("dir",), "", 10)
+                with suppress(OSError):
+                    parent = beneath.open_beneath(("dir",), beneath.DIRECTORY, workspace)
+                    write_file("written", b"new", parent, workspace, temporary=".tenure-x")
+                    os.close(parent)
+    assert seen <= {b"mine", b"new"}
+    assert b"mine" in seen
+    assert sorted(path.name for path in (tmp_path / "outside").iterdir()) == ["file"]
+    assert (tmp_path / "outside" / "file").read_bytes() == SECRET
+
+
+def test_a_copy_is_complete_or_not_there(source: Path, copy: Callable[..., Path], tmp_path: Path) -> None:
+    for number in range(30):
+        (source / f"{number}").write_bytes(b"x" * 4096)
+    stopped = Event()
+    stopped.set()
+    with pytest.raises(Stopped):
+        copy(stopped=stopped)
+    for bounds in (Bounds(max_bytes=20 * 4096), Bounds(max_files=20)):
+        with pytest.raises(WrongState, match="cannot be copied"):
+            copy(bounds=bounds)
+    assert sorted(path.name for path in (tmp_path / "root" / "default").iterdir()) == ["source"]
+    assert len(list(copy().iterdir())) == 30
+
+
+def test_a_tree_that_is_too_deep_is_not_copied(source: Path, copy: Callable[..., Path]) -> None:
+    inner = source
+    for _ in range(70):
+        inner /= "d"
+    inner.mkdir(parents=True)
+    descriptors = len(list(Path("/dev/fd").iterdir()))
+    with pytest.raises(WrongState, match="deep"):
+        copy()
+    assert len(list(Path("/dev/fd").iterdir())) == descriptors
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is closed to root")
+def test_what_is_closed_to_the_service_is_told(source: Path, copy: Callable[..., Path]) -> None:
+    (source / "closed").write_text("x")
+    (source / "closed").chmod(0)
+    with pytest.raises(WrongState) as refused:
+        copy()
+    assert (refused.value.reason, "closed" in refused.value.message) == ("WORKSPACE_UNREADABLE", True)
