@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -14,14 +15,16 @@ from threading import Event
 import pytest
 
 from services.tools import beneath
+from services.tools.builtin.files import file_tools
 from services.tools.file_copying import Stopped, copy_workspace
 from services.tools.file_listing import list_page
 from services.tools.file_reading import OpenFile
-from services.tools.tool import ToolFailed
+from services.tools.tool import CallContext, Tool, ToolAnswer, ToolFailed
 from services.tools.workspace import Workspaces, write_file
 from services.tools.workspace_bounds import Bounds
-from tenure.domain.errors import WrongState
+from tenure.domain.errors import Unavailable, WrongState
 from tests.patience import PATIENCE_SECONDS
+from tests.small_disk import SmallDisk
 
 SECRET = b"not for agents"
 # A directory and a file are swapped for links out of the workspace and back, all the time.
@@ -143,3 +146,28 @@ def test_what_is_closed_to_the_service_is_told(source: Path, copy: Callable[...,
     with pytest.raises(WrongState) as refused:
         copy()
     assert (refused.value.reason, "closed" in refused.value.message) == ("WORKSPACE_UNREADABLE", True)
+
+
+def test_a_full_disk_is_told_and_nothing_is_left_of_the_copy(
+    workspaces: Workspaces, source: Path, copy: Callable[..., Path], tmp_path: Path
+) -> None:
+    source.rmdir()
+    with SmallDisk.mounted(tmp_path / "root" / "default", size_mib=4) as disk:
+        if disk is None:
+            pytest.skip("nothing can be mounted here")
+        source.mkdir()
+        (source / "file").write_bytes(b"x" * 3_000_000)
+        with pytest.raises(Unavailable) as refused:
+            copy()
+        assert refused.value.reason == "STORAGE_FULL"
+        assert [path.name for path in disk.folder.iterdir()] == ["source"]
+        tools = {tool.name: tool for tool in file_tools(workspaces)}
+        context = CallContext("default", "source", "1.0", "key", 1, lambda _text: None)
+        with pytest.raises(ToolFailed) as failed:
+            asyncio.run(ran(tools["write_file"], context, {"path": "file", "content": "y" * 3_000_000}))
+        assert failed.value.detail == "STORAGE_FULL"
+        assert {path.name: path.stat().st_size for path in source.iterdir()} == {"file": 3_000_000}
+
+
+async def ran(tool: Tool, context: CallContext, arguments: dict[str, str]) -> ToolAnswer:
+    return await tool.run(context, arguments)
