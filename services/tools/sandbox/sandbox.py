@@ -29,7 +29,7 @@ from services.tools.sandbox.supervision import OnOutput, Program, Supervision
 from services.tools.sandbox.sweep import sweep
 from services.tools.sandbox.warm import WarmSandbox
 from services.tools.sandbox.warm_start import WarmStart
-from services.tools.sandbox.workspace import NOTHING, Usage, hand_over, identity, measure
+from services.tools.sandbox.workspace import NOTHING, Usage, identity, take_over
 
 log = logging.getLogger(__name__)
 
@@ -170,7 +170,7 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         key = identity(workspace) if workspace is not None else None
         slot, lease = await self._places.enter(key, workspace, lambda: None, lasting=True)
         try:
-            usage = await asyncio.to_thread(_take_over, workspace, lease.uid)
+            usage = await asyncio.to_thread(take_over, workspace, lease.uid)
             program = command.put_in(self._program(b"", workspace, limits, lease.uid, usage), self._stage)
             running = LastingProgram(program)
             try:
@@ -222,7 +222,7 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
                 await run.ahead.close()
 
     def _prepare(self, run: _Run) -> Usage:
-        usage = _take_over(run.workspace, run.uid)
+        usage = take_over(run.workspace, run.uid)
         if run.ahead is not None and run.is_own_uid:
             run.ahead.prepare(run.code, run.workspace)
         return usage
@@ -265,13 +265,6 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
 
     def _is_for_runs(self, slot: Slot) -> bool:
         return slot.number < self._settings.slots
-
-
-def _take_over(workspace: Path | None, uid: int | None) -> Usage:
-    """The workspace becomes the uid's; how much is in it."""
-    if workspace is None:
-        return NOTHING
-    return measure(workspace) if uid is None else hand_over(workspace, uid)
 
 
 async def _gone(task: asyncio.Task[SandboxResult], seconds: float) -> None:

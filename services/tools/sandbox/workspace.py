@@ -87,6 +87,13 @@ def identity(workspace: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
+def take_over(workspace: Path | None, uid: int | None) -> Usage:
+    """The workspace, if there is one, becomes the uid's, if that is not the service's own; how much is in it."""
+    if workspace is None:
+        return NOTHING
+    return measure(workspace) if uid is None else hand_over(workspace, uid)
+
+
 def hand_over(workspace: Path, uid: int) -> Usage:
     """Give everything in the workspace to `uid` (and the group of the same number); say how much it is.
 
