@@ -30,8 +30,8 @@ UNFINISHED: Final = ".copy-"
 """How names of copies begin that are not complete."""
 
 _MAX_DEPTH: Final = 64
-_GONE: Final = frozenset({errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO})
-"""Removed, or something else in its place, since it was listed."""
+_GONE: Final = frozenset({errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EINVAL, errno.EEXIST})
+"""Removed, something else in its place, or renamed and listed twice, since it was looked for."""
 
 
 @dataclass(slots=True)
