@@ -75,7 +75,7 @@ class _OutcomeStatusEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_OutcomeS
     With the detail ABANDONED a person gave it up: that is final. Otherwise a person may still settle it, see CallResolution.
     """
     OUTCOME_STATUS_CANCELLED: _OutcomeStatus.ValueType  # 8
-    """Stopped while it ran, because its task ended."""
+    """Stopped while it ran, because its task ended; the detail is CANCELLED, or FENCED when a newer epoch ended it."""
 
 class OutcomeStatus(_OutcomeStatus, metaclass=_OutcomeStatusEnumTypeWrapper):
     """How a call ended."""
@@ -99,7 +99,7 @@ OUTCOME_STATUS_IN_DOUBT: OutcomeStatus.ValueType  # 7
 With the detail ABANDONED a person gave it up: that is final. Otherwise a person may still settle it, see CallResolution.
 """
 OUTCOME_STATUS_CANCELLED: OutcomeStatus.ValueType  # 8
-"""Stopped while it ran, because its task ended."""
+"""Stopped while it ran, because its task ended; the detail is CANCELLED, or FENCED when a newer epoch ended it."""
 
 class _CallState:
     ValueType = typing.NewType("ValueType", builtins.int)

@@ -51,12 +51,11 @@ async def _commit(
     sandbox: Sandbox, name: str, abuse: Abuse, bait: Mapping[str, object], workspace: Path, complaints: list[str]
 ) -> None:
     workspace.mkdir()
-    async with one_that_waits(sandbox, abuse.limits) as chosen:
-        result = await chosen.run_python(abuse.program(bait), workspace, abuse.limits)
+    expected, limits = abuse.expected(bounded={"memory", "pids"} <= sandbox.detection.cgroups.limits)
+    async with one_that_waits(sandbox, limits) as chosen:
+        result = await chosen.run_python(abuse.program(bait), workspace, limits)
     if chosen is not sandbox and not result.warm:
         complaints.append(f"{name}: no sandbox was waiting for it")
-    bounded = {"memory", "pids"} <= sandbox.detection.cgroups.limits
-    expected = abuse.status if bounded or abuse.without_cgroups is None else abuse.without_cgroups
     as_printed = abuse.prints is None or result.stdout == abuse.prints
     if result.status is not expected or "ESCAPED" in result.stdout or not as_printed:
         complaints.append(f"{name}: expected {expected} and {abuse.prints!r}, came to {result}")

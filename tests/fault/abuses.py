@@ -39,13 +39,20 @@ _ALSO_CALLED = ("clone", "clone3", "prctl", "ioctl", "socket")
 
 @dataclasses.dataclass(frozen=True)
 class Abuse:
-    """`without_cgroups`: its end where no cgroup can be made, when that is another one."""
+    """`without_cgroups`: its end where no cgroup can be made, when that is another one; a TIMEOUT then comes soon."""
 
     code: str
     status: SandboxStatus = OK
     prints: str | None = None
     limits: SandboxLimits = LIMITS
     without_cgroups: SandboxStatus | None = None
+
+    def expected(self, *, bounded: bool) -> tuple[SandboxStatus, SandboxLimits]:
+        """Its end and its limits, where cgroups bound a run as a whole and where they do not."""
+        if bounded or self.without_cgroups is None:
+            return self.status, self.limits
+        seconds = SHORT.wall_seconds if self.without_cgroups is TIMEOUT else self.limits.wall_seconds
+        return self.without_cgroups, dataclasses.replace(self.limits, wall_seconds=seconds)
 
     def program(self, bait: Mapping[str, object]) -> str:
         names = (*DENIED, *_ALSO_CALLED)
@@ -114,7 +121,6 @@ GOING_ON = {
     "a fork bomb": Abuse(
         "while True:\n    try: os.fork()\n    except OSError: pass",
         PROCESSES,
-        limits=dataclasses.replace(LIMITS, wall_seconds=4),
         without_cgroups=TIMEOUT,
     ),
     "children by vfork": Abuse("while True: subprocess.Popen(['/bin/sleep', '9'])", PROCESSES),

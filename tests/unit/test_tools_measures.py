@@ -1,0 +1,50 @@
+"""What is counted of a program, and what its span says."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.tools.measures import count_outcome, outcome_attributes
+from tenure.domain.tools import Outcome, OutcomeStatus, ProgramUsage
+from tenure.runtime import metrics
+
+COUNTED = ProgramUsage(wall_seconds=0.5, cpu_seconds=0.25, peak_memory_bytes=12 << 20)
+RESULTS, PEAK = "tenure_sandbox_results_total", "tenure_sandbox_peak_memory_bytes"
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> metrics.Registry:
+    fresh = metrics.Registry()
+    monkeypatch.setattr(metrics, "REGISTRY", fresh)
+    monkeypatch.setattr(metrics, "cell", fresh.cell)
+    return fresh
+
+
+def test_programs_are_counted_by_how_they_ended_and_what_they_used(registry: metrics.Registry) -> None:
+    count_outcome("execute_python", Outcome(OutcomeStatus.SUCCEEDED, "", usage=COUNTED))
+    count_outcome("execute_python", Outcome(OutcomeStatus.CANCELLED, "", detail="FENCED", usage=ProgramUsage(2.0)))
+    count_outcome("list_files", Outcome(OutcomeStatus.SUCCEEDED, ""))
+    assert (registry.read(RESULTS, result="OK"), registry.read(RESULTS, result="FENCED")) == (1, 1)
+    assert registry.read(RESULTS) == 2
+    assert registry.read("tenure_tool_calls_total") == 3
+    assert (registry.read("tenure_sandbox_wall_seconds"), registry.read("tenure_sandbox_cpu_seconds")) == (2, 1)
+
+
+def test_the_highest_peak_of_memory_is_kept(registry: metrics.Registry) -> None:
+    for peak in (5, 9, 7):
+        count_outcome("execute_python", Outcome(OutcomeStatus.SUCCEEDED, "", usage=ProgramUsage(1.0, 1.0, peak)))
+    assert registry.read(PEAK) == 9
+
+
+def test_a_span_says_what_was_counted_and_nothing_else() -> None:
+    full = Outcome(OutcomeStatus.FAILED, "the words stay out", detail="OUT_OF_MEMORY", usage=COUNTED)
+    assert outcome_attributes(full) == {
+        "tenure.tool.outcome": "FAILED",
+        "tenure.tool.outcome_detail": "OUT_OF_MEMORY",
+        "tenure.sandbox.wall_seconds": 0.5,
+        "tenure.sandbox.cpu_seconds": 0.25,
+        "tenure.sandbox.peak_memory_bytes": 12 << 20,
+    }
+    uncounted = Outcome(OutcomeStatus.SUCCEEDED, "", usage=ProgramUsage(0.5))
+    assert set(outcome_attributes(uncounted)) == {"tenure.tool.outcome", "tenure.sandbox.wall_seconds"}
+    assert outcome_attributes(Outcome(OutcomeStatus.SUCCEEDED, "")) == {"tenure.tool.outcome": "SUCCEEDED"}
