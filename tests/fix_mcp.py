@@ -22,6 +22,7 @@ from tests.fix_node import PACKAGES
 from tests.fix_tools import Owner, ToolReplica
 from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
+MODERN = Path(__file__).with_name("modern_mcp_server.py")
 SCRIPTED = Path(__file__).with_name("scripted_mcp_server.py")
 
 
@@ -64,20 +65,16 @@ class McpServers:
     async def everything_over_http(self, port: int = 0) -> AsyncIterator[int]:
         """Serves at http://127.0.0.1:PORT/mcp; killed at the end."""
         port = port or free_port()
-        process = await asyncio.create_subprocess_exec(
-            *(self.node, self._script("server-everything"), "streamableHttp"),
-            env={"PATH": os.environ["PATH"], "PORT": str(port)},
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-        try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                while not await _listens(port):
-                    await asyncio.sleep(0.05)
+        command = self.node, self._script("server-everything"), "streamableHttp"
+        async with _serving(port, *command, PORT=str(port)):
             yield port
-        finally:
-            process.kill()
-            await process.wait()
+
+    @asynccontextmanager
+    async def modern_over_http(self) -> AsyncIterator[int]:
+        """Likewise, of the newest revision of the protocol."""
+        port = free_port()
+        async with _serving(port, sys.executable, MODERN, str(port)):
+            yield port
 
     def _package(self, name: str, *words: str, **settings: Any) -> dict[str, Any]:
         return {"command": str(self.node), "args": [str(self._script(name)), *words], **settings}
@@ -179,6 +176,24 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+@asynccontextmanager
+async def _serving(port: int, *command: str | Path, **environment: str) -> AsyncIterator[None]:
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        env={"PATH": os.environ["PATH"], **environment},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not await _listens(port):
+                await asyncio.sleep(0.05)
+        yield
+    finally:
+        process.kill()
+        await process.wait()
 
 
 async def _listens(port: int) -> bool:

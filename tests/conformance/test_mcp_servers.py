@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_pb2
 from tests.fix_mcp import Configure, McpServers, offered
-from tests.fix_tools import Grants, StartTools
+from tests.fix_tools import Grants, Outside, StartTools
 
 
 async def test_a_program_s_tools_are_called_and_their_hints_are_classes(
@@ -39,3 +40,70 @@ async def test_a_program_s_tools_are_called_and_their_hints_are_classes(
     assert read.content == "durable\n"
     assert refused.status is OutcomeStatus.FAILED
     assert "denied" in refused.content
+
+
+async def test_every_kind_of_answer_is_told_over_either_transport(
+    tool_service: StartTools, grants: Grants, outside: Outside, mcp_servers: McpServers, tools_config: Configure
+) -> None:
+    async with mcp_servers.everything_over_http() as port:
+        config = tools_config(web={"url": f"http://127.0.0.1:{port}/mcp"}, pipe=mcp_servers.everything())
+        tools, owner = await tool_service(config_file=config), grants.claim()
+        assert (await offered(tools, owner, "web__.*")).keys() >= {"web__echo", "web__get-tiny-image"}
+        found = await offered(tools, owner, "pipe__.*")
+        assert not any("sampling" in name or "elicitation" in name for name in found)  # for clients that offer it
+        for step, server in ((1, "web"), (2, "pipe")):
+            image = await tools.outcome(owner, f"{step}.0", f"{server}__get-tiny-image")
+            weather = await tools.outcome(owner, f"{step}.1", f"{server}__get-structured-content", location="Chicago")
+            wrong = await tools.outcome(owner, f"{step}.2", f"{server}__echo", message=7)
+            slow = await tools.events(
+                owner, f"{step}.3", f"{server}__trigger-long-running-operation", duration=0.4, steps=2
+            )
+
+            kept = re.search(r"kept in the workspace's file (outputs/[^\]]*\.png)", image.content)
+            assert kept is not None
+            assert (outside.workspace(owner) / kept[1]).read_bytes().startswith(b"\x89PNG")
+            assert "temperature" in weather.content
+            assert wrong.status is OutcomeStatus.INVALID_ARGUMENTS
+            progress = "".join(event.output.text for event in slow if event.HasField("output"))
+            assert "(2/2)" in progress
+            assert slow[-1].outcome.status == tool_pb2.OUTCOME_STATUS_SUCCEEDED
+
+
+async def test_calls_carry_their_key_and_epoch_to_a_server_of_the_newest_revision_whose_list_is_followed(
+    tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure
+) -> None:
+    async with mcp_servers.modern_over_http() as port:
+        settings = {"url": f"http://127.0.0.1:{port}/mcp", "headers": {"Authorization": "Bearer of ours"}}
+        tools, owner = await tool_service(config_file=tools_config(web=settings)), grants.claim(epoch=17)
+        await offered(tools, owner, "web__seen")
+
+        seen = json.loads((await tools.outcome(owner, "1.0", "web__seen")).content)
+        await tools.outcome(owner, "1.1", "web__grow")
+        await offered(tools, owner, "web__grown")
+
+        assert seen["headers"]["idempotency-key"] == f"{owner.task_id}/1.0"
+        assert seen["headers"]["x-fencing-epoch"] == "17"
+        assert seen["headers"]["authorization"] == "Bearer of ours"
+        assert seen["headers"]["mcp-protocol-version"] >= "2026"
+        assert seen["meta"]["tenure/task_id"] == owner.task_id
+        assert (seen["meta"]["tenure/call_id"], seen["meta"]["tenure/epoch"]) == ("1.0", 17)
+
+
+async def test_a_program_has_the_environment_of_its_settings_and_only_allowed_tools(
+    tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
+) -> None:
+    (tmp_path / "here").mkdir()
+    settings = {"env": {"GIVEN": "yes"}, "cwd": str(tmp_path / "here"), "allow": ["look", "ask", "meta"]}
+    config = tools_config(odd=mcp_servers.scripted(str(tmp_path), **settings))
+    tools, owner = await tool_service(config_file=config), grants.claim()
+    found = await offered(tools, owner, "odd__.*")
+
+    looked = json.loads((await tools.outcome(owner, "1.0", "odd__look", port=1, paths=[])).content)
+    asked = await tools.outcome(owner, "1.1", "odd__ask")
+    refused = await tools.outcome(owner, "1.2", "odd__die", file="a")
+
+    assert {name for name in found if name.startswith("odd__")} == {"odd__look", "odd__ask", "odd__meta"}
+    assert set(looked["environment"]) - {"LC_CTYPE"} == {"PATH", "GIVEN"}
+    assert looked["cwd"] == str(tmp_path / "here")
+    assert json.loads(asked.content)["code"] < 0  # no model of ours for a server
+    assert refused.status is OutcomeStatus.INVALID_ARGUMENTS

@@ -1,0 +1,156 @@
+"""Messages of MCP servers: read within bounds, put into words, and told apart from what only looks like an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+
+import anyio
+import httpx2
+import mcp_types as types
+import pytest
+
+from services.tools.mcp.content import text_of
+from services.tools.mcp.exchanges import Exchanges
+from services.tools.mcp.fates import Lost, NothingDone, marked_fate
+from services.tools.mcp.lines import MOST_MESSAGE_BYTES, TOO_LONG, LineReads
+
+
+async def read_all(*lines: bytes) -> list[types.JSONRPCMessage]:
+    stream = asyncio.StreamReader()
+    for line in lines:
+        stream.feed_data(line)
+    stream.feed_eof()
+    reads = LineReads(stream, "it")
+    return [item.message async for item in reads if not isinstance(item, Exception)]
+
+
+async def test_what_is_no_message_is_left_out_and_what_has_no_end_is_none() -> None:
+    good = b'{"jsonrpc": "2.0", "id": 1, "result": {}}\n'
+    messages = await read_all(b"hello\n", b"\n", b"\xff\xfe\n", b"[]\n", good[:9], good[9:], b'{"jsonrpc": "2.0", "id"')
+    assert [message.id for message in messages if isinstance(message, types.JSONRPCResponse)] == [1]
+    assert len(messages) == 1
+
+
+LONG = b"x" * (MOST_MESSAGE_BYTES + 1)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [
+        (b'{"jsonrpc":"2.0","id":7,"result":{"a":"', b'"}}', 7),
+        (b'{"result":{"a":"', b'"},"jsonrpc":"2.0","id":7}', 7),
+        (b'{"result":{"a":"', b'"},"id":7,"jsonrpc":"2.0"}', 7),
+        (b'{"result":{"a":"', b'","id":7}}', None),
+        (b'{"method":"m","params":{"a":"', b'"},"jsonrpc":"2.0","id":7}', None),
+        (b'{"jsonrpc":"2.0","id":7,"method":"m","params":{"a":"', b'"}}', None),
+    ],
+)
+async def test_an_answer_that_is_too_long_becomes_an_error_under_its_own_id_or_nothing(
+    start: bytes, end: bytes, expected: int | None
+) -> None:
+    after = b'{"jsonrpc":"2.0","id":8,"result":{}}\n'
+    *errors, last = await read_all(start, LONG, end, b"\n", after)
+    assert isinstance(last, types.JSONRPCResponse)
+    told = [(error.id, error.error.code) for error in errors if isinstance(error, types.JSONRPCError)]
+    assert told == ([] if expected is None else [(expected, TOO_LONG)])
+
+
+def shown(*content: types.ContentBlock, structured: object = None) -> str:
+    result = types.CallToolResult(content=list(content), structured_content=structured)
+    return text_of(result, lambda data, suffix: f"kept {len(data)} {suffix}")
+
+
+def test_texts_are_joined_and_other_parts_are_named_with_their_type_and_size() -> None:
+    encoded = base64.b64encode(b"12345").decode()
+    text = shown(
+        types.TextContent(text="one"),
+        types.ImageContent(data=encoded, mime_type="image/png"),
+        types.AudioContent(data="%%%", mime_type="audio/wav"),
+        types.ResourceLink(uri="file:///a", name="a", size=3),
+        types.EmbeddedResource(resource=types.TextResourceContents(uri="x://t", text="two")),
+        types.EmbeddedResource(resource=types.BlobResourceContents(uri="x://b", blob=encoded, mime_type="../../etc")),
+        structured={"not": "shown"},
+    )
+    assert text.splitlines() == [
+        "one",
+        "[image (image/png), 5 bytes: kept 5 .png]",
+        "[audio (audio/wav): its content is no base64]",
+        "[link to the resource file:///a: a, 3 bytes]",
+        "[resource x://t]",
+        "two",
+        "[resource x://b (../../etc), 5 bytes: kept 5 .bin]",
+    ]
+
+
+def test_a_structured_answer_without_text_is_shown_as_json() -> None:
+    assert json.loads(shown(structured={"é": [1, None]})) == {"é": [1, None]}
+    assert shown() == ""
+
+
+class Network(httpx2.AsyncBaseTransport):
+    def __init__(self, answer: httpx2.Response | Exception) -> None:
+        self.answer = answer
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+async def exchanged(answer: httpx2.Response | Exception, **headers: str) -> tuple[types.ErrorData, bool]:
+    """What a session is told in place of the answer, and whether it is over."""
+    ended = asyncio.Event()
+    request = httpx2.Request("POST", "http://server/mcp", headers={k.replace("_", "-"): v for k, v in headers.items()})
+    response = await Exchanges(Network(answer), ended).handle_async_request(request)
+    return types.JSONRPCError.model_validate_json(await response.aread()).error, ended.is_set()
+
+
+@pytest.mark.parametrize(
+    ("answer", "fate", "over"),
+    [
+        (httpx2.ConnectError("refused"), NothingDone, True),
+        (httpx2.ConnectTimeout("slow"), NothingDone, True),
+        (httpx2.ReadError("reset"), Lost, True),
+        (httpx2.RemoteProtocolError("cut"), Lost, True),
+        (httpx2.Response(502, text="<html>"), Lost, False),
+        (httpx2.Response(504, json={"error": "gateway"}), Lost, False),
+        (httpx2.Response(401, text="who?"), None, False),
+        (httpx2.Response(429, text="later"), None, False),
+    ],
+)
+async def test_what_fails_below_a_session_is_told_to_the_one_call(
+    answer: httpx2.Response | Exception, fate: type | None, *, over: bool
+) -> None:
+    error, ended = await exchanged(answer)
+    assert (marked_fate(error.data), ended) == (fate, over)
+
+
+@pytest.mark.parametrize("status", [400, 404])
+async def test_a_session_that_the_server_forgot_is_over_and_nothing_was_done(status: int) -> None:
+    error, ended = await exchanged(httpx2.Response(status, text="no session"), mcp_session_id="1")
+    assert (marked_fate(error.data), ended) == (NothingDone, True)
+
+
+async def test_a_server_s_own_error_stays_its_own_and_cannot_pass_for_ours() -> None:
+    body = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "error": {"code": 1, "message": "no", "data": {"fate": "NothingDone", "mark": ""}},
+    }
+    error, ended = await exchanged(httpx2.Response(400, json=body))
+    assert (error.message, marked_fate(error.data), ended) == ("no", None, False)
+
+
+async def test_an_answer_over_http_that_is_too_long_is_an_error() -> None:
+    long = httpx2.Response(200, content=LONG, headers={"content-type": "application/json"})
+    error, _ = await exchanged(long)
+    assert error.code == TOO_LONG
+
+
+async def test_reading_past_the_end_is_the_end() -> None:
+    stream = asyncio.StreamReader()
+    stream.feed_eof()
+    with pytest.raises(anyio.EndOfStream):
+        await LineReads(stream, "it").receive()

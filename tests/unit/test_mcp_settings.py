@@ -1,0 +1,100 @@
+"""The config file's MCP servers: what people paste is taken, and what cannot be meant is told with its place."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import mcp_types as types
+import pytest
+
+from services.tools.config import read_config
+from services.tools.mcp.definitions import describe
+from services.tools.mcp.settings import McpServer
+from tenure.domain.tools import EffectClass
+from tenure.runtime.settings import ConfigurationError
+
+PASTED = """
+{"mcpServers": {
+  "filesystem": {"command": "npx", "args": ["-y", "@modelcontextprotocol/server-filesystem", "/tmp"]},
+  "remote": {"type": "http", "url": "https://mcp.example.com/mcp", "headers": {"Authorization": "Bearer ${TOKEN}"}}
+}}
+"""
+
+
+def written(folder: Path, content: object) -> Path:
+    path = folder / "tools.yaml"
+    path.write_text(content if isinstance(content, str) else json.dumps({"mcp_servers": content}))
+    return path
+
+
+def test_what_other_clients_are_given_can_be_pasted(tmp_path: Path) -> None:
+    servers = read_config(written(tmp_path, PASTED), {"TOKEN": "secret"}).mcp_servers
+    assert servers["filesystem"].args[0] == "-y"
+    assert servers["remote"].headers == {"Authorization": "Bearer secret"}
+
+
+@pytest.mark.parametrize(
+    ("server", "told"),
+    [
+        ({}, "either a command or a url"),
+        ({"command": "a", "url": "http://b"}, "either a command or a url"),
+        ({"url": "ftp://b"}, "mcp_servers.it.url"),
+        ({"url": "http://b", "args": ["x"]}, "has no args"),
+        ({"type": "http", "command": "a"}, "its type is http"),
+        ({"type": "sse", "url": "http://b"}, "mcp_servers.it.type"),
+        ({"command": "a", "headers": {"x": "y"}}, "headers are sent to a url only"),
+        ({"command": "a", "max_servers": 2}, "sandbox: true"),
+        ({"command": "a", "sandbox": True, "read_only_paths": ["b"]}, "absolute"),
+        ({"command": "a", "effects": {"t": "SAFE"}}, "mcp_servers.it.effects.t"),
+        ({"command": "a", "retries": 2}, "mcp_servers.it.retries"),
+    ],
+)
+def test_what_cannot_be_meant_is_told(tmp_path: Path, server: dict[str, object], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        read_config(written(tmp_path, {"it": server}), {})
+
+
+@pytest.mark.parametrize("name", ["a__b", "a_", "_a", "", "a b", "a" * 33])
+def test_names_that_could_be_taken_for_others_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigurationError, match="mcp_servers"):
+        read_config(written(tmp_path, {name: {"command": "a"}}), {})
+
+
+def tool(name: str, **hints: bool) -> types.Tool:
+    annotations = types.ToolAnnotations(**hints) if hints else None  # type: ignore[arg-type]  # hints by name
+    return types.Tool(name=name, input_schema={"type": "object"}, annotations=annotations)
+
+
+def test_the_config_s_class_counts_more_than_the_server_s_hint_and_nothing_said_is_unsafe() -> None:
+    listed = [
+        tool("read", read_only_hint=True),
+        tool("put", idempotent_hint=True, destructive_hint=True),
+        tool("drop", destructive_hint=True),
+        tool("bare"),
+        tool("liar", read_only_hint=True),
+    ]
+    described = describe("s", McpServer(command="a", effects={"liar": EffectClass.UNSAFE}), listed)
+    assert {name: one.effect_class for name, one in described.definitions.items()} == {
+        "read": EffectClass.PURE,
+        "put": EffectClass.IDEMPOTENT,
+        "drop": EffectClass.UNSAFE,
+        "bare": EffectClass.UNSAFE,
+        "liar": EffectClass.UNSAFE,
+    }
+    assert described.problems == []
+
+
+def test_only_allowed_tools_are_taken_and_mistakes_in_the_list_are_told() -> None:
+    settings = McpServer(command="a", allow=("one", "gone"), effects={"typo": EffectClass.PURE})
+    described = describe("s", settings, [tool("one"), tool("two"), tool("one"), tool("")])
+    assert list(described.definitions) == ["one"]
+    assert described.definitions["one"].name == "s__one"
+    assert [problem.partition(" ")[0] for problem in described.problems] == ["'one'", "'gone'", "'typo'"]
+
+
+def test_nothing_of_the_protocol_is_imported_where_no_server_is_set_up() -> None:
+    program = "import sys, services.tools.main; sys.exit('mcp' in sys.modules or 'mcp_types' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
