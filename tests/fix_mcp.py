@@ -157,13 +157,6 @@ async def gone(*words: str) -> None:
             await asyncio.sleep(0.05)
 
 
-async def logged(tools: ToolReplica, message: str, times: int = 1) -> None:
-    """Returns when the service has logged this so often."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while len(tools.logged(message)) < times:
-            await asyncio.sleep(0.05)
-
-
 async def ended(pid: int) -> None:
     """Returns when this process does not run any more."""
     async with asyncio.timeout(PATIENCE_SECONDS):

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from services.tools.endings import to_its_end
 from services.tools.mcp.keeper import ASKED_SECONDS, KILLING_SECONDS
 from services.tools.mcp.settings import McpServer
+from services.tools.sandbox.endings import to_its_end
 
 _KEEPER: Final = Path(__file__).with_name("keeper.py")
 _ENDS_BY_ITSELF_SECONDS: Final = 1.0

@@ -89,10 +89,10 @@ class SharedServer:
         """Cut short by a call that waits."""
         hurried_seconds = min(wait_seconds, _HURRIED_SECONDS)
         await asyncio.sleep(hurried_seconds)
-        self._wanted.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_seconds - hurried_seconds):
                 await self._wanted.wait()
+        self._wanted.clear()
 
     async def _once(self) -> str:
         """One link to its end; why it ended."""

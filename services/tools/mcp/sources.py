@@ -51,7 +51,7 @@ class Host:
 
 async def open_mcp_servers(process: Process, servers: Mapping[str, McpServer], host: Host) -> None:
     """Linked to in the background, until the process ends."""
-    duties = await process.open(Duties())
+    opened = []
     for name, settings in servers.items():
         if settings.disabled:
             continue
@@ -65,7 +65,10 @@ async def open_mcp_servers(process: Process, servers: Mapping[str, McpServer], h
         await process.open(server)
         if isinstance(server, TaskServers):
             host.runs.accompany(server)
-        duties.start(f"link to MCP server {name}", server.run)
+        opened.append(server)
+    duties = await process.open(Duties())  # they end first: else they would link anew to what is being closed
+    for server in opened:
+        duties.start(f"link to MCP server {server.name}", server.run)
 
 
 def _server(name: str, settings: McpServer, host: Host, listed: Listed) -> SharedServer | TaskServers:

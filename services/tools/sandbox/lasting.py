@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from services.tools.endings import to_its_end
+from services.tools.sandbox.endings import to_its_end
 from services.tools.sandbox.placement import Stage, show
 from services.tools.sandbox.process import SandboxedProcess, remove_cgroup
 from services.tools.sandbox.supervision import Program
