@@ -113,13 +113,6 @@ def hand_over(workspace: Path, uid: int) -> Usage:
         os.close(directory_fd)
 
 
-def take_over(workspace: Path | None, uid: int | None) -> Usage:
-    """Before a run under `uid`, None: under the service's own; how much is in the workspace, if there is one."""
-    if workspace is None:
-        return NOTHING
-    return measure(workspace) if uid is None else hand_over(workspace, uid)
-
-
 def measure(workspace: Path) -> Usage:
     """How much the workspace holds. A program may be changing it meanwhile: what disappears is not counted."""
     directory_fd = os.open(workspace, _DIRECTORY)
