@@ -231,7 +231,7 @@ async def test_a_call_that_is_stopped_or_out_of_time_is_cancelled_at_the_provide
         Caller("shop", ProviderSettings(address=address), channel) as caller,
     ):
         tool = caller.tool("t", ToolDefinition("shop__t", "", "{}", EffectClass.KEYED))
-        answer = await tool.run(context(timeout_seconds=1), {})
+        answer = await tool.run(context(timeout_seconds=3), {})
         assert (answer.status, answer.detail) == (OutcomeStatus.TIMED_OUT, "TIMEOUT")
         await asyncio.wait_for(scripted.cancelled.wait(), PATIENCE_SECONDS)
         scripted.cancelled.clear()

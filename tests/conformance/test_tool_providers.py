@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tenure.domain.errors import Unavailable
-from tenure.domain.tools import OutcomeStatus
+from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.v1 import tool_pb2, tool_service_pb2
+from tenure.wire.tools import outcome_to_domain
 from tests.fix_tools import execute_request
 from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
@@ -120,22 +121,27 @@ async def test_a_refusal_by_epoch_is_told_as_what_it_is(behind, grants):
     assert provider.shipments() == 0
 
 
-@pytest.mark.parametrize(
-    ("tool", "arguments"),
-    [(MOVE, {"item": "tea", "delta": 3}), (COUNT, {"item": "tea", "amount": 3}), (READ, {"item": "tea"})],
-)
-async def test_a_provider_killed_in_mid_call_is_asked_again_where_that_is_harmless(
-    behind, node_provider, grants, tool, arguments
-):
+async def test_a_provider_killed_in_mid_call_is_asked_again_where_that_is_harmless(behind, node_provider, grants):
     provider = await node_provider(answer_after_ms=LATE_MS)
     _, tools = await behind(provider, timeout_seconds=CALL_SECONDS)
-    call = tools.begin(grants.claim(), "1.0", tool, **arguments)
-    await provider.wrote(tool.removeprefix("stock__"))
+    owner = grants.claim()
+    calls = [
+        tools.begin(owner, "1.0", MOVE, item="tea", delta=3),
+        tools.begin(owner, "1.1", COUNT, item="milk", amount=2),
+        tools.begin(owner, "1.2", READ, item="sugar"),
+    ]
+    for tool in (MOVE, COUNT, READ):
+        await provider.wrote(tool.removeprefix("stock__"))
     await provider.kill()
     await provider.start()
-    outcome = await call
-    assert (outcome.status, outcome.content) == (DONE, f"There are {0 if tool == READ else 3} of tea.")
-    assert len(provider.moves()) == (tool == MOVE)
+    outcomes = await asyncio.gather(*calls)
+    assert [outcome.content for outcome in outcomes] == [
+        "There are 3 of tea.",
+        "There are 2 of milk.",
+        "There are 0 of sugar.",
+    ]
+    assert {(outcome.status, outcome.call_attempt) for outcome in outcomes} == {(DONE, 1)}
+    assert len(provider.moves()) == 1
 
 
 async def test_a_provider_killed_in_mid_call_leaves_an_unsafe_call_in_doubt(behind, node_provider, grants):
@@ -152,17 +158,23 @@ async def test_a_provider_killed_in_mid_call_leaves_an_unsafe_call_in_doubt(behi
     assert provider.shipments() == 1
 
 
-@pytest.mark.parametrize(("tool", "status"), [(MOVE, OutcomeStatus.TIMED_OUT), (SHIP, DOUBT)])
-async def test_a_shorter_time_of_the_callers_is_kept_and_said_by_class(behind, node_provider, grants, tool, status):
+async def test_a_shorter_time_of_the_callers_is_kept_and_said_by_class(behind, node_provider, grants):
     provider = await node_provider(answer_after_ms=LATE_MS)
     _, tools = await behind(provider)
-    arguments = {"item": "tea", ("delta" if tool == MOVE else "quantity"): 1}
-    request = execute_request(grants.claim(), "1.0", tool, json.dumps(arguments))
-    request.timeout.seconds = 1
-    events = [event async for event in tools.stub.Execute(request, timeout=CALL_SECONDS)]
-    assert events[-1].outcome.status == tool_pb2.OutcomeStatus.Value(f"OUTCOME_STATUS_{status}")
-    assert "no answer within 1 s" in events[-1].outcome.content or status is DOUBT
-    assert len(provider.moves()) + provider.shipments() == 1
+    owner = grants.claim()
+
+    async def ends(call_id: str, tool: str, **arguments: object) -> Outcome:
+        request = execute_request(owner, call_id, tool, json.dumps(arguments))
+        request.timeout.seconds = 4
+        events = [event async for event in tools.stub.Execute(request, timeout=CALL_SECONDS)]
+        return outcome_to_domain(events[-1].outcome)
+
+    moved, shipped = await asyncio.gather(
+        ends("1.0", MOVE, item="tea", delta=1), ends("1.1", SHIP, item="tea", quantity=1)
+    )
+    assert (moved.status, moved.detail) == (OutcomeStatus.TIMED_OUT, "TIMEOUT")
+    assert "no answer within 4 s" in moved.content
+    assert shipped.status is DOUBT
 
 
 async def test_a_provider_that_is_away_is_told_and_is_there_again_when_it_is_back(behind, grants):
@@ -194,22 +206,25 @@ async def test_a_provider_that_comes_later_is_waited_for(behind, node_provider, 
     assert (await tools.outcome(owner, "1.0", MOVE, item="tea", delta=3)).status is DONE
 
 
-@pytest.mark.parametrize(("tool", "status"), [(MOVE, OutcomeStatus.INVALID_ARGUMENTS), (SHIP, DOUBT)])
 async def test_a_begun_call_whose_tool_is_gone_is_concluded_where_it_could_be_repeated(
-    behind, tool_service, node_provider, grants, tool, status
+    behind, tool_service, node_provider, grants
 ):
     """The next replica's config has no such provider."""
     provider = await node_provider(answer_after_ms=LATE_MS)
     _, dying = await behind(provider)
     owner = grants.claim()
-    arguments = {"item": "tea", ("delta" if tool == MOVE else "quantity"): 1}
-    dying.begin(owner, "1.0", tool, **arguments)
-    await provider.wrote(tool.removeprefix("stock__"))
+    called = {"1.0": (MOVE, {"item": "tea", "delta": 1}), "1.1": (SHIP, {"item": "tea", "quantity": 1})}
+    for call_id, (tool, arguments) in called.items():
+        dying.begin(owner, call_id, tool, **arguments)
+        await provider.wrote(tool.removeprefix("stock__"))
     await dying.kill()
     tools = await tool_service()
-    outcome = await tools.outcome(owner, "1.0", tool, **arguments)
-    assert outcome.status is status
-    assert tool == SHIP or outcome.content.endswith("had begun: its effect may be there.")
-    assert await tools.outcome(owner, "1.0", tool, **arguments) == outcome
-    state = tool_pb2.CALL_STATE_IN_DOUBT if status is DOUBT else tool_pb2.CALL_STATE_FINISHED
-    assert (await tools.fence(owner))["1.0"].state == state
+    for _ in range(2):
+        moved, shipped = [
+            await tools.outcome(owner, call_id, tool, **arguments) for call_id, (tool, arguments) in called.items()
+        ]
+        assert moved.status is OutcomeStatus.INVALID_ARGUMENTS
+        assert moved.content.endswith("had begun: its effect may be there.")
+        assert shipped.status is DOUBT
+    states = {call_id: call.state for call_id, call in (await tools.fence(owner)).items()}
+    assert states == {"1.0": tool_pb2.CALL_STATE_FINISHED, "1.1": tool_pb2.CALL_STATE_IN_DOUBT}

@@ -111,6 +111,7 @@ SCENARIOS: Final[dict[str, Any]] = {
     "e2e-keyed": one_slow("append_record", {"file": "{{goal}}", "line": "once", "delay_ms": 3000}),
     "e2e-unsafe": one_slow("append_record_unsafe", {"file": "{{goal}}", "line": "at most once", "delay_ms": 3000}),
     "e2e-provider": one_slow("stock__move_stock", {"item": "{{goal}}", "delta": 3}),
+    "e2e-provider-unsafe": one_slow("stock__ship", {"item": "{{goal}}", "quantity": 3}),
     "e2e-unsafe-at-once": one_slow("append_record_unsafe", {"file": "{{goal}}", "line": "at most once"}),
     "e2e-idempotent": one_slow("execute_python", {"code": SLOW_PROGRAM}),
     "e2e-pure": [

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tenure.domain.in_doubt import Happened
 from tenure.v1 import task_pb2, tool_pb2
 from tests.end_to_end.installation import Installation, check_whole
 from tests.fix_provider import NodeProvider, StartProvider
@@ -56,3 +57,27 @@ async def test_a_tool_service_killed_after_the_effect_has_it_once_in_the_provide
     assert outcome.content == f"There are 3 of {item}."
     assert provider.rows("select amount from stock where item = ?", item) == [(3,)]
     assert [key.partition("/")[0] for key, _ in provider.moves()] == [task_id]
+
+
+async def test_a_provider_killed_after_an_unsafe_effect_leaves_it_to_a_person(
+    own_installation: Installation, provider: NodeProvider, config: dict[str, str]
+) -> None:
+    tools = own_installation.stack.services["tools"]
+    await provider.kill()
+    await provider.start(answer_after_ms=3_600_000)
+    await tools.drain()
+    tools.start(config)
+    await tools.wait_ready()
+    task_id = await own_installation.submit("sim-e2e-provider-unsafe", uuid.uuid4().hex)
+    await provider.wrote("ship")
+    await provider.kill()
+    await provider.start()
+    assert (await own_installation.in_state(task_id, "WAITING_USER")).reason == "TOOL_IN_DOUBT"
+    [doubt] = [one.call async for one in own_installation.client.in_doubt(task_id)]
+    assert doubt.note.startswith("The provider stock was asked, and its answer was lost")
+    await own_installation.client.resolve_call(
+        task_id, doubt.call_id, doubt.call_attempt, Happened("It is on its way."), "the lorry was seen"
+    )
+    assert (await own_installation.ended(task_id)).state == task_pb2.TASK_STATE_SUCCEEDED
+    check_whole(await own_installation.entries(task_id))
+    assert provider.shipments() == 1

@@ -123,3 +123,20 @@ def test_a_call_of_a_source_that_is_not_reached_yet_is_put_off_for_a_while():
     judged = registry.judge(ALL, "s__y", "{}")
     assert isinstance(judged, Outcome)
     assert judged.status is OutcomeStatus.INVALID_ARGUMENTS
+
+
+def test_tools_of_some_tenants_do_not_exist_for_others():
+    registry = Registry([tool("a")])
+    acme = replace(ALL, tenant="acme", tools=("s__x",))
+    other = replace(acme, tenant="other")
+    registry.expect("s", frozenset({"acme"}))
+    with pytest.raises(Unavailable):
+        registry.judge(acme, "s__x", "{}")
+    unknown = registry.judge(other, "s__x", "{}")
+    assert isinstance(unknown, Outcome)
+    assert unknown.status is OutcomeStatus.INVALID_ARGUMENTS
+    registry.put("s", [tool("s__x")], frozenset({"acme"}))
+    assert [definition.name for definition in registry.definitions(acme)] == ["s__x"]
+    assert (registry.definitions(other), registry.unknown_names(other)) == ([], ["s__x"])
+    assert registry.judge(acme, "s__x", '{"count": 1}') == {"count": 1}
+    assert registry.judge(other, "s__x", '{"count": 1}') == unknown

@@ -1,0 +1,54 @@
+"""What a source describes, as it is offered: within bounds, by the operator's word, and told where it is not."""
+
+from __future__ import annotations
+
+from services.tools.sources import MOST_TOOLS, Rules, offered
+from tenure.domain.tools import EffectClass, ToolDefinition
+
+UNSAFE, PURE = EffectClass.UNSAFE, EffectClass.PURE
+
+
+def described(name: str, **fields: object) -> ToolDefinition:
+    return ToolDefinition(name, "", "{}", UNSAFE, **fields)  # type: ignore[arg-type]  # any of its fields
+
+
+def test_what_is_left_unsaid_is_the_usual_and_what_is_beyond_bounds_is_cut_to_them():
+    taken, problems = offered(
+        "s",
+        [
+            described("unsaid", timeout_seconds=0.0, output_limit_bytes=0),
+            described("much", timeout_seconds=1e9, output_limit_bytes=10**9),
+            described("little", timeout_seconds=0.5, output_limit_bytes=1),
+        ],
+        Rules(),
+    )
+    said = {one.name: (one.timeout_seconds, one.output_limit_bytes) for one in taken.values()}
+    assert said == {"s__unsaid": (30, 65_536), "s__much": (3600, 1_048_576), "s__little": (0.5, 1024)}
+    assert problems == []
+
+
+def test_the_operators_word_counts_more_than_the_sources():
+    rules = Rules(frozenset({"x", "gone"}), {"x": PURE}, timeout_seconds=5, output_limit_bytes=2048)
+    taken, problems = offered("s", [described("x"), described("y")], rules)
+    (x,) = taken.values()
+    assert (x.name, x.effect_class, x.timeout_seconds, x.output_limit_bytes) == ("s__x", PURE, 5, 2048)
+    assert problems == ["'gone' is named in the config file, and there is no such tool"]
+
+
+def test_what_cannot_be_offered_is_left_out_with_its_reason():
+    long = described("long")
+    taken, problems = offered(
+        "s", [described("x"), described("x"), described("x" * 62), described(""), described("a.b"), long], Rules()
+    )
+    assert list(taken) == ["x", "long"]
+    assert [problem.partition(" is left out: ")[2] for problem in problems] == [
+        "there are two tools of this name",
+        f"'s__{'x' * 62}' is not 1 to 64 of [a-zA-Z0-9_-]",
+        "'s__' is not 1 to 64 of [a-zA-Z0-9_-]",
+        "'s__a.b' is not 1 to 64 of [a-zA-Z0-9_-]",
+    ]
+
+
+def test_a_source_has_no_end_of_tools_in_vain():
+    taken, problems = offered("s", [described(f"t{number}") for number in range(10_000)], Rules())
+    assert (len(taken), len(problems)) == (MOST_TOOLS, 1)
