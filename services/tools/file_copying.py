@@ -54,7 +54,7 @@ def copy_workspace(
 
     Raises WrongState (WORKSPACE_LIMIT, WORKSPACE_UNREADABLE), Unavailable (STORAGE_FULL), Stopped; nothing is left.
     """
-    with suppress(FileNotFoundError), workspaces.tenant_opened(tenant) as parent:
+    with suppress(FileNotFoundError), _told(), workspaces.tenant_opened(tenant) as parent:
         if _is_there(task_id, parent):
             return None
         with closing_after(open_beneath((from_task_id,), DIRECTORY, parent)) as source:
@@ -69,7 +69,7 @@ def copy_workspace(
 
 def _copy_as(name: str, source: int, parent: int, bounds: Bounds, stopped: Event) -> Copied:
     os.mkdir(name, 0o700, dir_fd=parent)
-    with _told(), closing_after(open_beneath((name,), DIRECTORY, parent)) as target:
+    with closing_after(open_beneath((name,), DIRECTORY, parent)) as target:
         copying = _Copying(target, bounds, stopped)
         copying.directory(source, target, ())
         os.fchmod(target, 0o755)

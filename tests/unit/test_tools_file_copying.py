@@ -146,6 +146,11 @@ def test_what_is_closed_to_the_service_is_told(source: Path, copy: Callable[...,
     with pytest.raises(WrongState) as refused:
         copy()
     assert (refused.value.reason, "closed" in refused.value.message) == ("WORKSPACE_UNREADABLE", True)
+    source.chmod(0)
+    with pytest.raises(WrongState) as refused:
+        copy()
+    source.chmod(0o755)
+    assert refused.value.reason == "WORKSPACE_UNREADABLE"
 
 
 def test_a_full_disk_is_told_and_nothing_is_left_of_the_copy(
