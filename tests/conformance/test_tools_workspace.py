@@ -122,3 +122,14 @@ async def test_a_full_workspace_takes_no_more_files(tool_service, grants, outsid
     await tools.outcome(owner, "1.0", "write_file", path="f", content="x" * 60_000)
     outcome = await tools.outcome(owner, "1.1", "write_file", path="g", content="x" * 60_000)
     assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, "WORKSPACE_LIMIT")
+
+
+async def test_a_workspace_with_all_the_files_it_may_have_takes_only_new_versions(tool_service, grants, outside):
+    tools = await tool_service(workspace_files=3)
+    owner = grants.claim()
+    await tools.outcome(owner, "1.0", "write_file", path="a/b/f", content="x")
+    outcome = await tools.outcome(owner, "1.1", "write_file", path="g", content="x")
+    assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, "WORKSPACE_LIMIT")
+    again = await tools.outcome(owner, "1.2", "write_file", path="a/b/f", content="y")
+    assert again.status is OutcomeStatus.SUCCEEDED
+    assert (outside.workspace(owner) / "a/b/f").read_text() == "y"

@@ -6,7 +6,7 @@ import asyncio
 import os
 import stat
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from typing import Final
 
@@ -100,7 +100,7 @@ class _Files:
         directories, name = _file_path(arguments["path"])
         content = arguments["content"].encode("utf-8", errors="replace")
         root = self._workspaces.directory(context.tenant, context.task_id)
-        self._bounds.check_room(root, len(content), len(directories) + 1)
+        self._bounds.check_room(root, len(content), _new_entries(workspace, directories, name))
         with full_disk_told(), entered(workspace, directories, make=True) as directory:
             write_file(name, content, directory, workspace, temporary=f"{TEMPORARY}{context.call_id}")
         return f"Wrote {len(content)} bytes to {arguments['path']}."
@@ -112,6 +112,14 @@ class _Files:
         if len(lines) > _MOST_ENTRIES:
             lines[-1] = f"[and more: only the first {_MOST_ENTRIES} are listed]"
         return "\n".join(lines) or "There are no files."
+
+
+def _new_entries(workspace: int, directories: tuple[str, ...], name: str) -> int:
+    """How many a file there adds at the most: none when it takes the place of another."""
+    with suppress(OSError), entered(workspace, directories) as directory:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+        return 0
+    return len(directories) + 1
 
 
 def _file_path(path: str) -> tuple[tuple[str, ...], str]:
