@@ -145,7 +145,7 @@ def programs(program: Path | str, *words: str) -> list[int]:
     """Those of them that run this program: not what started it."""
     found = []
     for pid in processes(str(program), *words):
-        with suppress(FileNotFoundError):  # it has ended meanwhile
+        with suppress(FileNotFoundError, PermissionError):  # it has ended meanwhile, or is not ours
             found += [pid] if Path(f"/proc/{pid}/exe").readlink() == Path(program) else []
     return found
 

@@ -83,3 +83,25 @@ async def test_a_retired_slot_is_never_given_out_again() -> None:
     with pytest.raises(TimeoutError):
         async with occupied(pool, None), asyncio.timeout(0.01), occupied(pool, None):
             pytest.fail("the retired slot came back")
+
+
+async def test_what_stays_has_places_of_its_own_and_keeps_no_run_waiting() -> None:
+    pool = SlotPool(2, lasting=1)
+    staying = await pool.enter("a", lasting=True)
+    async with occupied(pool, "b") as one, occupied(pool, "c") as other:
+        assert {one.number, other.number} == {0, 1}
+        assert staying.number == 2
+        second = asyncio.create_task(pool.enter("d", lasting=True))
+        await asyncio.sleep(0)
+        assert not second.done()
+        pool.leave("a", staying, lasting=True)
+        assert (await second).number == 2
+
+
+async def test_a_run_and_what_stays_in_the_same_workspace_share_a_place() -> None:
+    pool = SlotPool(1, lasting=1)
+    staying = await pool.enter("a", lasting=True)
+    async with occupied(pool, "a") as run:
+        assert run is staying
+    async with occupied(pool, "b") as other:
+        assert other is not staying

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import replace
 from importlib import resources
@@ -9,7 +10,7 @@ from importlib import resources
 import pytest
 
 from services.tools.builtin.definitions import define
-from services.tools.registry import PATIENCE_SECONDS, Registry
+from services.tools.registry import LIST_PATIENCE_SECONDS, PATIENCE_SECONDS, Registry
 from services.tools.tool import Tool
 from tenure.domain.errors import Unavailable
 from tenure.domain.token import Claims
@@ -140,3 +141,18 @@ def test_tools_of_some_tenants_do_not_exist_for_others():
     assert (registry.definitions(other), registry.unknown_names(other)) == ([], ["s__x"])
     assert registry.judge(acme, "s__x", '{"count": 1}') == {"count": 1}
     assert registry.judge(other, "s__x", '{"count": 1}') == unknown
+
+
+async def test_who_asks_for_tools_waits_for_a_source_that_is_expected_but_not_for_long():
+    now = [0.0]
+    registry = Registry([tool("a")], clock=lambda: now[0])
+    registry.expect("late")
+    waiting = asyncio.create_task(registry.wait_for_expected(ALL))
+    for claims in (NONE, replace(ALL, tools=("a", "other__x"))):
+        await registry.wait_for_expected(claims)  # nothing of it is theirs
+    assert not waiting.done()
+    assert registry.put("late", [tool("late__x")]) == []
+    await waiting
+    registry.expect("never")
+    now[0] = LIST_PATIENCE_SECONDS
+    await registry.wait_for_expected(ALL)
