@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, SecretStr
 
 from services.tools.registry import BUILT_IN, SEPARATOR
 from tenure.domain.tools import EffectClass, ToolDefinition
@@ -29,6 +29,17 @@ def _not_ours(name: str) -> str:
 
 SourceName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9](_?[a-zA-Z0-9-]){0,31}$"), AfterValidator(_not_ours)]
 """Of a source in the config file: no `__`, which separates it from its tools' names."""
+
+
+def _printable(value: SecretStr) -> SecretStr:
+    text = value.get_secret_value()
+    if not (text.isascii() and text.isprintable()):
+        raise ValueError("a header's value is printable ASCII")
+    return value
+
+
+HeaderValue = Annotated[SecretStr, AfterValidator(_printable)]
+"""Of HTTP and of gRPC's metadata: anything else would be refused when a call is about to be sent."""
 
 TenantName = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,63}$")]
 

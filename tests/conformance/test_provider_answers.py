@@ -298,6 +298,7 @@ async def test_a_provider_may_want_to_know_who_calls_and_be_known_itself(tmp_pat
         ({"address": "a:1,b:2"}, "must be IPs"),
         ({"headers": {"authorization": "x"}}, "cannot be set here"),
         ({"headers": {"x-tenure-y": "x"}}, "cannot be set here"),
+        ({"bearer_token": "ü"}, "printable ASCII"),
         ({"tls": {"cert_file": "/nowhere"}}, "belong together"),
         ({"tls": {"ca_file": "/nowhere"}}, "there is no file"),
         ({"effects": {"t": "HARMLESS"}}, "Input should be"),

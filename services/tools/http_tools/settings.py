@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from services.tools.config_section import Section
 from services.tools.schemas import Schema
@@ -18,6 +18,7 @@ from services.tools.sources import (
     MOST_DESCRIPTION_CHARACTERS,
     USUAL_OUTPUT_BYTES,
     USUAL_TIMEOUT_SECONDS,
+    HeaderValue,
     TenantName,
 )
 from tenure.domain.tools import EffectClass, ToolDefinition
@@ -50,15 +51,7 @@ def _not_ours(name: str) -> str:
     return name
 
 
-def _printable(value: SecretStr) -> SecretStr:
-    text = value.get_secret_value()
-    if not (text.isascii() and text.isprintable()):
-        raise ValueError("a header's value is printable ASCII")
-    return value
-
-
 HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$"), AfterValidator(_not_ours)]
-HeaderValue = Annotated[SecretStr, AfterValidator(_printable)]
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9](_?[a-zA-Z0-9-]){0,63}$", max_length=64)]
 """No `__`: that is for tools of sources."""
 

@@ -6,10 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from services.tools.config_section import Section
-from services.tools.sources import LARGEST_OUTPUT_BYTES, LONGEST_TIMEOUT_SECONDS, Rules, SourceName, TenantName
+from services.tools.sources import (
+    LARGEST_OUTPUT_BYTES,
+    LONGEST_TIMEOUT_SECONDS,
+    HeaderValue,
+    Rules,
+    SourceName,
+    TenantName,
+)
 from tenure.domain.tools import EffectClass
 from tenure.runtime.rpc_channel import target_of
 from tenure.validators import MIN_OUTPUT_BYTES
@@ -51,8 +58,8 @@ class ProviderSettings(Section):
 
     address: str
     tls: TlsSettings | None = None
-    bearer_token: SecretStr | None = None
-    headers: Mapping[MetadataKey, SecretStr] = Field(default_factory=dict)
+    bearer_token: HeaderValue | None = None
+    headers: Mapping[MetadataKey, HeaderValue] = Field(default_factory=dict)
     send_token: bool = True
     timeout_seconds: float | None = Field(None, gt=0, le=LONGEST_TIMEOUT_SECONDS)
     output_limit_bytes: int | None = Field(None, ge=MIN_OUTPUT_BYTES, le=LARGEST_OUTPUT_BYTES)
