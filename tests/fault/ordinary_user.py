@@ -98,7 +98,8 @@ def delegated_cgroups(cgroups: Cgroups) -> Iterator[list[str]]:
         yield [str(group / "cgroup.procs") for group in groups]
     finally:
         for group in groups:
-            group.rmdir()
+            for left in [*group.glob("tenure-sandbox-*"), group]:  # a service that was killed leaves its runs' groups
+                left.rmdir()
 
 
 def python_of_an_ordinary_user(place: Path, joins: Sequence[str] = ()) -> list[str]:
