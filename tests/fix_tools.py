@@ -28,6 +28,7 @@ from tenure.domain.token import TASK_PREFIX, Claims
 from tenure.domain.tools import Outcome
 from tenure.runtime.rpc_channel import TenureChannel, open_channel
 from tenure.runtime.signing import Signer, write_key_pair
+from tenure.runtime.tenancy import as_tenant
 from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tenure.wire.token import sign_claims
@@ -174,6 +175,13 @@ def execute_request(
     owner: Owner, call_id: str, tool: str, arguments_json: str = "{}"
 ) -> tool_service_pb2.ExecuteRequest:
     return tool_service_pb2.ExecuteRequest(token=owner.token, call_id=call_id, tool=tool, arguments_json=arguments_json)
+
+
+async def listed_sources(tools: ToolReplica, tenant: str = "default") -> dict[str, tool_pb2.ToolSource]:
+    """What the replica tells this tenant of what has tools, by name."""
+    with as_tenant(tenant):
+        told = await tools.stub.ListSources(tool_service_pb2.ListSourcesRequest(), timeout=CALL_SECONDS)
+    return {source.name: source for source in told.sources}
 
 
 StartTools = Callable[..., Awaitable[ToolReplica]]

@@ -128,6 +128,10 @@ class AdminServicer(AdminServiceServicer):
         asked = ledger.CheckpointServiceListQueuesRequest()
         return api.ListQueuesResponse(queues=(await patiently(lambda: self._peers.checkpoint.ListQueues(asked))).queues)
 
+    async def ListToolSources(self, _request: api.ListToolSourcesRequest, _context: Any) -> api.ListToolSourcesResponse:
+        told = await patiently(lambda: self._peers.tools.ListSources(tools.ListSourcesRequest()))
+        return api.ListToolSourcesResponse(instance=told.instance, sources=told.sources)
+
     async def ListAgingTasks(self, request: api.ListAgingTasksRequest, _context: Any) -> api.ListAgingTasksResponse:
         asked = ledger.ListAgingRequest(
             view=request.view,

@@ -15,10 +15,11 @@ from time import monotonic
 from typing import Final
 
 from services.tools.schemas import Arguments, Schema, parse_arguments, shortened
+from services.tools.source_facts import SourceFacts
 from services.tools.tool import Tool
 from tenure.domain.errors import Unavailable
 from tenure.domain.token import Claims
-from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition
+from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition, ToolSourceKind
 
 BUILT_IN: Final = "built-in"
 SEPARATOR: Final = "__"
@@ -54,15 +55,20 @@ class _Entry:
 
 
 class Registry:
-    """Tools by name, their schemas compiled once. Raises ValueError when a built-in tool cannot be taken."""
+    """Tools by name, their schemas compiled once. Raises ValueError when a built-in tool cannot be taken.
+
+    `facts`: of what has the tools.
+    """
 
     def __init__(self, tools: Iterable[Tool], clock: Callable[[], float] = monotonic) -> None:
         self._entries: dict[str, _Entry] = {}
         self._expected: dict[str, _Expected] = {}
         self._came = asyncio.Event()
         self._clock = clock
+        self.facts = SourceFacts()
         if problems := self.put(BUILT_IN, tools):
             raise ValueError("; ".join(problems))
+        self.facts.add(BUILT_IN, ToolSourceKind.BUILT_IN).took(len(self._entries))
 
     def expect(self, source: str, tenants: Tenants = None) -> None:
         """A source that is set up and not reached yet: calls of its unknown tools are put off for a while."""

@@ -27,6 +27,7 @@ from tenure.domain.errors import PermissionDenied
 from tenure.domain.token import Claims
 from tenure.domain.tools import EffectClass, Outcome
 from tenure.runtime.postgres import Pool
+from tenure.runtime.service import instance_id
 from tenure.runtime.signing import Verifier
 from tenure.runtime.tenancy import current_tenant
 from tenure.runtime.trace_context import traceparent
@@ -69,6 +70,13 @@ class ToolServicer(ToolServiceServicer):
         await self._registry.wait_for_expected(claims)
         tools = [tool_to_wire(definition) for definition in self._registry.definitions(claims)]
         return tool_service_pb2.ListToolsResponse(tools=tools, unknown_names=self._registry.unknown_names(claims))
+
+    async def ListSources(
+        self, _request: tool_service_pb2.ListSourcesRequest, _context: Any
+    ) -> tool_service_pb2.ListSourcesResponse:
+        """Those that the asking tenant may know of."""
+        sources = self._registry.facts.listed(current_tenant())
+        return tool_service_pb2.ListSourcesResponse(instance=instance_id(), sources=sources)
 
     async def Execute(
         self, request: tool_service_pb2.ExecuteRequest, _context: Any

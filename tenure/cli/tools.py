@@ -1,4 +1,4 @@
-"""`tenure tools`: calls in doubt, which nobody knows the outcome of, and what a person says of them."""
+"""`tenure tools`: what has tools; calls in doubt, which nobody knows the outcome of, and what a person says of them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tenure.cli.context import Context, pass_context
 from tenure.cli.doubts_shown import show_doubt
 from tenure.cli.intervene import reason_option
 from tenure.cli.parameters import find_task, task_argument
+from tenure.cli.tool_sources import sources
 from tenure.cli.words import short_id, why
 from tenure.client import Client
 from tenure.domain.errors import NotFound, WrongState
@@ -22,9 +23,12 @@ from tenure.v1 import tool_pb2
 _MOST_RESULT_BYTES: Final = 256 * 1024
 
 
-@click.group(short_help="Calls in doubt: in-doubt, resolve.")
+@click.group(short_help="Sources of tools, and calls in doubt: sources, in-doubt, resolve.")
 def tools() -> None:
-    """See which tool calls may or may not have happened, and settle them."""
+    """See what has tools; see which tool calls may or may not have happened, and settle them."""
+
+
+tools.add_command(sources)
 
 
 @tools.command("in-doubt", short_help="Show the calls that a person has to settle.")

@@ -221,6 +221,10 @@ class Client(
         """How much is queued, of all tenants, by queue and priority."""
         return await self._patiently(self.admin.ListQueues, admin.ListQueuesRequest())
 
+    async def tool_sources(self) -> admin.ListToolSourcesResponse:
+        """What has tools, and whether it is there, as one replica of the tool service sees it."""
+        return await self._patiently(self.admin.ListToolSources, admin.ListToolSourcesRequest())
+
     async def claims(self, task_id: str = "") -> admin.ListClaimsResponse:
         """Who holds what, or who holds this task."""
         return await self._patiently(self.admin.ListClaims, admin.ListClaimsRequest(task_id=task_id))

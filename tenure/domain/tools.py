@@ -7,6 +7,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
+class ToolSourceKind(StrEnum):
+    """What has tools."""
+
+    BUILT_IN = "BUILT_IN"
+    MCP = "MCP"
+    PROVIDER = "PROVIDER"
+    HTTP = "HTTP"
+
+
 class EffectClass(StrEnum):
     """What may be done with a call whose runner died before its outcome was known."""
 

@@ -63,6 +63,47 @@ class ListQueuesResponse(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class ListToolSourcesRequest(message.Message):
+    """Nothing to choose."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListToolSourcesResponse(message.Message):
+    """What has tools."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    INSTANCE_FIELD_NUMBER: builtins.int
+    SOURCES_FIELD_NUMBER: builtins.int
+    instance: builtins.str
+    """Which replica of the tool service answered."""
+    @builtins.property
+    def sources(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.ToolSource]:
+        """By kind and name."""
+
+    def __init__(
+        self,
+        *,
+        instance: builtins.str = ...,
+        sources: abc.Iterable[tool_pb2.ToolSource] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["instance", b"instance", "sources", b"sources"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class PruneTasksRequest(message.Message):
     """What to prune: one task, or those that ended before a moment."""
 

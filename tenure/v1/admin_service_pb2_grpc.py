@@ -51,6 +51,11 @@ class AdminServiceStub:
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListClaimsRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListClaimsResponse.FromString,
                 _registered_method=True)
+        self.ListToolSources = channel.unary_unary(
+                '/tenure.v1.AdminService/ListToolSources',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListToolSourcesRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListToolSourcesResponse.FromString,
+                _registered_method=True)
         self.ListRefusals = channel.unary_unary(
                 '/tenure.v1.AdminService/ListRefusals',
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListRefusalsRequest.SerializeToString,
@@ -134,6 +139,14 @@ class AdminServiceServicer:
 
     def ListClaims(self, request, context):
         """Lists live claims.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListToolSources(self, request, context):
+        """Lists what has tools (MCP servers, providers, HTTP tools), and whether it is there, as one replica of the tool service sees it:
+        without what is kept to other tenants.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -255,6 +268,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListClaims,
                     request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListClaimsRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListClaimsResponse.SerializeToString,
+            ),
+            'ListToolSources': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListToolSources,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListToolSourcesRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListToolSourcesResponse.SerializeToString,
             ),
             'ListRefusals': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRefusals,
@@ -400,6 +418,33 @@ class AdminService:
             '/tenure.v1.AdminService/ListClaims',
             tenure_dot_v1_dot_admin__service__pb2.ListClaimsRequest.SerializeToString,
             tenure_dot_v1_dot_admin__service__pb2.ListClaimsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListToolSources(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.AdminService/ListToolSources',
+            tenure_dot_v1_dot_admin__service__pb2.ListToolSourcesRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.ListToolSourcesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,10 @@ class AdminServiceStub:
     """Says how much is queued, of all tenants, by queue and priority, and for how long: the signal to scale workers by."""
     ListClaims: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListClaimsRequest, _admin_service_pb2.ListClaimsResponse]
     """Lists live claims."""
+    ListToolSources: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListToolSourcesRequest, _admin_service_pb2.ListToolSourcesResponse]
+    """Lists what has tools (MCP servers, providers, HTTP tools), and whether it is there, as one replica of the tool service sees it:
+    without what is kept to other tenants.
+    """
     ListRefusals: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListRefusalsRequest, _admin_service_pb2.ListRefusalsResponse]
     """Lists what the fences refused to stale holders of a task, at the ledger and at the tools. NOT_FOUND: no task of the caller's."""
     ListCalls: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.AdminServiceListCallsRequest, _admin_service_pb2.AdminServiceListCallsResponse]
@@ -101,6 +105,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Says how much is queued, of all tenants, by queue and priority, and for how long: the signal to scale workers by."""
     ListClaims: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListClaimsRequest, _admin_service_pb2.ListClaimsResponse]  # type: ignore[assignment]
     """Lists live claims."""
+    ListToolSources: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListToolSourcesRequest, _admin_service_pb2.ListToolSourcesResponse]  # type: ignore[assignment]
+    """Lists what has tools (MCP servers, providers, HTTP tools), and whether it is there, as one replica of the tool service sees it:
+    without what is kept to other tenants.
+    """
     ListRefusals: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListRefusalsRequest, _admin_service_pb2.ListRefusalsResponse]  # type: ignore[assignment]
     """Lists what the fences refused to stale holders of a task, at the ledger and at the tools. NOT_FOUND: no task of the caller's."""
     ListCalls: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.AdminServiceListCallsRequest, _admin_service_pb2.AdminServiceListCallsResponse]  # type: ignore[assignment]
@@ -176,6 +184,16 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListClaimsResponse, _abc.Awaitable[_admin_service_pb2.ListClaimsResponse]]:
         """Lists live claims."""
+
+    @_abc_1.abstractmethod
+    def ListToolSources(
+        self,
+        request: _admin_service_pb2.ListToolSourcesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ListToolSourcesResponse, _abc.Awaitable[_admin_service_pb2.ListToolSourcesResponse]]:
+        """Lists what has tools (MCP servers, providers, HTTP tools), and whether it is there, as one replica of the tool service sees it:
+        without what is kept to other tenants.
+        """
 
     @_abc_1.abstractmethod
     def ListRefusals(

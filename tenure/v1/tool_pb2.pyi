@@ -3,10 +3,12 @@
 isort:skip_file
 What a tool is, and what a call of it came to."""
 
+from collections import abc as abc
 from google.protobuf import descriptor as descriptor
 from google.protobuf import duration_pb2 as duration_pb2
 from google.protobuf import message as message
 from google.protobuf import timestamp_pb2 as timestamp_pb2
+from google.protobuf.internal import containers as containers
 from google.protobuf.internal import enum_type_wrapper as enum_type_wrapper
 import builtins as builtins
 import sys
@@ -135,6 +137,99 @@ CALL_STATE_NOT_RUN: CallState.ValueType  # 4
 """Closed before it began: it never ran."""
 CALL_STATE_IN_DOUBT: CallState.ValueType  # 5
 """Nobody knows whether its effect happened."""
+
+class _ToolSourceKind:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ToolSourceKindEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_ToolSourceKind.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    TOOL_SOURCE_KIND_UNSPECIFIED: _ToolSourceKind.ValueType  # 0
+    """Never sent."""
+    TOOL_SOURCE_KIND_BUILT_IN: _ToolSourceKind.ValueType  # 1
+    """The tool service itself."""
+    TOOL_SOURCE_KIND_MCP: _ToolSourceKind.ValueType  # 2
+    """A server of the Model Context Protocol."""
+    TOOL_SOURCE_KIND_PROVIDER: _ToolSourceKind.ValueType  # 3
+    """A backend that serves ToolProviderService."""
+    TOOL_SOURCE_KIND_HTTP: _ToolSourceKind.ValueType  # 4
+    """An address that calls are requests to."""
+
+class ToolSourceKind(_ToolSourceKind, metaclass=_ToolSourceKindEnumTypeWrapper):
+    """What has tools."""
+
+TOOL_SOURCE_KIND_UNSPECIFIED: ToolSourceKind.ValueType  # 0
+"""Never sent."""
+TOOL_SOURCE_KIND_BUILT_IN: ToolSourceKind.ValueType  # 1
+"""The tool service itself."""
+TOOL_SOURCE_KIND_MCP: ToolSourceKind.ValueType  # 2
+"""A server of the Model Context Protocol."""
+TOOL_SOURCE_KIND_PROVIDER: ToolSourceKind.ValueType  # 3
+"""A backend that serves ToolProviderService."""
+TOOL_SOURCE_KIND_HTTP: ToolSourceKind.ValueType  # 4
+"""An address that calls are requests to."""
+
+@typing.final
+class ToolSource(message.Message):
+    """What has tools, as one replica of the tool service sees it."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    LINKED_FIELD_NUMBER: builtins.int
+    CHANGE_TIME_FIELD_NUMBER: builtins.int
+    TOOLS_FIELD_NUMBER: builtins.int
+    PROBLEMS_FIELD_NUMBER: builtins.int
+    PROBLEM_COUNT_FIELD_NUMBER: builtins.int
+    LAST_ERROR_FIELD_NUMBER: builtins.int
+    LAST_ERROR_TIME_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """As the config file names it."""
+    kind: ToolSourceKind.ValueType
+    """What it is."""
+    linked: builtins.bool
+    """It is there: an MCP server that each task has a process of, when it last told its tools. Built-in and HTTP tools always:
+    nothing is connected to before a call.
+    """
+    tools: builtins.int
+    """How many tools are taken from it. While it is away they stay."""
+    problem_count: builtins.int
+    """How many problems there are in all."""
+    last_error: builtins.str
+    """Why it was not reached, or lost, the last time, also when it is back; at most 200 characters, without what the config file
+    gives it to identify itself with. Empty: it never was.
+    """
+    @builtins.property
+    def change_time(self) -> timestamp_pb2.Timestamp:
+        """Since when it is there, or is not."""
+
+    @builtins.property
+    def problems(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Tools that are left out, each with the reason, or that the config file names in vain; at most 20 of at most 200 characters."""
+
+    @builtins.property
+    def last_error_time(self) -> timestamp_pb2.Timestamp:
+        """When that was; absent: never."""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        kind: ToolSourceKind.ValueType = ...,
+        linked: builtins.bool = ...,
+        change_time: timestamp_pb2.Timestamp | None = ...,
+        tools: builtins.int = ...,
+        problems: abc.Iterable[builtins.str] | None = ...,
+        problem_count: builtins.int = ...,
+        last_error: builtins.str = ...,
+        last_error_time: timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["change_time", b"change_time", "last_error_time", b"last_error_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["change_time", b"change_time", "kind", b"kind", "last_error", b"last_error", "last_error_time", b"last_error_time", "linked", b"linked", "name", b"name", "problem_count", b"problem_count", "problems", b"problems", "tools", b"tools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class ToolDefinition(message.Message):

@@ -42,6 +42,11 @@ class ToolServiceStub:
                 request_serializer=tenure_dot_v1_dot_tool__service__pb2.ListToolsRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListToolsResponse.FromString,
                 _registered_method=True)
+        self.ListSources = channel.unary_unary(
+                '/tenure.v1.ToolService/ListSources',
+                request_serializer=tenure_dot_v1_dot_tool__service__pb2.ListSourcesRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListSourcesResponse.FromString,
+                _registered_method=True)
         self.Execute = channel.unary_stream(
                 '/tenure.v1.ToolService/Execute',
                 request_serializer=tenure_dot_v1_dot_tool__service__pb2.ExecuteRequest.SerializeToString,
@@ -102,6 +107,13 @@ class ToolServiceServicer:
 
     def ListTools(self, request, context):
         """The tools this token may call. Raises no fence.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSources(self, request, context):
+        """Lists what has tools, and whether it is there, as the replica that answers sees it: without what is kept to other tenants.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -193,6 +205,11 @@ def add_ToolServiceServicer_to_server(servicer, server):
                     request_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListToolsRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_tool__service__pb2.ListToolsResponse.SerializeToString,
             ),
+            'ListSources': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSources,
+                    request_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListSourcesRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_tool__service__pb2.ListSourcesResponse.SerializeToString,
+            ),
             'Execute': grpc.unary_stream_rpc_method_handler(
                     servicer.Execute,
                     request_deserializer=tenure_dot_v1_dot_tool__service__pb2.ExecuteRequest.FromString,
@@ -274,6 +291,33 @@ class ToolService:
             '/tenure.v1.ToolService/ListTools',
             tenure_dot_v1_dot_tool__service__pb2.ListToolsRequest.SerializeToString,
             tenure_dot_v1_dot_tool__service__pb2.ListToolsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSources(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.ToolService/ListSources',
+            tenure_dot_v1_dot_tool__service__pb2.ListSourcesRequest.SerializeToString,
+            tenure_dot_v1_dot_tool__service__pb2.ListSourcesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,8 @@ class ToolServiceStub:
     def __new__(cls, channel: _aio.Channel) -> ToolServiceAsyncStub: ...
     ListTools: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ListToolsRequest, _tool_service_pb2.ListToolsResponse]
     """The tools this token may call. Raises no fence."""
+    ListSources: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ListSourcesRequest, _tool_service_pb2.ListSourcesResponse]
+    """Lists what has tools, and whether it is there, as the replica that answers sees it: without what is kept to other tenants."""
     Execute: _grpc.UnaryStreamMultiCallable[_tool_service_pb2.ExecuteRequest, _tool_service_pb2.ExecuteResponse]
     """Runs a tool, once per call_id whatever happens: a repeated call joins the running one or is answered from the record.
     An unknown tool, bad arguments, an error, a timeout are outcomes. The same call_id with other arguments is
@@ -81,6 +83,8 @@ class ToolServiceAsyncStub(ToolServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListTools: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListToolsRequest, _tool_service_pb2.ListToolsResponse]  # type: ignore[assignment]
     """The tools this token may call. Raises no fence."""
+    ListSources: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListSourcesRequest, _tool_service_pb2.ListSourcesResponse]  # type: ignore[assignment]
+    """Lists what has tools, and whether it is there, as the replica that answers sees it: without what is kept to other tenants."""
     Execute: _aio.UnaryStreamMultiCallable[_tool_service_pb2.ExecuteRequest, _tool_service_pb2.ExecuteResponse]  # type: ignore[assignment]
     """Runs a tool, once per call_id whatever happens: a repeated call joins the running one or is answered from the record.
     An unknown tool, bad arguments, an error, a timeout are outcomes. The same call_id with other arguments is
@@ -127,6 +131,14 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.ListToolsResponse, _abc.Awaitable[_tool_service_pb2.ListToolsResponse]]:
         """The tools this token may call. Raises no fence."""
+
+    @_abc_1.abstractmethod
+    def ListSources(
+        self,
+        request: _tool_service_pb2.ListSourcesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tool_service_pb2.ListSourcesResponse, _abc.Awaitable[_tool_service_pb2.ListSourcesResponse]]:
+        """Lists what has tools, and whether it is there, as the replica that answers sees it: without what is kept to other tenants."""
 
     @_abc_1.abstractmethod
     def Execute(

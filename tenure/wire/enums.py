@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from tenure.domain.states import TaskState
 from tenure.domain.task import InDoubtPolicy, LeaseLostPolicy, Priority, SourceKind
 from tenure.domain.timeouts import TimeoutAction
-from tenure.domain.tools import CallState, EffectClass, OutcomeStatus
+from tenure.domain.tools import CallState, EffectClass, OutcomeStatus, ToolSourceKind
 from tenure.domain.waits import WaitAnswerKind, WaitDeadlinePolicy, WaitKind
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 
@@ -49,6 +49,7 @@ IN_DOUBT = EnumMap(
     InDoubtPolicy, dict(task_pb2.InDoubtPolicy.items()), "IN_DOUBT_POLICY", InDoubtPolicy.WAIT_FOR_PERSON
 )
 EFFECT_CLASSES = EnumMap(EffectClass, dict(tool_pb2.EffectClass.items()), "EFFECT_CLASS", EffectClass.UNSAFE)
+TOOL_SOURCES = EnumMap(ToolSourceKind, dict(tool_pb2.ToolSourceKind.items()), "TOOL_SOURCE_KIND", None)
 OUTCOME_STATUSES = EnumMap(OutcomeStatus, dict(tool_pb2.OutcomeStatus.items()), "OUTCOME_STATUS", OutcomeStatus.FAILED)
 WAIT_KINDS = EnumMap(WaitKind, dict(task_pb2.WaitKind.items()), "WAIT_KIND", None)
 WAIT_DEADLINES = EnumMap(

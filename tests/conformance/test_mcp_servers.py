@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_pb2
 from tests.fix_mcp import Configure, McpServers, offered
-from tests.fix_tools import Grants, Outside, StartTools
+from tests.fix_tools import Grants, Outside, StartTools, listed_sources
+from tests.patience import PATIENCE_SECONDS
 
 
 async def test_a_program_s_tools_are_called_and_their_hints_are_classes(
@@ -18,7 +20,8 @@ async def test_a_program_s_tools_are_called_and_their_hints_are_classes(
     (tmp_path / "shared").mkdir()
     config = tools_config(
         files=mcp_servers.filesystem(tmp_path / "shared"),
-        memory=mcp_servers.memory(tmp_path / "memory.jsonl", effects={"create_entities": "KEYED"}),
+        memory=mcp_servers.memory(tmp_path / "memory.jsonl", effects={"create_entities": "KEYED", "create": "PURE"}),
+        broken={"command": "/no/such/program", "args": ["--token=hush-hush-hush"]},
     )
     tools, owner = await tool_service(config_file=config), grants.claim()
 
@@ -31,6 +34,16 @@ async def test_a_program_s_tools_are_called_and_their_hints_are_classes(
     assert classes["memory__create_entities"] == "EFFECT_CLASS_KEYED"
     assert "path" in json.loads(found["files__write_file"].input_schema_json)["properties"]
     assert found["files__write_file"].description
+
+    sources = await listed_sources(tools)
+    assert sources["memory"].kind == tool_pb2.TOOL_SOURCE_KIND_MCP
+    assert sources["memory"].linked
+    assert sources["memory"].tools == len([name for name in found if name.startswith("memory__")])
+    assert list(sources["memory"].problems) == ["'create' is in effects, and the server has no such tool"]
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not (broken := (await listed_sources(tools))["broken"]).last_error:
+            await asyncio.sleep(0.05)
+    assert (broken.linked, broken.tools, "hush" in str(broken)) == (False, 0, False)
 
     path = str(tmp_path / "shared" / "a.txt")
     written = await tools.outcome(owner, "1.0", "files__write_file", path=path, content="durable\n")

@@ -13,7 +13,7 @@ from tenure.domain.errors import Unavailable
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.v1 import tool_pb2, tool_service_pb2
 from tenure.wire.tools import outcome_to_domain
-from tests.fix_tools import execute_request
+from tests.fix_tools import execute_request, listed_sources
 from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 DONE, FAILED, DOUBT = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.IN_DOUBT
@@ -177,10 +177,24 @@ async def test_a_shorter_time_of_the_callers_is_kept_and_said_by_class(behind, n
     assert shipped.status is DOUBT
 
 
+async def stands(tools, linked: bool):
+    """Returns what is told of the provider as soon as it is there, or is away."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while (source := (await listed_sources(tools))["stock"]).linked is not linked:
+            await asyncio.sleep(0.05)
+        return source
+
+
 async def test_a_provider_that_is_away_is_told_and_is_there_again_when_it_is_back(behind, grants):
-    provider, tools = await behind(connect_seconds=0.3)
+    provider, tools = await behind(connect_seconds=0.3, bearer_token="hush-hush-hush", tenants=["default"])
     owner = grants.claim()
+    linked = await stands(tools, linked=True)
+    assert (linked.kind, linked.tools) == (tool_pb2.TOOL_SOURCE_KIND_PROVIDER, 4)
     await provider.kill()
+    lost = await stands(tools, linked=False)
+    assert (lost.tools, lost.last_error_time.seconds >= lost.change_time.seconds > 0) == (4, True)
+    assert lost.last_error
+    assert "stock" not in await listed_sources(tools, tenant="other")
     away = await tools.outcome(owner, "1.0", SHIP, item="tea", quantity=1)
     assert (away.status, away.detail) == (FAILED, "UNREACHABLE")
     assert away.content.endswith("Nothing was done.")
@@ -190,6 +204,9 @@ async def test_a_provider_that_is_away_is_told_and_is_there_again_when_it_is_bac
             if (await tools.outcome(owner, f"2.{attempt}", SHIP, item="tea", quantity=1)).status is DONE:
                 break
     assert provider.shipments() == 1
+    back = await stands(tools, linked=True)
+    assert back.last_error  # what it was stays to be seen
+    assert back.change_time.ToNanoseconds() >= back.last_error_time.ToNanoseconds()
 
 
 async def test_a_provider_that_comes_later_is_waited_for(behind, node_provider, grants):

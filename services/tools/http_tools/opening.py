@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from services.tools.http_tools.calling import HttpTool
 from services.tools.http_tools.settings import HttpToolSettings
 from services.tools.registry import Registry
+from tenure.domain.tools import ToolSourceKind
 from tenure.runtime.settings import ConfigurationError
 
 if TYPE_CHECKING:
@@ -22,5 +23,6 @@ async def open_http_tools(process: Process, settings: Mapping[str, HttpToolSetti
     for name, one in settings.items():
         tool = await process.open(HttpTool(name, one))
         problems += registry.put(f"{_SOURCE} {name}", [tool.tool], one.tenants)
+        registry.facts.add(name, ToolSourceKind.HTTP, one.tenants).took(1)
     if problems:
         raise ConfigurationError([f"{_SOURCE}.{problem}" for problem in problems])

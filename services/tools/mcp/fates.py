@@ -38,7 +38,12 @@ def problem_of(error: BaseException) -> str:
 
 
 def words_of(error: BaseException) -> str:
-    """In one line; of a group its first, which is what the others followed from."""
+    """In one line, as much of it as is read; of a group its first, which is what the others followed from."""
+    return whole_words_of(error)[:300]
+
+
+def whole_words_of(error: BaseException) -> str:
+    """All of it: what is cut may be half a secret that nobody recognises any more."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    return " ".join(str(error).split()) or type(error).__name__

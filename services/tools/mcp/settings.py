@@ -70,6 +70,11 @@ class McpServer(Section):
             raise ValueError(f"read_only_paths are absolute: {', '.join(relative)} is not")
         return self
 
+    @property
+    def secrets(self) -> list[str]:
+        """What nobody is shown who asks why it is away."""
+        return [*self.args, *self.env.values(), *self.headers.values()]
+
 
 McpServers = Annotated[dict[ServerName, McpServer], Field(max_length=MOST_SERVERS)]
 

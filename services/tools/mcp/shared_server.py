@@ -12,12 +12,12 @@ from typing import Final, Self
 
 import mcp_types as types
 
-from services.tools.mcp.fates import NothingDone, problem_of
+from services.tools.mcp.fates import NothingDone, problem_of, whole_words_of
 from services.tools.mcp.held import HeldLink, Open
 from services.tools.mcp.link import Link
+from services.tools.source_facts import SourceFact
 from services.tools.tool import CallContext
 from tenure.domain.retry import RetryPolicy
-from tenure.runtime import metrics
 from tenure.runtime.duties import heed_cancellation
 
 _log: Final = logging.getLogger(__name__)
@@ -52,8 +52,8 @@ class LinkTimes:
 class SharedServer:
     """The duty `run`, and `link` for calls. `listed` is told the tools each time they were asked for."""
 
-    def __init__(self, name: str, open_link: Open, listed: Listed, times: LinkTimes) -> None:
-        self.name = name
+    def __init__(self, fact: SourceFact, open_link: Open, listed: Listed, times: LinkTimes) -> None:
+        self.name, self._fact = fact.name, fact
         self._open, self._listed, self._times = open_link, listed, times
         self._link: Link | None = None
         self._linked, self._wanted = asyncio.Event(), asyncio.Event()
@@ -101,13 +101,17 @@ class SharedServer:
         try:
             link = await held.link()
             await self._serve(link)
+            ended = "it does not react" if link.hangs else "the connection ended"
         except Exception as error:  # noqa: BLE001  whatever a server does, it is told and tried again
+            self._fact.lost(whole_words_of(error))
             return problem_of(error)
+        else:
+            self._fact.lost(ended)
+            return ended
         finally:
-            self._set_link(None)
+            self._link = None
             held.let_go()
             self._held = {one for one in self._held if not one.is_gone}
-        return "it does not react" if link.hangs else "the connection ended"
 
     async def _serve(self, link: Link) -> None:
         while not link.ended.is_set():
@@ -118,12 +122,12 @@ class SharedServer:
             if not link.ended.is_set():
                 await asyncio.sleep(_CALM_SECONDS)
 
-    def _set_link(self, link: Link | None) -> None:
-        if link is not None and self._link is not link:
+    def _set_link(self, link: Link) -> None:
+        if self._link is not link:
             _log.info("linked to an MCP server", extra={"server": self.name})
             self._linked.set()
         self._link = link
-        metrics.gauge("tenure_tool_source_linked", 0 if link is None else 1, source=self.name)
+        self._fact.linked()
 
     async def __aenter__(self) -> Self:
         return self

@@ -25,8 +25,9 @@ from services.tools.output import OutputKeeper
 from services.tools.registry import Registry
 from services.tools.runs import Runs
 from services.tools.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
+from services.tools.source_facts import SourceFact
 from services.tools.workspace import Workspaces
-from tenure.runtime import metrics
+from tenure.domain.tools import ToolSourceKind
 from tenure.runtime.duties import Duties
 
 if TYPE_CHECKING:
@@ -55,12 +56,14 @@ async def open_mcp_servers(process: Process, servers: Mapping[str, McpServer], h
     for name, settings in servers.items():
         if settings.disabled:
             continue
+        fact = host.registry.facts.add(name, ToolSourceKind.MCP, secrets=settings.secrets)
         if settings.sandbox and isinstance(host.sandbox, SandboxUnavailable):
+            fact.lost(f"it is left out: {host.sandbox}")
             _log.error("an MCP server is left out: %s", host.sandbox, extra={"server": name})
             continue
         host.registry.expect(name)
-        tools = ToolsOfServer(name, settings, host.registry, host.keeper)
-        server = _server(name, settings, host, tools.take)
+        tools = ToolsOfServer(fact, settings, host.registry, host.keeper)
+        server = _server(fact, settings, host, tools.take)
         tools.server = server
         await process.open(server)
         if isinstance(server, TaskServers):
@@ -71,16 +74,17 @@ async def open_mcp_servers(process: Process, servers: Mapping[str, McpServer], h
         duties.start(f"link to MCP server {server.name}", server.run)
 
 
-def _server(name: str, settings: McpServer, host: Host, listed: Listed) -> SharedServer | TaskServers:
+def _server(fact: SourceFact, settings: McpServer, host: Host, listed: Listed) -> SharedServer | TaskServers:
+    name = fact.name
     times = LinkTimes.of_calls(settings.timeout_seconds)
     if settings.sandbox:
         return TaskServers(
-            name, _open_for(name, settings, host), listed, times, settings.max_servers, settings.idle_seconds
+            fact, _open_for(name, settings, host), listed, times, settings.max_servers, settings.idle_seconds
         )
     if settings.url is not None:
-        return SharedServer(name, partial(http_link, settings), listed, times)
+        return SharedServer(fact, partial(http_link, settings), listed, times)
     inherited = {name: host.environment[name] for name in _INHERITED if name in host.environment}
-    return SharedServer(name, partial(program_link, name, settings, inherited), listed, times)
+    return SharedServer(fact, partial(program_link, name, settings, inherited), listed, times)
 
 
 def _open_for(name: str, settings: McpServer, host: Host) -> OpenFor:
@@ -100,7 +104,7 @@ def _open_for(name: str, settings: McpServer, host: Host) -> OpenFor:
 class ToolsOfServer:
     """Takes a server's list of tools into the registry, and tells what is new about it."""
 
-    name: str
+    fact: SourceFact
     settings: McpServer
     registry: Registry
     keeper: OutputKeeper
@@ -109,14 +113,16 @@ class ToolsOfServer:
 
     def take(self, listed: list[types.Tool]) -> None:
         assert self.server is not None
-        described = describe(self.name, self.settings, listed)
-        tools = tools_of(self.server, self.name, described.definitions, self.keeper)
-        problems = described.problems + self.registry.put(self.name, tools)
-        metrics.gauge("tenure_tool_source_tools", len(tools), source=self.name)
+        name = self.fact.name
+        described = describe(name, self.settings, listed)
+        tools = tools_of(self.server, name, described.definitions, self.keeper)
+        refused = self.registry.put(name, tools)
+        problems = described.problems + refused
+        self.fact.took(len(tools) - len(refused), problems)
         names = sorted(described.definitions)
         if self.told == (names, problems):
             return
         self.told = names, problems
-        _log.info("took an MCP server's tools", extra={"server": self.name, "tools": ", ".join(names)})
+        _log.info("took an MCP server's tools", extra={"server": name, "tools": ", ".join(names)})
         for problem in problems:
-            _log.warning("left out a tool of an MCP server: %s", problem, extra={"server": self.name})
+            _log.warning("left out a tool of an MCP server: %s", problem, extra={"server": name})

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Self
 
-from services.tools.mcp.fates import NothingDone, problem_of
+from services.tools.mcp.fates import NothingDone, problem_of, whole_words_of
 from services.tools.mcp.held import HeldLink, Open
 from services.tools.mcp.link import Link
 from services.tools.mcp.shared_server import AGAIN, LinkTimes, Listed, first_of
+from services.tools.source_facts import SourceFact
 from services.tools.tool import CallContext
 from tenure.runtime import metrics
 from tenure.runtime.duties import heed_cancellation
@@ -38,9 +39,9 @@ class TaskServers:
     """The duty `run`, and `link` for calls. At most `most` processes; one that was idle for so long ends."""
 
     def __init__(
-        self, name: str, open_for: OpenFor, listed: Listed, times: LinkTimes, most: int, idle_seconds: float
+        self, fact: SourceFact, open_for: OpenFor, listed: Listed, times: LinkTimes, most: int, idle_seconds: float
     ) -> None:
-        self.name = name
+        self.name, self._fact = fact.name, fact
         self._open_for, self._listed, self._times = open_for, listed, times
         self._most, self._idle_seconds = most, idle_seconds
         self._servers: dict[str, _TaskServer] = {}
@@ -142,7 +143,9 @@ class TaskServers:
             async with self._open_for("", "")() as link:
                 self._listed(await link.list_tools())
         except Exception as error:  # noqa: BLE001  whatever a server does, it is told and tried again
+            self._fact.lost(whole_words_of(error))
             return problem_of(error)
+        self._fact.linked()
         return None
 
     def _tell(self) -> None:

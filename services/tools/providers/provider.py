@@ -16,6 +16,7 @@ from services.tools.registry import Registry
 from services.tools.sources import offered
 from tenure.domain.errors import TenureError
 from tenure.domain.retry import RetryPolicy
+from tenure.domain.tools import ToolSourceKind
 from tenure.runtime.rpc_channel import TenureChannel, open_channel
 from tenure.runtime.rpc_options import Keepalive
 from tenure.runtime.status import PeerFailed
@@ -38,6 +39,7 @@ class Provider:
 
     def __init__(self, name: str, settings: ProviderSettings, registry: Registry) -> None:
         self._name, self._settings, self._registry = name, settings, registry
+        self._fact = registry.facts.add(name, ToolSourceKind.PROVIDER, settings.tenants, settings.secrets)
         self._open = AsyncExitStack()
         self._reached = asyncio.Event()
         self._described: pb.DescribeToolsResponse | None = None
@@ -68,6 +70,7 @@ class Provider:
                 await self._describe()
             except (TenureError, PeerFailed) as error:
                 failures += 1
+                self._fact.lost(str(error))
                 if failures == 1:
                     _log.warning("a tool provider cannot be asked", extra={"provider": self._name, "error": str(error)})
                 await asyncio.sleep(AGAIN.wait_seconds(failures, random.random()))
@@ -75,10 +78,12 @@ class Provider:
             if failures:
                 _log.info("a tool provider is back", extra={"provider": self._name})
             failures = 0
+            self._fact.linked()
             await asyncio.sleep(LEAST_SECONDS)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.refresh_seconds):
                     await self._channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+                    self._fact.lost("the connection ended")
 
     async def _describe(self) -> None:
         request = pb.DescribeToolsRequest()
@@ -91,7 +96,9 @@ class Provider:
     def _take(self, described: pb.DescribeToolsResponse) -> None:
         definitions, problems = offered(self._name, map(tool_to_domain, described.tools), self._settings.rules)
         tools = [self._caller.tool(own_name, definition) for own_name, definition in definitions.items()]
-        problems += self._registry.put(self._name, tools, self._settings.tenants)
+        refused = self._registry.put(self._name, tools, self._settings.tenants)
+        problems += refused
+        self._fact.took(len(tools) - len(refused), problems)
         for problem in problems:
             _log.warning("a tool of a provider", extra={"provider": self._name, "problem": problem})
         _log.info("a tool provider has tools", extra={"provider": self._name, "tools": len(tools)})

@@ -90,5 +90,10 @@ class ProviderSettings(Section):
             told.append(("authorization", f"Bearer {self.bearer_token.get_secret_value()}"))
         return told
 
+    @property
+    def secrets(self) -> list[str]:
+        """What nobody is shown who asks why it is away."""
+        return [value for _, value in self.metadata]
+
 
 Providers = dict[SourceName, ProviderSettings]

@@ -1,0 +1,94 @@
+"""What operators are told of a source of tools: bounded, without secrets, and the same as the metrics say."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from services.tools.source_facts import LONGEST_SENTENCE, MOST_PROBLEMS, SourceFacts
+from tenure.domain.tools import ToolSourceKind
+from tenure.runtime.metrics import REGISTRY
+from tenure.v1 import tool_pb2
+
+START = datetime(2026, 11, 22, 3, tzinfo=UTC)
+
+
+class Clock:
+    """A second passes at each look."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def __call__(self) -> datetime:
+        self.looks += 1
+        return START + timedelta(seconds=self.looks)
+
+
+def only(facts: SourceFacts, tenant: str = "acme") -> tool_pb2.ToolSource:
+    (source,) = facts.listed(tenant)
+    return source
+
+
+def gauges(name: str) -> list[float]:
+    return [REGISTRY.cell(f"tenure_tool_source_{what}", source=name).value for what in ("linked", "tools")]
+
+
+def test_a_source_is_away_until_it_is_linked_to_and_the_metrics_say_the_same() -> None:
+    facts = SourceFacts(Clock())
+    fact = facts.add("one", ToolSourceKind.PROVIDER)
+    assert (only(facts).linked, gauges("one")) == (False, [0, 0])
+    fact.took(3)
+    fact.linked()
+    assert (only(facts).linked, only(facts).tools, gauges("one")) == (True, 3, [1, 3])
+    fact.lost("the connection ended")
+    assert (only(facts).linked, only(facts).tools, gauges("one")) == (False, 3, [0, 3])
+
+
+def test_since_when_is_when_it_changed_and_the_last_error_stays_to_be_seen() -> None:
+    facts = SourceFacts(Clock())
+    fact = facts.add("two", ToolSourceKind.MCP)
+    assert not only(facts).HasField("last_error_time")
+    fact.lost("first")
+    since = only(facts).change_time
+    fact.lost("second")
+    assert (only(facts).change_time, only(facts).last_error) == (since, "second")
+    fact.linked()
+    assert only(facts).change_time.seconds > since.seconds
+    assert only(facts).last_error == "second"
+
+
+def test_nothing_is_connected_to_for_built_in_and_http_tools() -> None:
+    facts = SourceFacts()
+    facts.add("note", ToolSourceKind.HTTP).took(1)
+    assert (only(facts).linked, only(facts).tools) == (True, 1)
+    assert gauges("note") == [0, 0]  # no series: never set
+
+
+def test_a_source_of_other_tenants_is_not_listed_and_the_others_are_in_order() -> None:
+    facts = SourceFacts()
+    facts.add("b", ToolSourceKind.PROVIDER, frozenset({"acme"}))
+    facts.add("a", ToolSourceKind.PROVIDER)
+    facts.add("z", ToolSourceKind.MCP)
+    assert [source.name for source in facts.listed("acme")] == ["z", "a", "b"]
+    assert [source.name for source in facts.listed("other")] == ["z", "a"]
+
+
+def test_no_secret_is_shown_not_even_half_of_one_nor_in_an_address() -> None:
+    facts = SourceFacts()
+    secrets = ["Bearer abcdefgh12345678", "--token=s3cr3t-s3cr3t"]
+    fact = facts.add("three", ToolSourceKind.MCP, secrets=secrets)
+    fact.lost("x" * (LONGEST_SENTENCE - 8) + " abcdefgh12345678")
+    assert "abcd" not in only(facts).last_error
+    fact.lost("401 for https://me:hidden@mcp.example.com:8443/k/hidden?key=hidden\nof s3cr3t-s3cr3t")
+    assert only(facts).last_error == "401 for https://mcp.example.com:8443 of …"
+    fact.took(0, ["'a' is left out: abcdefgh12345678"])
+    assert list(only(facts).problems) == ["'a' is left out: …"]
+
+
+def test_what_a_source_says_is_bounded() -> None:
+    facts = SourceFacts()
+    fact = facts.add("four", ToolSourceKind.MCP)
+    fact.lost("y" * 10_000)
+    fact.took(1, [f"{number} " + "z" * 10_000 for number in range(MOST_PROBLEMS + 5)])
+    source = only(facts)
+    assert (len(source.problems), source.problem_count) == (MOST_PROBLEMS, MOST_PROBLEMS + 5)
+    assert {len(source.last_error), *map(len, source.problems)} == {LONGEST_SENTENCE}
