@@ -83,8 +83,10 @@ class Registry:
         kept = {name: entry for name, entry in self._entries.items() if entry.source != source}
         problems: list[str] = []
         for tool in tools:
-            if tool.name in kept:
-                problems.append(f"{tool.name}: there are two tools of this name, the other is {kept[tool.name].source}")
+            if (other := kept.get(tool.name)) is not None:
+                # Who reads of this source need not know of one that is kept to other tenants.
+                which = f", the other is {other.source}" if other.tenants is None else ""
+                problems.append(f"{tool.name}: there are two tools of this name{which}")
                 continue
             try:
                 kept[tool.name] = _Entry(tool, Schema(tool.definition.input_schema_json), source, tenants)

@@ -141,6 +141,7 @@ def test_tools_of_some_tenants_do_not_exist_for_others():
     assert (registry.definitions(other), registry.unknown_names(other)) == ([], ["s__x"])
     assert registry.judge(acme, "s__x", '{"count": 1}') == {"count": 1}
     assert registry.judge(other, "s__x", '{"count": 1}') == unknown
+    assert registry.put("other", [tool("s__x")]) == ["s__x: there are two tools of this name"]
 
 
 async def test_who_asks_for_tools_waits_for_a_source_that_is_expected_but_not_for_long():
