@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import httpcore2
 
+from tenure.runtime.h11_patterns import read_in_one_pass
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
@@ -51,6 +53,7 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
         resolve: Resolve | None = None,
         dialer: httpcore2.AsyncNetworkBackend | None = None,
     ) -> None:
+        read_in_one_pass()  # every client that strangers answer has this backend
         self._networks, self._what = networks, what
         self._dialer = dialer or httpcore2.AnyIOBackend()
         # Threads of its own: the default ones are shared with everything else that the process does.

@@ -6,14 +6,14 @@ import ssl
 import zlib
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import httpcore2
 
 from tenure.runtime.checked_network import CheckedBackend
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from tenure.domain.urls import Url
 
@@ -23,6 +23,7 @@ FAILURES: Final = (httpcore2.TimeoutException, httpcore2.NetworkError, httpcore2
 READABLE_ENCODINGS: Final = "gzip, deflate"
 """For Accept-Encoding. Others cannot be unpacked within a bound by what every Python has."""
 
+_GOES_OUT: Final = "http11.send_request_headers.started"
 _AUTOMATIC: Final = 32 + zlib.MAX_WBITS  # gzip or zlib, by what it begins with
 _RAW: Final = -zlib.MAX_WBITS
 _ZLIB_METHOD: Final = 8
@@ -91,18 +92,36 @@ class Outgoing:
 
     @asynccontextmanager
     async def send(
-        self, method: str, url: Url, headers: Sequence[tuple[str, str]], body: bytes = b""
+        self,
+        method: str,
+        url: Url,
+        headers: Sequence[tuple[str, str]],
+        body: bytes | None = b"",
+        *,
+        connect_seconds: float | None = None,
+        going_out: Callable[[], None] | None = None,
     ) -> AsyncIterator[Answer]:
         """One request; the connection is given up when the block is left. The caller bounds the whole in time.
+        `connect_seconds`: for a place in the pool, and for the connection. `going_out` is called right before the first
+        byte of the request is written; before that nothing was sent.
 
         The URL's pieces are dialled as they are: nobody reads it a second time.
         """
         pieces = httpcore2.URL(
             scheme=url.scheme.encode(), host=url.host.encode(), port=url.port, target=url.target.encode()
         )
-        sent = [("host", url.authority), *headers]
-        content = body if method != "GET" else None
-        async with self._connections.stream(method, pieces, headers=sent, content=content) as response:
+
+        async def note(event: str, _told: dict[str, Any]) -> None:
+            if event == _GOES_OUT and going_out is not None:
+                going_out()
+
+        async with self._connections.stream(
+            method,
+            pieces,
+            headers=[("host", url.authority), *headers],
+            content=body if method != "GET" else None,
+            extensions={"timeout": dict.fromkeys(("connect", "pool"), connect_seconds), "trace": note},
+        ) as response:
             told = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
             yield Answer(response.status, told, response)
 

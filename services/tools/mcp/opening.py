@@ -18,6 +18,7 @@ from services.tools.mcp.link import Link, open_link
 from services.tools.mcp.program import Pipes, program
 from services.tools.mcp.settings import McpServer
 from services.tools.sandbox import Command, Sandbox, SandboxLimits
+from tenure.runtime.h11_patterns import read_in_one_pass
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
@@ -76,6 +77,7 @@ async def sandboxed_link(
 async def http_link(settings: McpServer) -> AsyncIterator[Link]:
     """To a server at a URL. Proxies of the environment are not asked; redirects stay at the server."""
     assert settings.url is not None
+    read_in_one_pass()
     ended = asyncio.Event()
     limits = httpx2.Limits(max_connections=settings.max_calls + 8)
     network = Exchanges(httpx2.AsyncHTTPTransport(limits=limits, trust_env=False), ended)
