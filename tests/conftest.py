@@ -21,6 +21,7 @@ pytest_plugins = [
     "tests.fix_provider",
     "tests.fix_sandbox",
     "tests.fix_simulator",
+    "tests.fix_time",
     "tests.fix_tools",
     "tests.fix_mcp",
     "tests.fix_webhooks",

@@ -20,13 +20,17 @@ class Asked:
 
 @dataclass
 class ScriptedHttp:
-    """`script`: an answer for each request, as raw bytes; the last one again and again. None: the connection breaks."""
+    """`script`: an answer for each request, as raw bytes; the last one again and again. None: the connection breaks.
+
+    `heard` is set when there was a request, `left` when one who waited for a server that hangs has gone.
+    """
 
     script: list[bytes | None]
     port: int = 0
     asked: list[Asked] = field(default_factory=list)
     connections: int = 0
     heard: asyncio.Event = field(default_factory=asyncio.Event)
+    left: asyncio.Event = field(default_factory=asyncio.Event)
     hangs: bool = False
     scheme: str = "http"
 
@@ -45,6 +49,7 @@ class ScriptedHttp:
                 self.heard.set()
                 if self.hangs:
                     await reader.read()
+                    self.left.set()
                 answer = self.script[min(len(self.asked), len(self.script)) - 1]
                 if answer is None:
                     return

@@ -75,11 +75,17 @@ class Effect:
             return self._outcome(ToolAnswer(crash, OutcomeStatus.FAILED, type(error).__name__))
 
     def _stopped(self, *, gone: bool) -> Outcome:
-        """Cancelled in the middle. Only a runner that is trusted may say so: of another's calls, others judge."""
+        """Cancelled in the middle. Only a runner that is trusted may say so: of another's calls, others judge.
+
+        An UNSAFE tool that tells doubts by itself, and was cut off before it could, leaves one.
+        """
         if not gone:
             _log.error("the tool %s does not stop when asked to", self._tool.name)
         if self._run.stop in {Stop.LAPSED, Stop.DRAINED}:
             raise Unavailable("the runner of this call stopped", reason="RUNNER_STOPPED", retry_after_seconds=0.5)
+        if self._timed_out and self._tool.keeps_any_timeout and not self._tool.definition.effect_class.may_run_again:
+            # It would have said what is known, and could not: this process stood still for longer than it was left.
+            raise ToolInDoubt(f"It gave no answer within {self._limit_seconds:g} s, and was stopped.")
         if self._timed_out:
             words = f"It took longer than {self._limit_seconds:g} s and was stopped."
             status, detail = OutcomeStatus.TIMED_OUT, "TIMEOUT"

@@ -106,7 +106,7 @@ class Delivery:
                 if not self._effect_class.may_run_again or _now() + wait_seconds >= self._ends_at:
                     return error.answer
             except Exception as error:
-                if not self._sending.is_out:
+                if not (self._sending.is_out or self._lost):
                     raise
                 _log.exception("the answer to a call could not be taken")
                 wait_seconds = self._after_loss(AnswerLostError(type(error).__name__, again=False))

@@ -35,6 +35,8 @@ def _printable(value: SecretStr) -> SecretStr:
     text = value.get_secret_value()
     if not (text.isascii() and text.isprintable()):
         raise ValueError("a header's value is printable ASCII")
+    if text != text.strip():
+        raise ValueError("a header's value neither begins nor ends with blanks")
     return value
 
 

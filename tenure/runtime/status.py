@@ -51,6 +51,9 @@ _BROKE_ON_ITS_WAY: Final = frozenset(
     (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 )
 
+_GRPCS_OWN_LIMITS: Final = ("larger than max", "metadata size exceeds")
+"""In words of gRPC itself, on either side, also of an answer that nobody could take: the call may have been made."""
+
 _DETAILS: Final = (error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo, error_details_pb2.BadRequest)
 
 # Keys of the metadata that belong to this module; they never reach a domain error.
@@ -204,7 +207,7 @@ def _build(
 def _from_bare_code(code: grpc.StatusCode, message: str) -> errors.TenureError | PeerFailed:
     if code in _BROKE_ON_ITS_WAY:
         return errors.Unavailable(message or code.name, reason=code.name, metadata=OUTCOME_UNKNOWN)
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in message:
-        return errors.InvalidRequest(message, reason="MESSAGE_TOO_LARGE")  # gRPC's own limit: never fits, however late
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and any(words in message for words in _GRPCS_OWN_LIMITS):
+        return errors.InvalidRequest(message, reason="MESSAGE_TOO_LARGE")  # never fits, however late
     kind = next((known for known, its_code in CODES.items() if its_code is code), None)
     return PeerFailed(code, message) if kind is None else kind(message or code.name, reason=kind.default_reason)

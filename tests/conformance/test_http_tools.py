@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import socket
@@ -102,7 +101,7 @@ async def test_what_may_be_repeated_is_sent_again_with_the_same_key(effect_class
 CUT_OFF = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\nconnection: close\r\n\r\nx"
 
 
-@pytest.mark.parametrize("lost", [None, answer(502), answer(503), answer(504), CUT_OFF])
+@pytest.mark.parametrize("lost", [None, *map(answer, (408, 499, 502, 503, 504, 520, 524)), CUT_OFF])
 async def test_an_unsafe_call_whose_answer_is_lost_is_in_doubt_and_sent_once(lost):
     async with scripted_http(lost) as http:
         with pytest.raises(ToolInDoubt, match="its answer was lost"):
@@ -137,26 +136,6 @@ async def test_a_server_that_is_not_there_was_asked_for_nothing(effect_class):
     with pytest.raises(ToolFailed, match="Nothing was done") as failed:
         await call(f"http://127.0.0.1:{port}/", {}, effect_class=effect_class, connect_seconds=0.2)
     assert failed.value.detail == "UNREACHABLE"
-
-
-async def test_a_server_that_says_nothing_is_given_up_in_time():
-    async with scripted_http(hangs=True) as http:
-        calls = [call(http.url, {}, effect_class=one, timeout_seconds=3) for one in ("KEYED", "UNSAFE")]
-        told, doubt = await asyncio.gather(*calls, return_exceptions=True)
-    assert isinstance(told, ToolAnswer)
-    assert (told.status, told.detail) == (OutcomeStatus.TIMED_OUT, "TIMEOUT")
-    assert isinstance(doubt, ToolInDoubt)
-    assert "no answer within 3 s" in doubt.message
-    assert len(http.asked) == 2
-
-
-async def test_a_call_that_is_stopped_lets_go_of_its_connection():
-    async with scripted_http(hangs=True) as http:
-        calling = asyncio.create_task(call(http.url, {}, effect_class="UNSAFE"))
-        await http.heard.wait()
-        calling.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await calling
 
 
 async def test_an_unsafe_call_never_goes_over_a_connection_that_was_kept():
@@ -210,6 +189,7 @@ async def test_private_addresses_are_the_operators_to_forbid():
         ({"url": "ftp://crm.example/"}, "Only http and https"),
         ({"url": "http://crm.example/", "headers": {"Idempotency-Key": "x"}}, "cannot be set here"),
         ({"url": "http://crm.example/", "headers": {"X-A": "a\r\nb"}}, "printable ASCII"),
+        ({"url": "http://crm.example/", "headers": {"X-A": "a "}}, "blanks"),
         ({"url": "http://crm.example/", "input_schema": {"$ref": "http://127.0.0.1/"}}, "another document"),
     ],
 )

@@ -96,6 +96,11 @@ async def too_much(_request: Any, _context: Any) -> AsyncIterator[pb.CallToolRes
     yield pb.CallToolResponse(outcome=pb.ProviderOutcome(content="x" * (5 * 1024 * 1024)))
 
 
+async def too_much_metadata(_request: Any, context: Any) -> AsyncIterator[pb.CallToolResponse]:
+    await context.abort(grpc.StatusCode.INTERNAL, "a trace " + "x" * 20_000)
+    yield pb.CallToolResponse()
+
+
 async def never(_request: Any, _context: Any) -> AsyncIterator[pb.CallToolResponse]:
     await asyncio.Event().wait()
     yield pb.CallToolResponse()
@@ -193,6 +198,7 @@ async def test_what_may_be_repeated_is_sent_again_with_the_same_key(first):
         outcome(pb.PROVIDER_STATUS_IN_DOUBT, "who knows"),
         nothing,
         too_much,
+        too_much_metadata,
     ],
 )
 async def test_an_unsafe_call_that_ended_in_the_dark_is_in_doubt_and_sent_once(answering):
@@ -202,7 +208,7 @@ async def test_an_unsafe_call_that_ended_in_the_dark_is_in_doubt_and_sent_once(a
     assert len(scripted.asked) == 1
 
 
-@pytest.mark.parametrize("answering", [ends(grpc.StatusCode.INTERNAL), nothing, too_much])
+@pytest.mark.parametrize("answering", [ends(grpc.StatusCode.INTERNAL), nothing, too_much, too_much_metadata])
 async def test_a_provider_with_a_bug_is_not_asked_again(answering):
     scripted = Scripted(answering)
     with pytest.raises(ToolInDoubt):
@@ -223,7 +229,7 @@ async def test_a_stale_epoch_after_a_lost_answer_does_not_say_that_nothing_was_d
     assert answer.content.endswith("It was sent before, and that answer was lost: what it did then has happened.")
 
 
-async def test_a_call_that_is_stopped_or_out_of_time_is_cancelled_at_the_provider():
+async def test_a_call_that_is_stopped_or_out_of_time_is_cancelled_at_the_provider(pass_seconds):
     scripted = Scripted(never)
     async with (
         serving(scripted) as address,
@@ -231,7 +237,10 @@ async def test_a_call_that_is_stopped_or_out_of_time_is_cancelled_at_the_provide
         Caller("shop", ProviderSettings(address=address), channel) as caller,
     ):
         tool = caller.tool("t", ToolDefinition("shop__t", "", "{}", EffectClass.KEYED))
-        answer = await tool.run(context(timeout_seconds=3), {})
+        calling = asyncio.create_task(tool.run(context(), {}))
+        await _until(lambda: len(scripted.asked) == 1)
+        pass_seconds(CALL_SECONDS)
+        answer = await calling
         assert (answer.status, answer.detail) == (OutcomeStatus.TIMED_OUT, "TIMEOUT")
         await asyncio.wait_for(scripted.cancelled.wait(), PATIENCE_SECONDS)
         scripted.cancelled.clear()

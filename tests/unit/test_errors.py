@@ -96,6 +96,15 @@ def test_a_peers_bug_is_no_domain_error(code):
     assert (error.code.name, error.message) == (code, "oops")
 
 
+@pytest.mark.parametrize(
+    "words", ["Received message larger than max (5 vs. 4)", "received metadata size exceeds hard limit (5 vs. 4)"]
+)
+def test_a_limit_of_grpcs_own_says_nothing_of_what_was_done(words):
+    error = status.from_rpc_error(bare("RESOURCE_EXHAUSTED", words))
+    assert isinstance(error, errors.InvalidRequest)
+    assert error.reason == "MESSAGE_TOO_LARGE"
+
+
 def test_a_strangers_status_becomes_the_leaf_of_its_code():
     error = status.from_rpc_error(bare("NOT_FOUND", "no such key"))
     assert isinstance(error, errors.NotFound)

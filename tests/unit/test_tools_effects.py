@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from dataclasses import replace
 
 import pytest
 
@@ -32,9 +33,13 @@ def a_tool(
 
 
 async def outcome_of(run_tool, *, may_begin=lambda: True, run=None, **options) -> Outcome:
+    return await carried_out(a_tool(run_tool, **options), may_begin=may_begin, run=run)
+
+
+async def carried_out(tool: Tool, *, may_begin=lambda: True, run=None) -> Outcome:
     run = run or Runs().add(asked(), 1)
     context = CallContext("default", "task", "1.0", "task/1.0", 10, run.emit)
-    return await Effect(run, a_tool(run_tool, **options), {}, context, may_begin).carry_out(lambda _effect: None)
+    return await Effect(run, tool, {}, context, may_begin).carry_out(lambda _effect: None)
 
 
 async def for_ever(_context, _arguments) -> ToolAnswer:
@@ -183,3 +188,12 @@ async def test_any_other_tool_that_does_not_know_has_failed_and_says_what_is_kno
     outcome = await outcome_of(lost, effect_class=effect_class)
     assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, "MAY_HAVE_HAPPENED")
     assert outcome.content == "The connection broke. It is not known whether it had its effect."
+
+
+async def test_a_tool_that_keeps_the_time_and_was_cut_off_is_in_doubt_where_nobody_may_repeat_it():
+    """Its process stood still for longer than it was left to say what is known."""
+    keeps_time = replace(a_tool(for_ever, timeout_seconds=0.05), keeps_any_timeout=True)
+    with pytest.raises(ToolInDoubt, match=r"no answer within 0.05 s"):
+        await carried_out(keeps_time)
+    repeatable = replace(a_tool(for_ever, timeout_seconds=0.05, effect_class=EffectClass.KEYED), keeps_any_timeout=True)
+    assert (await carried_out(repeatable)).status is OutcomeStatus.TIMED_OUT

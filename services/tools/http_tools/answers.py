@@ -24,8 +24,8 @@ _TEXT: Final = re.compile(
 _CHARSET: Final = re.compile(r"charset=\"?([A-Za-z0-9_-]+)")
 _REFUSED_AS_STALE: Final = frozenset((409, 412))
 _BUSY: Final = frozenset((429, 503))
-_ON_THE_WAY: Final = frozenset((502, 503, 504))
-"""What proxies say of a server behind them, which may have been asked."""
+_ON_THE_WAY: Final = frozenset((408, 499, 502, 503, 504, *range(520, 525)))
+"""What proxies say of a server behind them, which may have been asked. 499 and 52x: in the habits of some."""
 
 
 @dataclass(frozen=True, slots=True)

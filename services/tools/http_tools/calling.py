@@ -21,6 +21,7 @@ from tenure.runtime.outgoing import FAILURES, trust
 MOST_ANSWER_BYTES: Final = 4 * 1024 * 1024
 _KEPT_ALIVE_SECONDS: Final = 4.0
 _GOES_OUT: Final = "http11.send_request_headers.started"
+_STAYED: Final = "http11.send_request_headers.failed"
 
 
 def lane_of(name: str) -> str:
@@ -82,9 +83,11 @@ class HttpTool:
         return read_response(self._who, response)
 
     async def _exchange(self, request: Request, sending: Sending) -> Response:
-        async def note(event: str, _info: dict[str, Any]) -> None:
+        async def note(event: str, info: dict[str, Any]) -> None:
             if event == _GOES_OUT:
                 sending.is_out = True
+            if event == _STAYED and isinstance(info["exception"], httpcore2.LocalProtocolError):
+                sending.is_out = False  # it was no request, and nothing of it was written
 
         url = request.url
         pieces = httpcore2.URL(

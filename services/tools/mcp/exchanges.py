@@ -40,7 +40,7 @@ class Exchanges(httpx2.AsyncBaseTransport):
         except _NEVER_SENT as error:
             self._ended.set()
             return _made_up(f"it cannot be reached ({words_of(error)})", NothingDone)
-        except httpx2.TransportError as error:
+        except (httpx2.TransportError, OSError) as error:  # OSError: of TLS in the middle of an answer
             self._ended.set()
             return _made_up(f"the connection to it was lost ({words_of(error)})", Lost)
 

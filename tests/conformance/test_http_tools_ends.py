@@ -1,0 +1,149 @@
+"""Calls of HTTP tools that end otherwise than by an answer: out of time, stopped, cut off, or in the middle of one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from pydantic import SecretStr
+
+from services.tools.effects import Effect
+from services.tools.http_tools.calling import HttpTool
+from services.tools.http_tools.settings import HttpToolSettings
+from services.tools.records import Asked, CallKey
+from services.tools.runs import Runs
+from services.tools.sending import TELLING_SECONDS
+from services.tools.tool import CallContext, Tool, ToolAnswer, ToolFailed, ToolInDoubt
+from tenure.domain.token import Claims
+from tenure.domain.tools import EffectClass, OutcomeStatus
+from tests.certificates import issue
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.scripted_http import ScriptedHttp, answer, scripted_http
+
+KEYED, UNSAFE = EffectClass.KEYED, EffectClass.UNSAFE
+NOT_TLS = b"\x17\x03\x03\x00\x20" + bytes(32)
+"""A record that nobody can decrypt."""
+
+
+@asynccontextmanager
+async def http_tool(url: str, effect_class: EffectClass, **fields: Any) -> AsyncIterator[Tool]:
+    settings = HttpToolSettings(url=url, description="d", effect_class=effect_class, timeout_seconds=CALL_SECONDS)
+    async with HttpTool("crm", settings.model_copy(update=fields)) as opened:
+        yield opened.tool
+
+
+def context() -> CallContext:
+    return CallContext("default", "t", "1.0", "t/1.0", 7, lambda _text: None, timeout_seconds=CALL_SECONDS)
+
+
+async def heard(http: ScriptedHttp) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await http.heard.wait()
+
+
+@pytest.mark.parametrize("effect_class", [KEYED, UNSAFE])
+async def test_a_server_that_says_nothing_is_given_up_in_time(effect_class, pass_seconds):
+    async with scripted_http(hangs=True) as http, http_tool(http.url, effect_class) as tool:
+        calling = asyncio.create_task(tool.run(context(), {}))
+        await heard(http)
+        pass_seconds(CALL_SECONDS)
+        if effect_class is UNSAFE:
+            with pytest.raises(ToolInDoubt, match="no answer within 60 s"):
+                await calling
+        else:
+            told = await calling
+            assert (told.status, told.detail) == (OutcomeStatus.TIMED_OUT, "TIMEOUT")
+    assert len(http.asked) == 1
+
+
+@pytest.mark.parametrize("effect_class", [KEYED, UNSAFE])
+async def test_a_process_that_stood_still_at_the_end_of_a_call_leaves_an_unsafe_one_in_doubt(
+    effect_class, pass_seconds
+):
+    """Then the tool is stopped by its own time and by the service's at once, and can say nothing itself."""
+    key = CallKey(uuid.uuid4(), "1.0")
+    asked = Asked(key, Claims(f"tasks/{key.task_id}", "default", 10, "claim", "worker"), "crm", effect_class, b"{}")
+    async with scripted_http(hangs=True) as http, http_tool(http.url, effect_class) as tool:
+        effect = Effect(Runs().add(asked, 1), tool, {}, context(), lambda: True)
+        carrying = asyncio.create_task(effect.carry_out(lambda _effect: None))
+        await heard(http)
+        pass_seconds(CALL_SECONDS + 2 * TELLING_SECONDS)
+        if effect_class is UNSAFE:
+            with pytest.raises(ToolInDoubt, match="no answer within 60 s"):
+                await carrying
+        else:
+            assert (await carrying).status is OutcomeStatus.TIMED_OUT
+
+
+async def test_a_call_that_is_stopped_lets_go_of_its_connection():
+    async with scripted_http(hangs=True) as http, http_tool(http.url, UNSAFE) as tool:
+        calling = asyncio.create_task(tool.run(context(), {}))
+        await heard(http)
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await http.left.wait()
+
+
+async def test_what_is_no_request_was_not_sent():
+    """The file's headers are checked; whatever else HTTP does not allow leaves no call in doubt."""
+    async with scripted_http(answer(200)) as http:
+        headers = {"X-Key": SecretStr("a blank at the end ")}
+        async with http_tool(http.url, UNSAFE, headers=headers, connect_seconds=0.05) as tool:
+            with pytest.raises(ToolFailed, match="Nothing was done"):
+                await tool.run(context(), {})
+    assert http.asked == []
+
+
+async def test_an_address_is_asked_for_as_it_is_written():
+    async with scripted_http(answer(200)) as http, http_tool(f"{http.url}/a;v=2/b;w=1?q=1", UNSAFE) as tool:
+        await tool.run(context(), {})
+    assert http.asked[0].line == "POST /a;v=2/b;w=1?q=1 HTTP/1.1"
+
+
+@pytest.mark.parametrize("begun", [b"", answer(200, "hello")[:-1]])
+@pytest.mark.parametrize("effect_class", [KEYED, UNSAFE])
+async def test_tls_that_breaks_in_the_middle_of_an_answer_is_a_lost_answer(effect_class, begun, tmp_path):
+    authority = issue("authority")
+    ca_file = tmp_path / "ca.pem"
+    ca_file.write_bytes(authority.certificate.public_bytes(serialization.Encoding.PEM))
+    async with (
+        breaking(begun, authority, tmp_path) as (port, asked),
+        http_tool(f"https://127.0.0.1:{port}/", effect_class, ca_file=ca_file) as tool,
+    ):
+        if effect_class is UNSAFE:
+            with pytest.raises(ToolInDoubt, match="its answer was lost"):
+                await tool.run(context(), {})
+        else:
+            assert await tool.run(context(), {}) == ToolAnswer("done")
+    assert len(asked) == (1 if effect_class is UNSAFE else 2)
+
+
+@asynccontextmanager
+async def breaking(begun: bytes, authority: Any, folder: Path) -> AsyncIterator[tuple[int, list[bytes]]]:
+    """A server whose first answer ends in what is no TLS; its port, and what it was asked."""
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"{}"))
+        writer.write(begun if len(asked) == 1 else answer(200, "done"))
+        await writer.drain()
+        if len(asked) == 1:
+            os.write(writer.get_extra_info("socket").fileno(), NOT_TLS)
+            await reader.read()
+        writer.close()
+
+    context = issue("127.0.0.1", ("127.0.0.1",), authority).server(folder)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    try:
+        yield server.sockets[0].getsockname()[1], asked
+    finally:
+        server.close()

@@ -1,0 +1,42 @@
+"""Sending calls: what an error of our own comes to, before anything was sent and after."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.tools.sending import AnswerLostError, Delivery, NotSentError, Sending
+from services.tools.tool import CallContext, ToolAnswer, ToolInDoubt
+from tenure.domain.tools import EffectClass
+from tests.patience import CALL_SECONDS
+
+
+async def delivered(effect_class: EffectClass, *steps: Exception | str) -> ToolAnswer:
+    """Each step is what one sending raises; the text "out: …" is raised as a bug once the call is out."""
+    left = list(steps)
+
+    async def send(sending: Sending) -> ToolAnswer:
+        step = left.pop(0)
+        if isinstance(step, str):
+            sending.is_out = True
+            raise KeyError(step)
+        raise step
+
+    told = CallContext("default", "t", "1.0", "t/1.0", 7, lambda _text: None, timeout_seconds=CALL_SECONDS)
+    return await Delivery("The shop", effect_class, told, CALL_SECONDS).carry_out(send)
+
+
+@pytest.mark.parametrize("effect_class", list(EffectClass))
+async def test_a_bug_after_the_call_was_sent_leaves_it_open_whether_it_happened(effect_class):
+    with pytest.raises(ToolInDoubt, match="KeyError"):
+        await delivered(effect_class, NotSentError("no way"), "out: a bug")
+
+
+async def test_a_bug_in_sending_again_does_not_hide_that_it_was_sent_before():
+    with pytest.raises(ToolInDoubt, match="KeyError"):
+        await delivered(EffectClass.KEYED, AnswerLostError("gone"), KeyError("a bug"))
+
+
+@pytest.mark.parametrize("effect_class", list(EffectClass))
+async def test_a_bug_before_anything_was_sent_is_a_crash(effect_class):
+    with pytest.raises(KeyError):
+        await delivered(effect_class, KeyError("a bug"))
