@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import ssl
 
 import anyio
 import httpx2
@@ -114,6 +115,8 @@ async def exchanged(answer: httpx2.Response | Exception, **headers: str) -> tupl
         (httpx2.ConnectTimeout("slow"), NothingDone, True),
         (httpx2.ReadError("reset"), Lost, True),
         (httpx2.RemoteProtocolError("cut"), Lost, True),
+        (ssl.SSLError("bad record"), Lost, True),
+        (httpx2.Response(408, text="slow"), Lost, False),
         (httpx2.Response(502, text="<html>"), Lost, False),
         (httpx2.Response(504, json={"error": "gateway"}), Lost, False),
         (httpx2.Response(401, text="who?"), None, False),

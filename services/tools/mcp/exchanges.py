@@ -22,6 +22,9 @@ _GOODBYE_SECONDS: Final = 2.0
 _NEVER_SENT: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 _UNKNOWN_SESSION: Final = {400, 404}  # 404 by the specification, 400 by its own TypeScript server
 
+_ON_THE_WAY: Final = {408, 499}
+"""What proxies say, besides every 5xx, of a server behind them that may have been asked."""
+
 
 class Exchanges(httpx2.AsyncBaseTransport):
     """Wraps the transport that talks to the network. `ended` is set when the session turns out to be over."""
@@ -60,7 +63,7 @@ class Exchanges(httpx2.AsyncBaseTransport):
         if not response.is_error or _is_answer(body):
             return httpx2.Response(response.status_code, headers=_plain(response), content=body)
         words = f"it answered with HTTP {response.status_code}"
-        if response.is_server_error:
+        if response.is_server_error or response.status_code in _ON_THE_WAY:
             return _made_up(words, Lost)
         return _error(types.ErrorData(code=types.INVALID_REQUEST, message=words))
 
