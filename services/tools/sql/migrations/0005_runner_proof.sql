@@ -1,3 +1,5 @@
+-- Nothing but this in one transaction: while it has the table, no runner renews, and one that cannot for long stops all it runs.
+--
 -- What a process is to those that share its machine: so that one of them can find that it is dead, which is more than that
 -- it does not renew. Empty and 0 where that is not known: then nothing is proven but by the process itself.
 alter table runners add column machine_id text not null default '';
@@ -11,9 +13,3 @@ alter table runners add column ended_at timestamptz;
 -- 0: it said good-bye, or is followed by its process's next life, and counts as dead at once. That is no proof.
 alter table runners drop constraint runners_ttl_seconds_check;
 alter table runners add constraint runners_ttl_seconds_check check (ttl_seconds >= 0);
-
--- An index that mentions the state makes every start and every outcome touch all indexes of the table (no HOT updates): the
--- time of the doubt, which nearly no call has, does as well.
-drop index calls_in_doubt;
-update calls set doubted_at = coalesce(started_at, accepted_at) where state = 'IN_DOUBT' and doubted_at is null;
-create index calls_in_doubt on calls (doubted_at, task_id, call_id) where doubted_at is not null;
