@@ -12,17 +12,15 @@ from typing import Final
 
 from services.tools.sandbox.procfs import start_ticks, stat_fields
 
-_MACHINE_ID: Final = Path("/etc/machine-id")
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACES: Final = (Path("/proc/self/ns/pid"), Path("/proc/self/ns/time"))
-_FIRST_PID_NAMESPACE: Final = "pid:[4026531836]"  # the kernel's PROC_PID_INIT_INO
 _DEAD_STATES: Final = "ZX"
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
     """`pid` and `start_ticks` tell processes apart within one boot and the same `namespaces`, boots are told apart by
-    `boot_id`, machines by `machine_id` ("": not known).
+    `boot_id`, machines by `machine_id` ("": nobody said it).
     """
 
     machine_id: str
@@ -33,7 +31,11 @@ class ProcessIdentity:
 
 
 def own_identity(machine_id: str = "") -> ProcessIdentity | None:
-    """Of this process; None where that cannot be known. `machine_id`: as the operator says it, not the system."""
+    """Of this process; None where that cannot be known.
+
+    `machine_id`: as the operator says it. What the system says is copied with disks and images, and a living machine
+    would count as an earlier boot of its clone.
+    """
     if not sys.platform.startswith("linux"):
         return None
     try:
@@ -46,7 +48,7 @@ def own_identity(machine_id: str = "") -> ProcessIdentity | None:
         return None
     if not boot_id or ticks is None:
         return None
-    return ProcessIdentity(machine_id or _system_id(namespaces[0]), boot_id, " ".join(namespaces), os.getpid(), ticks)
+    return ProcessIdentity(machine_id, boot_id, " ".join(namespaces), os.getpid(), ticks)
 
 
 def is_dead(pid: int, ticks: int) -> bool:
@@ -65,16 +67,6 @@ def is_dead(pid: int, ticks: int) -> bool:
 def uptime_seconds() -> float:
     """Since this boot, sleep included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def _system_id(pid_namespace: str) -> str:
-    """Not in a container: its image may have brought the id along, to any number of machines."""
-    if pid_namespace != _FIRST_PID_NAMESPACE:
-        return ""
-    try:
-        return _MACHINE_ID.read_text().strip()
-    except OSError:
-        return ""
 
 
 def _has_live_threads(pid: int) -> bool:

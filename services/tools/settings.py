@@ -33,7 +33,7 @@ class Settings:
     runner_margin_seconds: float = setting("how much earlier it stops by itself", default=1.0, minimum=0.1)
     runner_renew_interval_seconds: float = setting("how often it renews", default=1.0, minimum=0.1)
     machine_id: str = setting(
-        "what tells this machine from all others; without it /etc/machine-id, and in a container nothing", default=""
+        "what tells this machine from all others; without it a new boot proves nothing of the one before", default=""
     )
     close_wait_seconds: float = setting("how long closing a fence waits for what it stops", default=3.0, minimum=0.1)
     drain_seconds: float = setting("how long calls may run on when the process is told to stop", default=10.0)

@@ -159,3 +159,25 @@ async def test_a_machine_that_was_started_anew_proves_its_runners_gone_and_forge
     if uptime + 3600 > 7 * 86_400:  # as long ago as what is forgotten
         kept = {"long ago and in doubt": True} | ({"a clone": False} if uptime / 2 < 7 * 86_400 else {})
     assert found == kept
+
+
+async def test_a_machine_nobody_named_is_taken_for_no_other_and_a_copy_of_a_running_one_for_another(
+    tool_service, tools_database
+):
+    here = own_identity()
+    assert here is not None
+    assert here.machine_id == ""
+    nobody = 2**22 + 1  # above all pids there can be
+    rows = {"this one": ("here", here.boot_id), "not named": ("", here.boot_id), "a copy": ("there", here.boot_id)}
+    for instance, (machine_id, boot_id) in rows.items():
+        await tools_database(
+            "insert into runners (runner_id, instance, ttl_seconds, renewed_at, machine_id, boot_id, namespaces, pid) "
+            "values (%s, %s, 5, now() - interval '1 hour', %s, %s, %s, %s)",
+            uuid.uuid4(), instance, machine_id, boot_id, here.namespaces, nobody,
+        )  # fmt: skip
+    tools = await tool_service(machine_id="here")
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while len(tools.logged("runner is proven gone")) < 2:
+            await asyncio.sleep(0.05)
+    ended = await tools_database("select instance from runners where ended_at is not null order by 1")
+    assert ended == [("not named",), ("this one",)]

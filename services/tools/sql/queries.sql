@@ -218,11 +218,13 @@ update runners set ttl_seconds = 0 where runner_id = %(runner_id)b::uuid;
 
 -- name: unproven_runners
 -- Runners of this machine that are dead for all we know, and no proof of it: those of the same boot and namespaces, to be looked
--- for, and those of an earlier boot. One that renewed since this boot began is another machine with the same id.
+-- for, and those of an earlier boot, where the operator has given the machine a name. One that renewed since this boot began is
+-- another machine with the same name; one of this boot with another name is a copy of this machine as it ran.
 select runner_id, boot_id, pid, start_ticks
   from runners
  where ended_at is null and renewed_at + ttl_seconds * interval '1 second' <= clock_timestamp()
-   and ((boot_id = %(boot_id)b::text and namespaces = %(namespaces)b::text and pid > 0)
+   and ((boot_id = %(boot_id)b::text and namespaces = %(namespaces)b::text and pid > 0
+         and (machine_id = %(machine_id)b::text or '' in (machine_id, %(machine_id)b::text)))
      or (machine_id = %(machine_id)b::text and machine_id <> '' and boot_id not in ('', %(boot_id)b::text)
          and renewed_at < clock_timestamp() - %(uptime_seconds)b::double precision * interval '1 second'))
  order by renewed_at desc limit 200;
