@@ -14,7 +14,7 @@ import pytest
 
 from services.tools.mcp.content import text_of
 from services.tools.mcp.exchanges import Exchanges
-from services.tools.mcp.fates import Lost, NothingDone, marked_fate
+from services.tools.mcp.fates import Lost, NothingDone, Unreadable, marked_fate
 from services.tools.mcp.lines import MOST_MESSAGE_BYTES, TOO_LONG, LineReads
 
 
@@ -100,10 +100,16 @@ class Network(httpx2.AsyncBaseTransport):
         return self.answer
 
 
+def error_message(own_id: int | str | None) -> str:
+    return json.dumps({"jsonrpc": "2.0", "id": own_id, "error": {"code": -32603, "message": "no"}})
+
+
 async def exchanged(answer: httpx2.Response | Exception, **headers: str) -> tuple[types.ErrorData, bool]:
     """What a session is told in place of the answer, and whether it is over."""
     ended = asyncio.Event()
-    request = httpx2.Request("POST", "http://server/mcp", headers={k.replace("_", "-"): v for k, v in headers.items()})
+    asked = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
+    named = {k.replace("_", "-"): v for k, v in headers.items()}
+    request = httpx2.Request("POST", "http://server/mcp", headers=named, json=asked)
     response = await Exchanges(Network(answer), ended).handle_async_request(request)
     return types.JSONRPCError.model_validate_json(await response.aread()).error, ended.is_set()
 
@@ -119,6 +125,11 @@ async def exchanged(answer: httpx2.Response | Exception, **headers: str) -> tupl
         (httpx2.Response(408, text="slow"), Lost, False),
         (httpx2.Response(502, text="<html>"), Lost, False),
         (httpx2.Response(504, json={"error": "gateway"}), Lost, False),
+        (httpx2.Response(502, json={"jsonrpc": "2.0", "id": None, "error": {"code": 1, "message": "x"}}), Lost, False),
+        (httpx2.Response(502, headers={"content-type": "text/html"}, content=LONG), Lost, False),
+        (httpx2.Response(200, text="<html>"), Unreadable, False),
+        (httpx2.Response(200, json={"done": True}), Unreadable, False),
+        (httpx2.Response(202), Unreadable, False),
         (httpx2.Response(401, text="who?"), None, False),
         (httpx2.Response(429, text="later"), None, False),
     ],
@@ -130,10 +141,31 @@ async def test_what_fails_below_a_session_is_told_to_the_one_call(
     assert (marked_fate(error.data), ended) == (fate, over)
 
 
-@pytest.mark.parametrize("status", [400, 404])
-async def test_a_session_that_the_server_forgot_is_over_and_nothing_was_done(status: int) -> None:
-    error, ended = await exchanged(httpx2.Response(status, text="no session"), mcp_session_id="1")
-    assert (marked_fate(error.data), ended) == (NothingDone, True)
+@pytest.mark.parametrize(
+    ("status", "body", "fate"),
+    [
+        (404, "no session", NothingDone),
+        (404, error_message(None), NothingDone),
+        (400, error_message(None), NothingDone),
+        (400, error_message("server-error"), NothingDone),
+        (400, "no session", Lost),  # by whom, nobody knows
+    ],
+)
+async def test_a_session_that_the_server_forgot_is_over_and_nothing_was_done_if_the_server_says_so(
+    status: int, body: str, fate: type
+) -> None:
+    error, ended = await exchanged(httpx2.Response(status, text=body), mcp_session_id="1")
+    assert (marked_fate(error.data), ended) == (fate, True)
+
+
+@pytest.mark.parametrize("own_id", [1, "1"])
+@pytest.mark.parametrize("status", [400, 404, 500])
+async def test_an_error_with_the_request_s_own_id_is_the_answer_whatever_the_status(
+    status: int, own_id: int | str
+) -> None:
+    """The effect may be there already: a call that was answered so is never sent again."""
+    error, ended = await exchanged(httpx2.Response(status, text=error_message(own_id)), mcp_session_id="1")
+    assert (error.message, marked_fate(error.data), ended) == ("no", None, False)
 
 
 async def test_a_server_s_own_error_stays_its_own_and_cannot_pass_for_ours() -> None:

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 import mcp_types as types
 
 from services.tools.mcp.content import text_of
-from services.tools.mcp.fates import Lost, NothingDone
+from services.tools.mcp.fates import Lost, NothingDone, Unreadable
 from services.tools.mcp.link import Link
 from services.tools.mcp.settings import lane_of_server
 from services.tools.output import DIRECTORY, OutputKeeper
@@ -62,7 +62,14 @@ class Calling:
     def _judge(self, lost: Lost, *, is_last: bool) -> None:
         """Returns when it may be sent again, with the same key."""
         if not self.definition.effect_class.may_run_again:
-            raise ToolInDoubt(f"The MCP server was lost in the middle of the call ({lost}).") from lost
+            what = (
+                "gave no answer that can be read"
+                if isinstance(lost, Unreadable)
+                else "was lost in the middle of the call"
+            )
+            raise ToolInDoubt(f"The MCP server {what} ({lost}).") from lost
+        if isinstance(lost, Unreadable):
+            raise ToolFailed(f"The server gave no answer that can be read ({lost}).", "BAD_ANSWER") from lost
         if is_last:
             words = f"The server was lost in the middle of the call, {MOST_SENDS} times in a row ({lost})."
             raise ToolFailed(words, "CONNECTION_LOST") from lost

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from http import HTTPStatus
 from typing import Final
 
 import httpx2
 import mcp_types as types
 from pydantic import ValidationError
 
-from services.tools.mcp.fates import Fate, Lost, NothingDone, mark, words_of
+from services.tools.mcp.fates import Fate, Lost, NothingDone, Unreadable, mark, words_of
 from services.tools.mcp.lines import MOST_MESSAGE_BYTES, TOO_LONG
 
 _SESSION: Final = "mcp-session-id"
@@ -51,21 +52,38 @@ class Exchanges(httpx2.AsyncBaseTransport):
         await self._inner.aclose()
 
     async def _judged(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
-        if response.is_success and not _is_json(response):
+        wants_answer = _id_asked_for(request) is not None
+        if response.is_success and (_is_events(response) or not wants_answer):
             return response
         body = await _bounded(response)
+        if response.is_error:
+            return self._refused(request, response, body or b"")
+        if response.is_redirect:
+            return _passed_on(response, body or b"")
         if body is None:
             words = f"its answer is longer than {MOST_MESSAGE_BYTES} bytes and was not taken"
             return _error(types.ErrorData(code=TOO_LONG, message=words))
-        if response.status_code in _UNKNOWN_SESSION and _SESSION in request.headers:
+        if _message(body) is None:
+            return _made_up(f"it answered with HTTP {response.status_code} and no message", Unreadable)
+        return _passed_on(response, body)
+
+    def _refused(self, request: httpx2.Request, response: httpx2.Response, body: bytes) -> httpx2.Response:
+        """A status is no word on the call unless its body answers this very request: it may be of what stands before
+        the server, or come when the effect is there already.
+        """
+        status, said = response.status_code, _message(body)
+        error = said if isinstance(said, types.JSONRPCError) else None
+        if error is not None and error.id is not None and str(error.id) == _id_asked_for(request):
+            return _passed_on(response, body)
+        if status in _UNKNOWN_SESSION and _SESSION in request.headers:
             self._ended.set()
-            return _made_up("it does not know this session any more", NothingDone)
-        if not response.is_error or _is_answer(body):
-            return httpx2.Response(response.status_code, headers=_plain(response), content=body)
-        words = f"it answered with HTTP {response.status_code}"
-        if response.is_server_error or response.status_code in _ON_THE_WAY:
-            return _made_up(words, Lost)
-        return _error(types.ErrorData(code=types.INVALID_REQUEST, message=words))
+            # A 400 that no MCP server wrote says nothing of sessions.
+            fate = NothingDone if status == HTTPStatus.NOT_FOUND or error is not None else Lost
+            return _made_up("it does not know this session any more", fate)
+        words = f"it answered with HTTP {status}"
+        if response.is_server_error or status in _ON_THE_WAY:
+            return _made_up(words if error is None else f"{words}: {error.error.message}", Lost)
+        return _passed_on(response, body) if error is not None else _error(_refusal(words))
 
 
 async def _bounded(response: httpx2.Response) -> bytes | None:
@@ -87,16 +105,30 @@ def _plain(response: httpx2.Response) -> dict[str, str]:
     return {name: response.headers[name] for name in kept if name in response.headers}
 
 
-def _is_json(response: httpx2.Response) -> bool:
-    return response.headers.get("content-type", "").lower().startswith("application/json")
+def _passed_on(response: httpx2.Response, body: bytes) -> httpx2.Response:
+    return httpx2.Response(response.status_code, headers=_plain(response), content=body)
 
 
-def _is_answer(body: bytes) -> bool:
-    """Whether it is the MCP server's own error, and not one of what stands before it."""
+def _is_events(response: httpx2.Response) -> bool:
+    return response.headers.get("content-type", "").lower().startswith("text/event-stream")
+
+
+def _message(body: bytes) -> types.JSONRPCMessage | None:
+    """None for what no MCP server says."""
     try:
-        return isinstance(types.jsonrpc_message_adapter.validate_json(body, by_name=False), types.JSONRPCError)
+        return types.jsonrpc_message_adapter.validate_json(body, by_name=False)
     except ValidationError:
-        return False
+        return None
+
+
+def _id_asked_for(request: httpx2.Request) -> str | None:
+    """Of the message that was sent; None for one that wants no answer."""
+    sent = _message(request.content)
+    return str(sent.id) if isinstance(sent, types.JSONRPCRequest) else None
+
+
+def _refusal(words: str) -> types.ErrorData:
+    return types.ErrorData(code=types.INVALID_REQUEST, message=words)
 
 
 def _made_up(words: str, fate: Fate) -> httpx2.Response:

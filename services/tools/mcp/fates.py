@@ -17,7 +17,12 @@ class Lost(Exception):  # noqa: N818  what is certain about the call, no error o
     """It was sent, and the connection or the server ended before the answer: it may or may not have happened."""
 
 
+class Unreadable(Lost):
+    """It was answered, with what cannot be read: asking again would be no better."""
+
+
 Fate = type[NothingDone] | type[Lost]
+_FATES: Final[dict[str, Fate]] = {fate.__name__: fate for fate in (NothingDone, Lost, Unreadable)}
 
 
 def mark(fate: Fate) -> dict[str, str]:
@@ -29,7 +34,7 @@ def marked_fate(data: Any) -> Fate | None:
     """What a transport said by `mark`; None for what a server said."""
     if not isinstance(data, dict) or data.get("mark") != _MARK:
         return None
-    return NothingDone if data["fate"] == NothingDone.__name__ else Lost
+    return _FATES[data["fate"]]
 
 
 def problem_of(error: BaseException) -> str:

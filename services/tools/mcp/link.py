@@ -16,7 +16,7 @@ from mcp.client.subscriptions import SubscriptionLost
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter, ValidationError
 
-from services.tools.mcp.fates import Lost, NothingDone, marked_fate, words_of
+from services.tools.mcp.fates import Lost, NothingDone, Unreadable, marked_fate, words_of
 from services.tools.mcp.lines import TOO_LONG
 from services.tools.mcp.wire import CallWrites, WatchedReads, meta_of
 from services.tools.tool import Arguments, CallContext, ToolFailed
@@ -66,7 +66,7 @@ class Link:
         return tools
 
     async def call(self, tool: str, arguments: Arguments, context: CallContext) -> types.CallToolResult:
-        """The server's answer. Raises ToolFailed in the server's words, NothingDone or Lost.
+        """The server's answer. Raises ToolFailed in the server's words, NothingDone, Lost or Unreadable.
 
         When the caller is cancelled, the server is told that the call is not wanted any more, and asked for a sign of
         life.
@@ -97,7 +97,7 @@ class Link:
         except MCPError as error:
             raise self._fate(error, context) from error
         except ValidationError as error:
-            raise ToolFailed("The server answered with what is no result of a tool.", "BAD_ANSWER") from error
+            raise Unreadable("it answered with what is no result of a tool") from error
         finally:
             self._writes.begun.discard(context.idempotency_key)
         if isinstance(result, types.InputRequiredResult):
@@ -145,6 +145,8 @@ class Link:
             return fate(words)
         if error.code == TOO_LONG:
             return ToolFailed(f"The call was made, but {words}.", "OUTPUT_LIMIT")
+        if error.code == types.PARSE_ERROR and words.startswith("Failed to parse SSE message"):
+            return Unreadable("it answered with an event that is no message")
         if error.code != types.CONNECTION_CLOSED or not words.startswith(("Connection closed", "SSE stream")):
             return ToolFailed(words or f"The server answered with the error {error.code}.", "MCP_ERROR")
         return Lost(words) if context.idempotency_key in self._writes.begun else NothingDone(words)
