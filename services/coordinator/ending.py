@@ -17,10 +17,10 @@ from services.coordinator.lease_store import ClaimRecord, HeldClaim
 from services.coordinator.lease_store.claim_keys import NewClaim, Refusal
 from services.coordinator.losses import LostClaim
 from tenure.domain.endings import outcomes_of_ended_calls
-from tenure.domain.entries import ToolIntent, ToolOutcome
+from tenure.domain.entries import ToolOutcome
 from tenure.domain.epochs import describe_epoch
 from tenure.domain.errors import Fenced, TenureError, Unavailable, WrongState
-from tenure.domain.fold import fold
+from tenure.domain.fold import ResumePoint, fold
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import Reason
 from tenure.runtime import metrics
@@ -124,7 +124,7 @@ class Ender:
         opened = await self._ledger.open(token)
         await failpoint("coordinator.after_ending_open")
         point = fold(opened.entries)
-        outcomes = await self._outcomes(token, point.open_intents)
+        outcomes = await self._outcomes(token, point)
         end = pb.Transition(
             to_state=ending.to_state, reason=ending.reason, message=ending.message, result=point.last_text
         )
@@ -142,8 +142,8 @@ class Ender:
             request.commit_id, request.commit_number, request.known_sequence = str(uuid4()), number, sequence
             sequence = (await retrying(partial(self._ledger.commit, request), _COMMIT)).sequence
 
-    async def _outcomes(self, token: token_pb2.FencingToken, intents: list[ToolIntent]) -> list[ToolOutcome]:
+    async def _outcomes(self, token: token_pb2.FencingToken, point: ResumePoint) -> list[ToolOutcome]:
         """What each open intent came to. A task without any has nothing at the tools that could still begin."""
-        if not intents:
+        if not (intents := point.open_intents):
             return []
-        return outcomes_of_ended_calls(intents, await self._tool_fence.close(token))
+        return outcomes_of_ended_calls(intents, await self._tool_fence.close(token), point.resolutions)

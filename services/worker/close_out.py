@@ -40,4 +40,5 @@ async def _outcomes_of_open_calls(
         return []
     standings = await retrying(lambda: parts.tools.fence(holding.token, close=True), TRIES, on=(TryLater, PeerFailed))
     await failpoint("worker.after_fence")
-    return [(ledger.point.step, outcome) for outcome in outcomes_of_ended_calls(still_open, standings)]
+    outcomes = outcomes_of_ended_calls(still_open, standings, ledger.point.resolutions)
+    return [(ledger.point.step, outcome) for outcome in outcomes]

@@ -6,17 +6,18 @@ ledger itself, unless a tool call is open: then a claim must be taken and the to
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from tenure.domain.deaths import Deaths
 from tenure.domain.entries import ToolIntent, ToolOutcome
 from tenure.domain.errors import InvalidRequest, TenureError, WrongState
+from tenure.domain.in_doubt import Resolution, Settled, take_word
 from tenure.domain.states import MOVES, TERMINAL, WAITING, Reason, TaskState
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS, STOPPED
 from tenure.domain.task import LeaseLostPolicy
-from tenure.domain.tools import IN_DOUBT, NOT_RUN, CallStandings, CallState, Outcome
+from tenure.domain.tools import IN_DOUBT, NOT_RUN, CallStandings, CallState, Outcome, Standing
 
 PARKED: Final = WAITING | {TaskState.RETRY_SCHEDULED}
 ORDERLY: Final = frozenset({Reason.WORKER_DRAINED, Reason.WORKER_HALTED, Reason.OPERATOR_TRANSFER})
@@ -103,21 +104,32 @@ def refuse_early_end(to_state: TaskState, open_calls: tuple[str, ...]) -> Tenure
     return None
 
 
-def outcomes_of_ended_calls(open_intents: Iterable[ToolIntent], standings: CallStandings) -> list[ToolOutcome]:
+def outcomes_of_ended_calls(
+    open_intents: Iterable[ToolIntent], standings: CallStandings, resolutions: Mapping[str, Resolution]
+) -> list[ToolOutcome]:
     """What the ledger records for the open intents when their task is ended: the record, NOT_RUN or IN_DOUBT.
 
     `standings` are those of the closed tool fence: a call that never reached the tools does not any more.
+    `resolutions`: words that no owner has carried to the tools yet. What a person said of a call in doubt counts; but an
+    end runs nothing again.
     """
-    never_came = (CallState.NOT_RUN, None)
+    never_came = Standing(CallState.NOT_RUN)
     return [
-        ToolOutcome(intent.call_id, _outcome(intent.tool, *standings.get(intent.call_id, never_came)))
+        ToolOutcome(
+            intent.call_id,
+            _outcome(intent.tool, standings.get(intent.call_id, never_came), resolutions.get(intent.call_id)),
+        )
         for intent in open_intents
     ]
 
 
-def _outcome(tool: str, state: CallState, recorded: Outcome | None) -> Outcome:
+def _outcome(tool: str, standing: Standing, word: Resolution | None) -> Outcome:
+    state, recorded, call_attempt = standing
     if state is CallState.FINISHED and recorded is not None:
         return recorded
     if tool == SPAWN_SUB_AGENTS and state is CallState.NOT_RUN:
         return STOPPED
+    if state is CallState.IN_DOUBT and word is not None:
+        taken = take_word(word, call_attempt, runner_gone=False)
+        return taken.outcome if isinstance(taken, Settled) else IN_DOUBT
     return IN_DOUBT if state in {CallState.STARTED, CallState.IN_DOUBT} else NOT_RUN

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class ToolSourceKind(StrEnum):
@@ -91,8 +92,16 @@ class Outcome:
         return self.status is not OutcomeStatus.SUCCEEDED
 
 
-CallStandings = Mapping[str, tuple[CallState, Outcome | None]]
-"""How the calls of a task stand at the tool service, by call_id."""
+class Standing(NamedTuple):
+    """How a call stands at the tool service. `outcome`: there when it is FINISHED; `call_attempt` 0: it never came."""
+
+    state: CallState
+    outcome: Outcome | None = None
+    call_attempt: int = 0
+
+
+CallStandings = Mapping[str, Standing]
+"""How the calls of a task stand, by call_id."""
 
 NOT_RUN = Outcome(OutcomeStatus.NOT_RUN, "This call was not run: the task was ended first.")
 IN_DOUBT = Outcome(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tenure.domain.errors import Unavailable
-from tenure.domain.tools import CallStandings, Outcome, ProgramUsage, ToolDefinition
+from tenure.domain.tools import CallStandings, Outcome, ProgramUsage, Standing, ToolDefinition
 from tenure.v1 import tool_pb2
 from tenure.wire.enums import CALL_STATES, EFFECT_CLASSES, OUTCOME_STATUSES
 from tenure.wire.times import duration, seconds
@@ -79,9 +79,10 @@ def standings_to_domain(calls: Iterable[tool_pb2.CallRecord]) -> CallStandings:
     """Unavailable when a call stands in a way that only a newer version knows: that one has to go on with the task."""
     try:
         return {
-            call.call_id: (
+            call.call_id: Standing(
                 CALL_STATES.to_domain(call.state),
                 outcome_to_domain(call.outcome) if call.HasField("outcome") else None,
+                call.call_attempt,
             )
             for call in calls
         }

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from tenure.dev.stack.errors import ServiceDied
 from tenure.domain import entries as facts
-from tenure.domain.in_doubt import Abandon, Decision, DidNotHappen, ResolveCall
+from tenure.domain.in_doubt import Abandon, Decision, DidNotHappen, Happened, ResolveCall
 from tenure.domain.states import TaskState
 from tenure.domain.task import InDoubtPolicy
 from tenure.domain.tools import OutcomeStatus
@@ -67,3 +67,15 @@ async def test_a_word_that_is_not_taken_makes_the_task_wait_again_and_giving_up_
     assert (outcome.status, outcome.detail) == (OutcomeStatus.IN_DOUBT, "ABANDONED")
     assert outcome.content.endswith("olga gave it up: I looked")
     assert await bench.effects(task_id) == ["once"]
+
+
+async def test_a_word_that_was_given_is_kept_though_the_task_is_ended_before_anybody_carries_it_out(bench):
+    task_id = await in_doubt(bench, WAIT)
+    await bench.in_state(task_id, TaskState.WAITING_USER)
+    for worker in bench.workers:
+        worker.kill()
+    await say(bench, task_id, Happened("paid, receipt 7"))
+    await bench.cancel(task_id)
+    assert state_name((await bench.ended(task_id)).state) == "CANCELLED"
+    (told,) = await bench.bodies(task_id, facts.ToolOutcome)
+    assert (told.outcome.status, told.outcome.content) == (OutcomeStatus.SUCCEEDED, "paid, receipt 7")

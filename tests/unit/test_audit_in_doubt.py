@@ -83,6 +83,14 @@ def happened() -> Story:
     return go_on(story, Outcome(OutcomeStatus.SUCCEEDED, "it is there", detail="HAPPENED", call_attempt=2))
 
 
+def ended_before_the_tools_heard() -> Story:
+    story = doubted()
+    say(story, Happened("it is there"))
+    story.settle(0, Outcome(OutcomeStatus.SUCCEEDED, "it is there", detail="HAPPENED", call_attempt=2))
+    story.end()
+    return story
+
+
 def run_again() -> Story:
     """By a person who was wrong."""
     story = doubted()
@@ -105,7 +113,7 @@ def came_late() -> Story:
     return go_on(story, Outcome(OutcomeStatus.SUCCEEDED, "1.0 is done"))
 
 
-@pytest.mark.parametrize("story", [happened, run_again, given_up, came_late])
+@pytest.mark.parametrize("story", [happened, ended_before_the_tools_heard, run_again, given_up, came_late])
 def test_a_call_that_was_in_doubt_passes_every_check(story) -> None:
     report = examine(story().history())
     assert (report.violations, report.not_run) == ((), ())
@@ -144,6 +152,9 @@ def twice(story: Story) -> None:
             body(facts.OperatorRequest, act=ResolveCall("1.0", 2, Happened())),
             "attempt 2 of call 1.0, another one",
             happened,
+        ),
+        fault(
+            "I15", "happened by nobody's word", other(Abandon()), "its record is IN_DOUBT", ended_before_the_tools_heard
         ),
         fault("I40", "given up by nobody", other(Happened()), "nobody had said so", given_up),
     ],

@@ -7,9 +7,10 @@ import pytest
 from tenure.domain.deaths import Deaths
 from tenure.domain.endings import NOBODY_DIED, Ending, ending_of_lost_claim, follow_up, outcomes_of_ended_calls
 from tenure.domain.entries import ToolIntent
+from tenure.domain.in_doubt import Abandon, DidNotHappen, Happened, Resolution
 from tenure.domain.states import MOVES, TERMINAL, Reason, TaskState
 from tenure.domain.task import LeaseLostPolicy
-from tenure.domain.tools import IN_DOUBT, NOT_RUN, CallState, Outcome, OutcomeStatus
+from tenure.domain.tools import IN_DOUBT, NOT_RUN, CallState, Outcome, OutcomeStatus, Standing
 
 ENDS = (TaskState.CANCELLED, TaskState.TIMED_OUT, TaskState.FAILED)
 IDLE = tuple(state for state in TaskState if state not in TERMINAL and state is not TaskState.RUNNING)
@@ -47,9 +48,28 @@ def test_a_task_with_an_open_call_only_goes_where_it_can_be_opened(state: TaskSt
     ],
 )
 def test_an_open_call_of_an_ended_task_comes_to_what_the_closed_fence_knows_of_it(standing, outcome) -> None:
-    standings = {} if standing is None else {"1.0": standing, "9.9": (CallState.STARTED, None)}
-    [told] = outcomes_of_ended_calls([ToolIntent("1.0", "use-1", "tool", "{}")], standings)
+    standings = {} if standing is None else {"1.0": Standing(*standing), "9.9": Standing(CallState.STARTED)}
+    [told] = outcomes_of_ended_calls([ToolIntent("1.0", "use-1", "tool", "{}")], standings, {})
     assert (told.call_id, told.outcome) == ("1.0", outcome)
+
+
+@pytest.mark.parametrize(
+    ("decision", "state", "call_attempt", "told"),
+    [
+        (Happened("paid"), CallState.IN_DOUBT, 2, (OutcomeStatus.SUCCEEDED, "HAPPENED", 3)),
+        (Abandon(), CallState.IN_DOUBT, 2, (OutcomeStatus.IN_DOUBT, "ABANDONED", 3)),
+        (DidNotHappen(runner_is_gone=True), CallState.IN_DOUBT, 2, (OutcomeStatus.IN_DOUBT, "", 1)),
+        (Happened("paid"), CallState.IN_DOUBT, 3, (OutcomeStatus.IN_DOUBT, "", 1)),
+        (Happened("paid"), CallState.STARTED, 2, (OutcomeStatus.IN_DOUBT, "", 1)),
+        (Happened("paid"), CallState.NOT_RUN, 2, (OutcomeStatus.NOT_RUN, "", 1)),
+    ],
+)
+def test_a_word_that_no_owner_carried_to_the_tools_counts_at_the_end_for_the_attempt_it_is_of(
+    decision, state, call_attempt, told
+) -> None:
+    intent, word = ToolIntent("1.0", "use-1", "tool", "{}"), Resolution(2, decision, "I looked", "olga")
+    [ended] = outcomes_of_ended_calls([intent], {"1.0": Standing(state, None, call_attempt)}, {"1.0": word})
+    assert (ended.outcome.status, ended.outcome.detail, ended.outcome.call_attempt) == told
 
 
 def test_a_claim_that_vanished_with_etcd_is_nobodys_death_and_yet_a_lost_lease():

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from tenure.audit.check import Check
-from tenure.audit.checks.in_doubt import may_run_again
+from tenure.audit.checks.in_doubt import is_by_word, may_run_again
 from tenure.audit.history import Call, LedgerEntry
 from tenure.audit.reading import (
     TIME_GRAIN_SECONDS,
@@ -149,7 +149,7 @@ def outcomes_are_what_the_tools_recorded(task: TaskHistory) -> Iterator[str]:
     for entry, told in of_kind(own(task.entries), ToolOutcome):
         call = calls.get(told.call_id)
         if call is not None:
-            if why := _contradiction(told.outcome, call):
+            if (why := _contradiction(told.outcome, call)) and not is_by_word(task, entry, told):
                 yield f"{place(entry)} says {told.outcome.status} of {_named(told.call_id, call)}, but {why}"
         elif told.outcome == STOPPED and told.call_id in spawns:
             continue  # an owner that ended its task: sub-agents are no matter of the tools

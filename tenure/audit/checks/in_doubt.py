@@ -11,7 +11,7 @@ from tenure.audit.history import Effect, LedgerEntry
 from tenure.audit.reading import of_kind, own, place
 from tenure.audit.task_history import TaskHistory
 from tenure.domain.entries import OperatorRequest, ToolOutcome, Transition
-from tenure.domain.in_doubt import ABANDONED, Abandon, DidNotHappen, ResolveCall
+from tenure.domain.in_doubt import ABANDONED, HAPPENED, Abandon, DidNotHappen, Happened, ResolveCall
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.tools import OutcomeStatus
 
@@ -38,6 +38,18 @@ def may_run_again(task: TaskHistory, effects: Sequence[Effect]) -> bool:
     return all(
         any(first.epoch < opened[entry.sequence] <= second.epoch for entry, _ in said)
         for first, second in pairwise(ordered)
+    )
+
+
+def is_by_word(task: TaskHistory, entry: LedgerEntry, told: ToolOutcome) -> bool:
+    """Whether a person had said that this attempt happened: an end that comes before the word is carried to the tools
+    writes it down without them.
+    """
+    said = (told.call_id, told.outcome.call_attempt - 1)
+    return told.outcome.detail == HAPPENED and any(
+        isinstance(word.decision, Happened) and (word.call_id, word.call_attempt) == said
+        for before, word in words(task)
+        if before.sequence < entry.sequence
     )
 
 
