@@ -110,8 +110,8 @@ def outcomes_of_ended_calls(
     """What the ledger records for the open intents when their task is ended: the record, NOT_RUN or IN_DOUBT.
 
     `standings` are those of the closed tool fence: a call that never reached the tools does not any more.
-    `resolutions`: words that no owner has carried to the tools yet. What a person said of a call in doubt counts; but an
-    end runs nothing again.
+    `resolutions`: words that no owner has carried to the tools yet. What a person said of a call in doubt counts; but
+    an end runs nothing again.
     """
     never_came = Standing(CallState.NOT_RUN)
     return [
