@@ -60,15 +60,18 @@ async def what_is_said(peers: Peers, request: api.ResolveInDoubtCallRequest) -> 
 
 
 async def _is_proven(peers: Peers, request: api.ResolveInDoubtCallRequest) -> bool:
-    """Whether nothing more comes of that attempt's runner. True for an attempt that is in doubt no more: the ledger
-    says what becomes of a word on it.
+    """Whether nothing more comes of that attempt's runner. True for an attempt that is in doubt no more and that nobody
+    waits for: the ledger says what becomes of a word on it.
     """
     task = await _task(peers, request.task_id)
+    waits = _waits(task, request.call_id, request.call_attempt)
     async for call in _of_task(peers, request.task_id):
         if call.call_id == request.call_id and call.call_attempt == request.call_attempt:
-            if not call.runner_gone and _waits(task, call):
+            if not call.runner_gone and waits:
                 raise _not_gone(call)
             return call.runner_gone
+    if waits:
+        raise _not_there(request.call_id)
     return True
 
 
@@ -80,6 +83,16 @@ def _not_gone(call: tool_pb2.InDoubtCall) -> WrongState:
         "with your word that the runner is gone",
         reason=RUNNER_NOT_GONE,
         metadata={"runner_id": call.runner_id, "runner_instance": call.runner_instance},
+    )
+
+
+def _not_there(call_id: str) -> WrongState:
+    return WrongState(
+        f"the tools do not have call {call_id} in doubt. Either its outcome came late: then its task goes on by itself "
+        "within a minute. Or they lost it, as when their database was put back: then nobody here can tell whether what "
+        "ran it is gone. Look whether the call happened; if it did not, say so again with your word that the runner is "
+        "gone",
+        reason=RUNNER_NOT_GONE,
     )
 
 
@@ -105,18 +118,21 @@ def _listed(call: tool_pb2.InDoubtCall, task: task_pb2.Task | None) -> api.Admin
     if task is None:
         return api.AdminServiceListInDoubtCallsResponse.Listed(call=call)
     return api.AdminServiceListInDoubtCallsResponse.Listed(
-        call=call, task_state=task.state, task_reason=task.reason, resolvable=_waits(task, call)
+        call=call,
+        task_state=task.state,
+        task_reason=task.reason,
+        resolvable=_waits(task, call.call_id, call.call_attempt),
     )
 
 
-def _waits(task: task_pb2.Task, call: tool_pb2.InDoubtCall) -> bool:
+def _waits(task: task_pb2.Task, call_id: str, call_attempt: int) -> bool:
     """Whether the task waits for a word on this attempt of the call. One whose worker did not say which calls it waits
     for waits for any.
     """
     if task.state != task_pb2.TASK_STATE_WAITING_USER or task.reason != Reason.TOOL_IN_DOUBT:
         return False
-    named = [one for one in task.calls_in_doubt if one.call_id == call.call_id]
-    return not task.calls_in_doubt or any(one.call_attempt in {0, call.call_attempt} for one in named)
+    named = [one for one in task.calls_in_doubt if one.call_id == call_id]
+    return not task.calls_in_doubt or any(one.call_attempt in {0, call_attempt} for one in named)
 
 
 async def _of_task(peers: Peers, task_id: str) -> AsyncIterator[tool_pb2.InDoubtCall]:

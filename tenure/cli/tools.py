@@ -18,7 +18,6 @@ from tenure.cli.words import short_id, why
 from tenure.client import Client
 from tenure.domain.errors import NotFound, WrongState
 from tenure.domain.in_doubt import RUNNER_NOT_GONE, Abandon, Decision, DidNotHappen, Happened
-from tenure.v1 import tool_pb2
 
 _MOST_RESULT_BYTES: Final = 256 * 1024
 
@@ -95,8 +94,7 @@ def resolve(
 
     async def work(client: Client) -> None:
         task_id = await find_task(client, task)
-        found = await _find(client, task_id, call)
-        call_attempt = _attempt(found, attempt)
+        call_attempt = _attempt(call, await _doubted_attempt(client, task_id, call), attempt)
         try:
             told = await client.resolve_call(task_id, call, call_attempt, decision, reason)
         except WrongState as error:
@@ -138,8 +136,12 @@ def _text(told: str) -> str:
     return text
 
 
-async def _find(client: Client, task_id: str, call_id: str) -> tool_pb2.InDoubtCall:
-    calls = {one.call.call_id: one.call async for one in client.in_doubt(task_id, include_all=True)}
+async def _doubted_attempt(client: Client, task_id: str, call_id: str) -> int:
+    """Of the tools' list; else of what the task says that it waits for: the tools may have lost the call. 0: any."""
+    calls = {one.call.call_id: one.call.call_attempt async for one in client.in_doubt(task_id, include_all=True)}
+    if call_id not in calls:
+        waited_for = (await client.get(task_id)).calls_in_doubt
+        calls |= {one.call_id: one.call_attempt for one in waited_for if one.call_id not in calls}
     if call_id in calls:
         return calls[call_id]
     others = ", ".join(calls)
@@ -147,14 +149,13 @@ async def _find(client: Client, task_id: str, call_id: str) -> tool_pb2.InDoubtC
     raise NotFound(f"call {call_id} of {short_id(task_id)} is not in doubt; {there}", reason="NOT_IN_DOUBT")
 
 
-def _attempt(call: tool_pb2.InDoubtCall, told: int | None) -> int:
+def _attempt(call_id: str, now: int, told: int | None) -> int:
     """What was found out about one attempt is not said of another: a call that was run again has to be named so."""
-    now = call.call_attempt
     if told is None and now > 1:
         raise click.UsageError(
-            f"call {call.call_id} was run again and is in doubt anew: look again, and say it of --attempt {now}"
+            f"call {call_id} was run again and is in doubt anew: look again, and say it of --attempt {now}"
         )
-    return told or now
+    return told or now or 1
 
 
 def _next(task_id: str, left: int) -> Iterator[str]:

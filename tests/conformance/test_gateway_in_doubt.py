@@ -113,6 +113,9 @@ async def test_calls_in_doubt_of_others_are_not_there_and_a_word_names_its_attem
     with pytest.raises(WrongState) as refused:
         await mine.admin.ResolveInDoubtCall(word(task_id, DID_NOT_HAPPEN, call_attempt=7))
     assert refused.value.reason == "OTHER_ATTEMPT"
+    with pytest.raises(WrongState) as refused:
+        await mine.admin.ResolveInDoubtCall(word(task_id, DID_NOT_HAPPEN))
+    assert refused.value.reason == "RUNNER_NOT_GONE", "what the tools do not know is no proof"
     with pytest.raises(InvalidRequest):
         await mine.admin.ResolveInDoubtCall(word(task_id, DID_NOT_HAPPEN, reason=""))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import AsyncGenerator
 
 import click
 import pytest
@@ -10,7 +11,9 @@ from rich.console import Console
 
 from tenure.cli.doubts_shown import doubts_text, show_doubt
 from tenure.cli.facts import describe
-from tenure.cli.tools import _attempt, _decision
+from tenure.cli.tools import _attempt, _decision, _doubted_attempt
+from tenure.client import Client
+from tenure.domain.errors import NotFound
 from tenure.domain.in_doubt import Abandon, DidNotHappen, Happened
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
@@ -94,12 +97,34 @@ def test_a_word_is_told_as_it_was_given(decision: Happened | DidNotHappen | Aban
 
 
 def test_what_was_found_out_about_one_attempt_is_not_said_of_another() -> None:
-    again = tool_pb2.InDoubtCall(call_id="2.1", call_attempt=2)
-    assert _attempt(tool_pb2.InDoubtCall(call_id="2.1", call_attempt=1), None) == 1
-    assert _attempt(again, 2) == 2
-    assert _attempt(again, 1) == 1  # the ledger refuses it
+    assert _attempt("2.1", 1, None) == 1
+    assert _attempt("2.1", 2, 2) == 2
+    assert _attempt("2.1", 2, 1) == 1  # the ledger refuses it
     with pytest.raises(click.UsageError, match="--attempt 2"):
-        _attempt(again, None)
+        _attempt("2.1", 2, None)
+
+
+async def test_a_call_that_the_tools_lost_is_settled_by_what_its_task_waits_for() -> None:
+    class Lost(Client):
+        def __init__(self) -> None:
+            """Connected to nothing."""
+
+        async def in_doubt(
+            self, task_id: str = "", *, include_all: bool = False
+        ) -> AsyncGenerator[admin.AdminServiceListInDoubtCallsResponse.Listed]:
+            assert task_id
+            assert include_all
+            for call_id in ("2.0",):
+                call = tool_pb2.InDoubtCall(call_id=call_id, call_attempt=3)
+                yield admin.AdminServiceListInDoubtCallsResponse.Listed(call=call)
+
+        async def get(self, task_id: str) -> task_pb2.Task:
+            return task_pb2.Task(task_id=task_id, calls_in_doubt=[tool_pb2.CallInDoubt(call_id="2.1", call_attempt=2)])
+
+    assert await _doubted_attempt(Lost(), TASK_ID, "2.0") == 3
+    assert await _doubted_attempt(Lost(), TASK_ID, "2.1") == 2
+    with pytest.raises(NotFound, match=r"in doubt are 2\.0, 2\.1"):
+        await _doubted_attempt(Lost(), TASK_ID, "2.2")
 
 
 def test_an_answer_is_one_of_three_and_has_only_what_belongs_to_it() -> None:
