@@ -103,7 +103,7 @@ def decide(row: CallRow | None, asked: Asked, here: Here) -> Verdict | AlreadyEx
     if row.state is CallState.ACCEPTED:
         return _concluded(_decide_accepted(row, asked, here), asked, row)
     if row.state is CallState.STARTED:
-        return _concluded(_decide_started(row, here), asked, row)
+        return _concluded(_decide_started(row, asked, here), asked, row)
     if row.state is CallState.IN_DOUBT:
         return _concluded(_decide_in_doubt(row, asked.resolution, here), asked, row)
     return Answer(known_outcome(row))
@@ -155,12 +155,14 @@ def _decide_accepted(row: CallRow, asked: Asked, here: Here) -> Verdict:
     return Run(row.call_attempt + 1)
 
 
-def _decide_started(row: CallRow, here: Here) -> Verdict:
+def _decide_started(row: CallRow, asked: Asked, here: Here) -> Verdict:
     if here.running_attempt == row.call_attempt:
         return Join(row.call_attempt)
     # A call of this very life that does not run in it is nobody's, as if its runner were dead.
     if row.runner_alive and row.runner_id != here.runner_id:
         return Join(row.call_attempt)
-    if row.effect_class.may_run_again:
+    # A tool that is UNSAFE by now may have become so because of what a repeat did. One that is gone is not run.
+    may_be_repeated = asked.clear is not None or asked.effect_class.may_run_again
+    if row.effect_class.may_run_again and may_be_repeated:
         return Run(row.call_attempt + 1)
     return Doubt(row.call_attempt)

@@ -14,7 +14,7 @@ from math import inf
 from time import monotonic
 from typing import Final
 
-from services.tools.schemas import Arguments, Schema, parse_arguments, shortened
+from services.tools.schemas import Arguments, Schema, parse_arguments, shortened, strangers_schema
 from services.tools.source_facts import SourceFacts
 from services.tools.tool import Tool
 from tenure.domain.errors import Unavailable
@@ -31,6 +31,12 @@ PATIENCE_SECONDS: Final = 30.0
 LIST_PATIENCE_SECONDS: Final = 5.0
 """So long, from a source's expectation on, a task that asks which tools there are waits for it: it asks only once."""
 
+
+MOST_CHARACTERS: Final = 1024 * 1024
+"""Of all tools together: a task is told of all of them in one message, and records them as one entry."""
+
+MOST_CHARACTERS_OF_A_SOURCE: Final = 256 * 1024
+"""Taking them is one piece of work that nothing interrupts."""
 
 Tenants = frozenset[str] | None
 """Whose tools they are; None: everybody's. For others they do not exist."""
@@ -52,6 +58,34 @@ class _Entry:
     schema: Schema
     source: str
     tenants: Tenants
+
+
+@dataclass(slots=True)
+class _Room:
+    """For further tools, in characters as ListTools tells them."""
+
+    in_all: float
+    of_source: float
+
+    @classmethod
+    def left_by(cls, entries: Iterable[_Entry], of_source: float) -> _Room:
+        return cls(MOST_CHARACTERS - sum(_size(entry.tool) for entry in entries), of_source)
+
+    def take(self, tool: Tool) -> str:
+        """Why there is none for this one; empty: it was taken."""
+        size = _size(tool)
+        if size > self.of_source:
+            return f"its source's tools have more than {MOST_CHARACTERS_OF_A_SOURCE} characters together"
+        if size > self.in_all:
+            return f"all tools have more than {MOST_CHARACTERS} characters together"
+        self.of_source -= size
+        self.in_all -= size
+        return ""
+
+
+def _size(tool: Tool) -> int:
+    definition = tool.definition
+    return len(definition.name) + len(definition.description) + len(definition.input_schema_json)
 
 
 class Registry:
@@ -80,18 +114,22 @@ class Registry:
         """
         self._expected.pop(source, None)
         self._came.set()
+        compiled = Schema if source == BUILT_IN else strangers_schema
         kept = {name: entry for name, entry in self._entries.items() if entry.source != source}
+        room = _Room.left_by(kept.values(), of_source=inf if source == BUILT_IN else MOST_CHARACTERS_OF_A_SOURCE)
         problems: list[str] = []
         for tool in tools:
             if (other := kept.get(tool.name)) is not None:
                 # Who reads of this source need not know of one that is kept to other tenants.
                 which = f", the other is {other.source}" if other.tenants is None else ""
                 problems.append(f"{tool.name}: there are two tools of this name{which}")
-                continue
-            try:
-                kept[tool.name] = _Entry(tool, Schema(tool.definition.input_schema_json), source, tenants)
-            except ValueError as error:
-                problems.append(f"{tool.name}: {error}")
+            elif problem := room.take(tool):
+                problems.append(f"{tool.name}: {problem}")
+            else:
+                try:
+                    kept[tool.name] = _Entry(tool, compiled(tool.definition.input_schema_json), source, tenants)
+                except ValueError as error:
+                    problems.append(f"{tool.name}: {error}")
         self._entries = dict(sorted(kept.items()))
         return problems
 

@@ -109,6 +109,13 @@ def test_a_concluded_call_says_that_an_attempt_before_may_have_had_its_effect(st
     )
 
 
+def test_a_call_whose_tool_became_unsafe_is_not_run_again():
+    dead = row(CallState.STARTED, runner_alive=False)
+    assert decide(dead, replace(asked(), effect_class=EffectClass.UNSAFE), IDLE) == Doubt(3)
+    assert decide(replace(dead, effect_class=EffectClass.UNSAFE), asked(), IDLE) == Doubt(3)
+    assert decide(dead, asked(), IDLE) == Run(4)
+
+
 def test_an_accepted_call_is_joined_by_its_own_claim_and_taken_over_by_everybody_else():
     accepted = row(CallState.ACCEPTED)
     assert decide(accepted, asked(), RUNNING) == Join(3)

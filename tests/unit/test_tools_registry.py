@@ -157,3 +157,17 @@ async def test_who_asks_for_tools_waits_for_a_source_that_is_expected_but_not_fo
     registry.expect("never")
     now[0] = LIST_PATIENCE_SECONDS
     await registry.wait_for_expected(ALL)
+
+
+def test_sources_have_room_for_so_many_characters_and_no_more():
+    def wide(name: str) -> Tool:
+        return Tool(replace(tool(name).definition, description="d" * (200 * 1024)), never)
+
+    registry = Registry([tool("a")])
+    assert registry.put("s0", [wide("s0__x"), wide("s0__y"), tool("s0__z")]) == [
+        "s0__y: its source's tools have more than 262144 characters together"
+    ]
+    told = [registry.put(f"s{n}", [wide(f"s{n}__x")]) for n in range(1, 6)]
+    assert told == [[], [], [], [], ["s5__x: all tools have more than 1048576 characters together"]]
+    assert registry.put("s0", []) == []
+    assert registry.put("s5", [wide("s5__x")]) == []

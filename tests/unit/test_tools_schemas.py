@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from time import process_time
 
 import pytest
 
-from services.tools.schemas import Schema
+from services.tools.schemas import Schema, strangers_schema
 
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 
@@ -44,3 +45,64 @@ def test_references_inside_work_and_endless_or_broken_ones_are_told():
 def test_what_is_no_schema_of_an_object_is_refused(schema):
     with pytest.raises(ValueError, match="its schema"):
         Schema(schema)
+
+
+def cpu_seconds_of(work) -> float:
+    before = process_time()
+    work()
+    return process_time() - before
+
+
+def test_a_strangers_schema_costs_a_bounded_number_of_steps():
+    doubling = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
+    bomb = json.dumps({"type": "object", "$defs": {**doubling, "d40": {}}, "$ref": "#/$defs/d0"})
+    wide = json.dumps({"type": "object", "properties": {"a": {"items": {"enum": list(range(20_000))}}}})
+    for schema, arguments in ((bomb, {}), (wide, {"a": [19_999] * 20_000})):
+        found: list[str] = []
+        assert cpu_seconds_of(lambda s=schema, a=arguments, f=found: f.extend(strangers_schema(s).problems(a))) < 15
+        assert found == ["checking them against the tool's schema takes too long: give less at once"]
+
+
+def test_a_strangers_patterns_are_not_matched_and_ours_are():
+    slow = json.dumps({"type": "object", "properties": {"a": {"pattern": "^(a+)+$"}}})
+    assert strangers_schema(slow).problems({"a": "a" * 64 + "!"}) == []
+    assert Schema(json.dumps({"type": "object", "properties": {"a": {"pattern": "^b$"}}})).problems({"a": "a"})
+    named = {"type": "object", "patternProperties": {"^(a+)+$": {}}, "additionalProperties": False}
+    assert strangers_schema(json.dumps(named)).problems({"a" * 64 + "!": 1}) == []
+
+
+def test_a_strangers_schema_is_applied_like_ours_otherwise():
+    schema = json.dumps(
+        {
+            "type": "object",
+            "properties": {
+                "a": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
+                "b": {"minimum": 2},
+            },
+            "required": ["a"],
+            "additionalProperties": False,
+        }
+    )
+    for arguments in ({"a": [1, 2], "b": 2}, {}, {"a": [1, 1]}, {"a": ["x"]}, {"a": [], "b": 1}, {"a": [], "c": 1}):
+        assert strangers_schema(schema).problems(arguments) == Schema(schema).problems(arguments)
+    assert strangers_schema(schema) is strangers_schema(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "$schema": 5},
+        {"type": "object", "$schema": []},
+        {"type": "object", "properties": {"a": {"pattern": "a{99999999999}"}}},
+    ],
+)
+def test_whatever_the_library_raises_of_a_schema_is_told_of_that_schema(schema):
+    with pytest.raises(ValueError, match="its schema is none"):
+        strangers_schema(json.dumps(schema))
+
+
+def test_a_reference_that_makes_something_else_a_schema_is_told():
+    for target in ("#/required", "#/properties/a"):
+        schema = {"type": "object", "required": ["a"], "properties": {"a": {"$ref": target}}}
+        problems = strangers_schema(json.dumps(schema)).problems({"a": 1})
+        assert all("cannot be applied" in problem for problem in problems)

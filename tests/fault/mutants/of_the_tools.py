@@ -78,7 +78,7 @@ MUTATIONS = (
         "tools",
         "an UNSAFE call whose runner died is in doubt and not begun again",
         ("I12",),
-        (Edit(ACCEPT_RULES, "    if row.effect_class.may_run_again:\n", "    if True:\n"),),
+        (Edit(ACCEPT_RULES, "    if row.effect_class.may_run_again and may_be_repeated:\n", "    if True:\n"),),
     ),
     Mutation(
         "call_started",
