@@ -94,6 +94,29 @@ FILLING = {
         "refused(lambda: [os.dup(0) for _ in range(10_000)])",
         prints="EMFILE\nEMFILE\n",
     ),
+    "space that nothing was written to": Abuse(
+        "import fcntl, struct\n"
+        "fd = os.open('big', os.O_CREAT | os.O_RDWR)\n"
+        "def reserve(mode):\n"
+        "    size = ctypes.c_long(1 << 30)\n"
+        "    if libc.fallocate(fd, mode, ctypes.c_long(0), size): raise OSError(ctypes.get_errno(), '')\n"
+        "for mode in (0, 1, 0x11): refused(lambda: reserve(mode))\n"
+        "asked = struct.pack('hhqqiI4i', 0, 0, 0, 1 << 30, *[0] * 6)\n"
+        "for r in (0x40305828, 0x4030582A, 0x40305839): refused(lambda: fcntl.ioctl(fd, r, asked))\n"
+        "os.posix_fallocate(fd, 0, 1 << 20)\n"
+        "print(os.fstat(fd).st_size, os.fstat(fd).st_blocks * 512 < 3 << 20)\n"
+        "refused(lambda: os.posix_fallocate(fd, 0, 5 << 20))",
+        prints="ENOTSUP\n" * 6 + "1048576 True\nEFBIG\n",
+    ),
+    "shared memory of System V": Abuse(
+        "def share():\n"
+        "    if libc.shmget(0, ctypes.c_size_t(8 << 20), 0o1600) < 0: raise OSError(ctypes.get_errno(), '')\n"
+        "refused(share)\n"
+        "import multiprocessing as m\n"  # which has semaphores and memory of another kind
+        "q = m.Queue(); p = m.Process(target=lambda: q.put(m.Value('i', 7).value)); p.start()\n"
+        "print(q.get()); p.join()",
+        prints="EPERM\n7\n",
+    ),
     "huge arguments": Abuse(
         "refused(lambda: os.execv('/bin/true', ['x' * (1 << 22)]))\n"
         "refused(lambda: os.execv('/bin/true', ['x' * 100_000] * 100))",

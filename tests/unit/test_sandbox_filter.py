@@ -13,7 +13,13 @@ import sys
 import pytest
 
 from services.tools.sandbox.errors import SandboxUnavailable
-from services.tools.sandbox.seccomp import DENIED, compile_filter, system_call_number
+from services.tools.sandbox.seccomp import (
+    DENIED,
+    RESERVING_CALLS,
+    RESERVING_REQUESTS,
+    compile_filter,
+    system_call_number,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="programs are sandboxed on Linux only")
 
@@ -98,6 +104,20 @@ def test_what_ordinary_programs_need_is_let_through(rules: Filter) -> None:
 
 @pytest.mark.parametrize("name", ["statmount", "listmount", "open_tree_attr", "mount_setattr", "memfd_secret"])
 def test_calls_that_an_older_library_does_not_know_are_refused_by_number(rules: Filter, name: str) -> None:
+    assert rules.asked(name) == errno.EPERM
+
+
+@pytest.mark.parametrize("upper", [0, UPPER, 0xDEADBEEF << 32])
+def test_space_is_taken_by_writing_and_in_no_other_way(rules: Filter, upper: int) -> None:
+    for name in RESERVING_CALLS:
+        assert rules.asked(name, 3, 1) == errno.EOPNOTSUPP, name
+    for name, request in RESERVING_REQUESTS.items():
+        assert rules.asked("ioctl", 3, upper | request) == errno.EOPNOTSUPP, name
+    assert rules.asked("ioctl", 3, 0x801C581F) == 0  # reading attributes
+
+
+@pytest.mark.parametrize("name", ["shmget", "semget", "msgget"])
+def test_nothing_of_system_v_is_made(rules: Filter, name: str) -> None:
     assert rules.asked(name) == errno.EPERM
 
 

@@ -22,6 +22,8 @@ DENIED = (
     *("listmount", "statmount"),
     # Namespaces.
     *("unshare", "setns", "listns"),
+    # Shared memory that outlives who made it, and that no limit of a process counts: without a cgroup nothing does.
+    *("shmget", "semget", "msgget"),
     # Keys are not namespaced.
     *("keyctl", "add_key", "request_key"),
     # Large and often broken parts of the kernel that agents' programs do not need.
@@ -34,6 +36,18 @@ DENIED = (
     *("swapon", "swapoff", "acct", "syslog", "quotactl", "quotactl_fd", "iopl", "ioperm", "vhangup"),
     *("clock_settime", "clock_adjtime", "settimeofday", "adjtimex", "stime", "sethostname", "setdomainname"),
 )
+# Disk space without writing: it does not meet the limit of a file's size, and gigabytes are gone before the next look
+# at the workspace. The answer is that of a file system which cannot do it, upon which libc writes zeros instead.
+RESERVING_CALLS = ("fallocate", "file_setattr")
+# XFS's own interface (most file systems know it), and attributes of files, which may ask for large extents.
+RESERVING_REQUESTS = {
+    "XFS_IOC_ALLOCSP": 0x4030580A,
+    "XFS_IOC_ALLOCSP64": 0x40305824,
+    "FS_IOC_RESVSP": 0x40305828,
+    "FS_IOC_RESVSP64": 0x4030582A,
+    "FS_IOC_ZERO_RANGE": 0x40305839,
+    "FS_IOC_FSSETXATTR": 0x401C5820,
+}
 _CLONE_NEW = (0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000)
 # Would type into the terminal of whoever started the service; would load a line discipline's module into the kernel.
 _TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
@@ -54,6 +68,7 @@ _NUMBERS = {
     "statmount": 457,
     "listmount": 458,
     "open_tree_attr": 467,
+    "file_setattr": 469,
     "listns": 470,
 }
 
@@ -74,6 +89,7 @@ def compile_filter() -> bytes:
     _deny_new_namespaces(pyseccomp, rules)
     for request in (_TIOCSTI, _TIOCLINUX, _TIOCSETD):
         _deny(pyseccomp, rules, "ioctl", _equals(pyseccomp, 1, request))
+    _deny_reservations(pyseccomp, rules)
     # The program's death signal, for when the service dies, was set before it started. It must stay set.
     _deny(pyseccomp, rules, "prctl", _equals(pyseccomp, 0, _PR_SET_PDEATHSIG))
     _keep_core_limit(pyseccomp, rules)
@@ -91,16 +107,23 @@ def system_call_number(name: str) -> int | None:
     return known if known >= 0 else _NUMBERS.get(name)
 
 
-def _deny(pyseccomp: Any, rules: Any, name: str, *when: Any) -> None:
+def _deny(pyseccomp: Any, rules: Any, name: str, *when: Any, error: int = errno.EPERM) -> None:
     """Refuse one call; one that this architecture does not have is none."""
     number = system_call_number(name)
     if number is not None:
-        rules.add_rule(pyseccomp.ERRNO(errno.EPERM), number, *when)
+        rules.add_rule(pyseccomp.ERRNO(error), number, *when)
 
 
 def _equals(pyseccomp: Any, argument: int, value: int) -> Any:
     """That an argument which is an `int` to the kernel has this value."""
     return pyseccomp.Arg(argument, pyseccomp.MASKED_EQ, _AS_INT, value)
+
+
+def _deny_reservations(pyseccomp: Any, rules: Any) -> None:
+    for name in RESERVING_CALLS:
+        _deny(pyseccomp, rules, name, error=errno.EOPNOTSUPP)
+    for request in RESERVING_REQUESTS.values():
+        _deny(pyseccomp, rules, "ioctl", _equals(pyseccomp, 1, request), error=errno.EOPNOTSUPP)
 
 
 def _keep_core_limit(pyseccomp: Any, rules: Any) -> None:
