@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,10 +57,12 @@ class View:
 class Descriptors:
     """Numbers of the descriptors that bubblewrap reads and writes; it closes them before the program starts.
 
-    `program` holds the program, or what the interpreter does until there is one.
+    `program` holds the program, or what the interpreter does until there is one; `variables` its
+    environment, as `variable_options` has it.
     """
 
     program: int
+    variables: int
     filter: int
     status: int
     gate: int | None = None
@@ -95,7 +98,7 @@ def launcher_command(entry: Entry, command: list[str]) -> list[str]:
 
 def bubblewrap_command(view: View, descriptors: Descriptors, limits: SandboxLimits) -> list[str]:
     """Bubblewrap's command line. The order matters: what is mounted later lies on top."""
-    words = [str(view.bubblewrap), *_isolation(), *_environment(view), *_system(view)]
+    words = [str(view.bubblewrap), *_isolation(), "--clearenv", "--args", str(descriptors.variables), *_system(view)]
     words += ["--proc", "/proc"]
     # /dev is a tmpfs of half the host's memory: read-only, except for a small /dev/shm.
     words += ["--dev", "/dev", "--size", str(SHM_BYTES), "--tmpfs", SHM_PATH, "--remount-ro", "/dev"]
@@ -103,7 +106,7 @@ def bubblewrap_command(view: View, descriptors: Descriptors, limits: SandboxLimi
     for source, target in view.read_only:
         words += ["--ro-bind", str(source), str(target)]
     if view.program is None:
-        words += ["--perms", "0444", "--ro-bind-data", str(descriptors.program), PROGRAM_PATH]
+        words += ["--perms", "0400", "--ro-bind-data", str(descriptors.program), PROGRAM_PATH]
     else:
         words += ["--ro-bind", str(view.program), PROGRAM_PATH]
     if view.workspace is None:
@@ -130,11 +133,14 @@ def _isolation() -> list[str]:
     return [*words, "--hostname", "sandbox", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
 
 
-def _environment(view: View) -> list[str]:
-    words = ["--clearenv"]
-    for name, value in {**ENVIRONMENT, **dict(view.variables)}.items():
-        words += ["--setenv", name, value]
-    return words
+def variable_options(view: View) -> bytes:
+    """The program's environment as further options for bubblewrap. They may be secrets, and anybody on the host can
+    read a command line: these words come by a descriptor.
+    """
+    words = [
+        word for name, value in {**ENVIRONMENT, **dict(view.variables)}.items() for word in ("--setenv", name, value)
+    ]
+    return b"".join(os.fsencode(word) + b"\0" for word in words)
 
 
 def _system(view: View) -> list[str]:

@@ -14,7 +14,14 @@ from dataclasses import replace
 from typing import Any, Self
 
 from services.tools.sandbox.cgroups import Cgroup, Counters
-from services.tools.sandbox.command import Descriptors, Entry, View, bubblewrap_command, launcher_command
+from services.tools.sandbox.command import (
+    Descriptors,
+    Entry,
+    View,
+    bubblewrap_command,
+    launcher_command,
+    variable_options,
+)
 from services.tools.sandbox.limits import SandboxLimits
 from services.tools.sandbox.namespace import NamespaceInit, StatusReport
 from services.tools.sandbox.procfs import children_of, private_files, stat_fields
@@ -75,12 +82,13 @@ class SandboxedProcess:
             gate_end, gate_fd = _pipe(passed, kept) if gated else (None, None)
             descriptors = Descriptors(
                 program=_memory_file(passed, "program", code),
+                variables=_memory_file(passed, "variables", variable_options(view)),
                 filter=_memory_file(passed, "filter", filter_program),
                 status=status_end,
                 gate=gate_end,
             )
             os.set_blocking(status_fd, False)
-            passed_on = (descriptors.program, descriptors.filter, *entry.namespaces)
+            passed_on = (descriptors.program, descriptors.variables, descriptors.filter, *entry.namespaces)
             command = launcher_command(entry, bubblewrap_command(view, descriptors, limits))
             process = await asyncio.create_subprocess_exec(
                 *command,
