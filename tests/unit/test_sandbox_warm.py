@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import os
 import signal
+import stat
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -101,6 +102,14 @@ async def test_modules_in_the_workspace_are_found_also_one_that_customizes_the_s
     outputs = [(await one.run_python(code, workspace, LIMITS)).stdout for one in (cold, warm)]
     assert outputs == ["customized /work/sitecustomize.py\n42 /work/sitecustomize.py\n"] * 2
     assert warm.warm_runs == 1
+
+
+async def test_the_file_for_a_program_is_open_to_its_uid_alone(warm: Sandbox) -> None:
+    """Somebody else on the host, who opens it while it is empty, would read the program later."""
+    (one,) = waiting(warm)
+    status = os.fstat(one._program_fd)
+    assert stat.S_IMODE(status.st_mode) == 0o400
+    assert status.st_uid == Path(f"/proc/{pid_of(one)}").stat().st_uid
 
 
 async def test_a_sandbox_is_used_once(warm: Sandbox, workspace: Path) -> None:

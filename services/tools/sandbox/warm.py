@@ -50,7 +50,7 @@ class WarmSandbox:
         `directory` is one that any uid can reach. Raises OSError, TimeoutError and SandboxUnavailable, leaving
         nothing behind.
         """
-        program_fd, file = _program_file(directory)
+        program_fd, file = _program_file(directory, program.entry.uid)
         try:
             with ExitStack() as opened:
                 opened.callback(os.close, program_fd)
@@ -138,10 +138,20 @@ class WarmSandbox:
             log.error("a sandbox that had no program could not be cleaned up")
 
 
-def _program_file(directory: Path) -> tuple[int, Path]:
-    """An empty file that anybody may read, and our descriptor to write into it."""
+def _program_file(directory: Path, uid: int | None) -> tuple[int, Path]:
+    """An empty file that nobody but `uid` may read (None: the service's own), and our descriptor to write into it.
+
+    Whoever on the host could open it before it is unlinked would read the program later.
+    """
     fd, name = tempfile.mkstemp(prefix="program-", dir=directory)
-    os.fchmod(fd, 0o444)
+    try:
+        if uid is not None:
+            os.fchown(fd, uid, uid)
+        os.fchmod(fd, 0o400)
+    except BaseException:
+        os.close(fd)
+        Path(name).unlink()
+        raise
     return fd, Path(name)
 
 
