@@ -66,8 +66,8 @@ def find_gateway(asked: str | None, data_dir: Path) -> str:
 
 def make_console() -> Console:
     """Colour and the terminal's width for people, plain lines for pipes."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
+    console = Console(highlight=False, markup=False)  # what is in brackets is the text of agents and their tools
+    return console if console.is_terminal else Console(highlight=False, markup=False, width=PIPE_WIDTH)
 
 
 pass_context = click.make_pass_decorator(Context)

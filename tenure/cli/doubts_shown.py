@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from rich.text import Text
 
 from tenure.cli.tables import make_grid
-from tenure.cli.words import ago, arguments_text, one_line, short_id, why
+from tenure.cli.words import ago, arguments_text, harmless, one_line, short_id, why
 from tenure.domain.states import Reason
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import task_pb2, tool_pb2
@@ -25,16 +25,16 @@ _MOST_ARGUMENT_LINES: Final = 12
 def show_doubt(console: Console, listed: admin.AdminServiceListInDoubtCallsResponse.Listed) -> None:
     """One call, and the commands that settle it if it can be settled."""
     call = listed.call
-    head = f"{short_id(call.task_id)}  call {call.call_id}  {call.tool}"
+    head = harmless(f"{short_id(call.task_id)}  call {call.call_id}  {call.tool}")
     tail = f"  {EFFECT_CLASSES.to_domain(call.effect_class)}, in doubt since {_when(call.doubt_time)}"
     console.print(Text.assemble((head, "bold"), (tail, "dim")), soft_wrap=True)
     table = make_grid()
     for name, value in _rows(console, listed):
         if value:
-            table.add_row(f"  {name}", value)
+            table.add_row(f"  {name}", Text(harmless(value)))
     console.print(table)
     for line in _commands(listed):
-        console.print(Text(f"  {line}"), soft_wrap=True)
+        console.print(Text(harmless(f"  {line}")), soft_wrap=True)
 
 
 def doubts_text(task: task_pb2.Task) -> str:

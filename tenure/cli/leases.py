@@ -13,7 +13,7 @@ import click
 from tenure.cli.context import Context, pass_context
 from tenure.cli.parameters import DURATION
 from tenure.cli.tables import make_table
-from tenure.cli.words import ago, clock, seconds_text
+from tenure.cli.words import ago, clock, harmless, seconds_text
 from tenure.client import Client
 from tenure.client.leases import HeldLease
 from tenure.domain.epochs import describe_epoch
@@ -63,7 +63,7 @@ def get(context: Context, resource: str) -> None:
         click.echo(f"{lease.resource} is held by {lease.holder}, epoch {describe_epoch(lease.epoch)} ({lease.epoch})")
         left, ttl = seconds_text(seconds(lease.remaining)), seconds_text(seconds(lease.ttl))
         click.echo(f"since {ago(lease.acquire_time)}; without a renewal it ends in {left} of {ttl}")
-        words = f": {lease.message}" if lease.message else ""
+        words = f": {harmless(lease.message)}" if lease.message else ""
         before = f"epoch {describe_epoch(lease.previous_epoch)}, {lease.reason}{words}"
         click.echo(f"before it: {before if lease.previous_epoch else 'nobody ever held it'}")
 
@@ -187,7 +187,7 @@ def _tell(context: Context, lease: pb.Lease) -> None:
 def _say(event: pb.LeaseEvent) -> str:
     held = event.HasField("held")
     lease = event.held if held else event.ended
-    words = f": {lease.message}" if lease.message else ""
+    words = f": {harmless(lease.message)}" if lease.message else ""
     what = f"is held by {lease.holder} ({lease.reason}{words})" if held else f"was lost or given back by {lease.holder}"
     at = f"{clock(lease.acquire_time)}  " if held else ""
     return f"{event.revision}  {at}{lease.resource} {what}, epoch {describe_epoch(lease.epoch)}"

@@ -37,6 +37,6 @@ def result_of(task: task_pb2.Task) -> str:
 def result_shown(task: task_pb2.Task, *, is_plain: bool) -> RenderableType:
     """The same for people; `is_plain`: not on a terminal."""
     if task.result_json:
-        pretty = Text(json.dumps(json.loads(task.result_json), indent=2, ensure_ascii=False))
-        return pretty if is_plain else Padding(pretty, (0, 2))
+        pretty = json.dumps(json.loads(task.result_json), indent=2, ensure_ascii=False)
+        return Text(pretty) if is_plain else Padding(Text(harmless(pretty)), (0, 2))
     return Text(task.result) if is_plain else Padding(Markdown(harmless(task.result)), (0, 2))

@@ -22,6 +22,7 @@ from tenure.cli.words import (
     clock,
     count_text,
     distinct_ids,
+    harmless,
     lasted,
     one_line,
     seconds_text,
@@ -140,7 +141,7 @@ def _show_task(context: Context, task: task_pb2.Task, forks: list[str]) -> None:
     table = make_grid()
     for name, value in rows:
         if value:
-            table.add_row(name, value)
+            table.add_row(name, value if isinstance(value, Text) else Text(harmless(value)))
     context.console.print(table)
     if task.result:
         context.console.print()
@@ -200,7 +201,8 @@ def _standing(task: task_pb2.Task, state: str) -> str:
     left_seconds = held_back_seconds(task, time.time())
     if left_seconds is not None:
         return f"{state}, starts in {seconds_text(left_seconds)}"
-    return f"{state} {task.reason}" if task.reason and state not in {"SUCCEEDED", "RUNNING", "QUEUED"} else state
+    says_it_all = not task.reason or state in {"SUCCEEDED", "RUNNING", "QUEUED"}
+    return state if says_it_all else harmless(f"{state} {task.reason}")
 
 
 async def _show_entries(context: Context, found: AsyncIterator[ledger_pb2.Entry]) -> None:

@@ -149,10 +149,10 @@ def summary(task: task_pb2.Task) -> str:
 
 
 def why(state: int, reason: str, message: str) -> str:
-    """`RETRY_SCHEDULED (MODEL_RATE_LIMITED): …`, as far as there is anything to say."""
+    """`RETRY_SCHEDULED (MODEL_RATE_LIMITED): …`, as far as there is anything to say; agents have a say in messages."""
     if state == task_pb2.TASK_STATE_SUCCEEDED:
         return TaskState.SUCCEEDED.value
-    return f"{state_name(state)}{f' ({reason})' if reason else ''}{f': {message}' if message else ''}"
+    return harmless(f"{state_name(state)}{f' ({reason})' if reason else ''}{f': {message}' if message else ''}")
 
 
 def one_line(text: str, width: int) -> str:

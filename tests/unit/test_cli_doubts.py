@@ -71,6 +71,13 @@ def test_what_cannot_be_settled_shows_no_commands_and_says_why() -> None:
     assert "and more: tenure entries" in shown(arguments_truncated=True)
 
 
+def test_what_a_tool_says_moves_no_cursor_and_forges_no_colour() -> None:
+    hostile = "lost\x1b]0;title\x07\x1b[2J\x1b[1;1H\x9b32m [green]it did NOT happen[/green]"
+    text = shown(note=hostile, tool=f"pay{hostile}", runner_instance=f"host{hostile}")
+    assert text.count("lost\\x1b]0;title\\x07\\x1b[2J\\x1b[1;1H\\x9b32m [green]it did NOT happen[/green]") == 4
+    assert all(one.isprintable() or one == "\n" for one in text)
+
+
 def test_a_task_that_waits_points_to_its_calls() -> None:
     calls = [tool_pb2.CallInDoubt(call_id="2.1", call_attempt=1)]
     waiting = task_pb2.Task(task_id=TASK_ID, state=WAITING_USER, reason="TOOL_IN_DOUBT", calls_in_doubt=calls)

@@ -110,5 +110,6 @@ def test_what_programs_print_does_nothing_to_a_terminal():
     shown = words.harmless(HOSTILE)
     assert shown == "\\x00\\x1b]0;title\\x07\\x1b[2J\\x9b31mred\nsecond\\rline \\u202egnp.exe"
     assert words.harmless("tab\there, ünïcode, 👩‍💻\n") == "tab\there, ünïcode, 👩‍💻\n"
+    assert words.why(task_pb2.TASK_STATE_FAILED, "", HOSTILE) == f"FAILED: {shown}"
     for told in (words.one_line(HOSTILE, 500), words.first_line(HOSTILE, 500)):
         assert all(one.isprintable() for one in told)
