@@ -28,9 +28,15 @@ def told_failure(error: Exception, who: str, timeout_seconds: float) -> ToolFail
             return ToolFailed(f"{who} cannot be read: {error}.", "ENCODING_REFUSED")
         case httpcore2.ProtocolError():
             return ToolFailed(f"{who} does not speak HTTP as it should.", "BAD_ANSWER")
+        case httpcore2.ConnectError():
+            return _not_connected(error, who)
+    return ToolFailed(f"{who} was asked, and the connection was lost before the whole answer came.", "CONNECTION_LOST")
+
+
+def _not_connected(error: httpcore2.ConnectError, who: str) -> ToolFailed:
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLError):
-            reason = getattr(cause, "verify_message", "") or cause.reason or "TLS failed"
+            reason = getattr(cause, "verify_message", "") or getattr(cause, "reason", "") or "TLS failed"
             return ToolFailed(f"{who} cannot be trusted: {reason}. Nothing was sent there.", "TLS_FAILED")
     return ToolFailed(f"{who} cannot be reached.", "UNREACHABLE")
 

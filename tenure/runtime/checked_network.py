@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import httpcore2
 
 from tenure.runtime.h11_patterns import read_in_one_pass
+from tenure.runtime.stranger_stream import StrangerStream
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 MOST_ADDRESSES: Final = 4
 """Of one host that are tried in turn."""
+ADDRESS_SECONDS: Final = 2.0
+"""For one address while there are others to be tried."""
 MOST_LOOKUPS: Final = 16
 """At once: a name server that falls silent holds a thread for each."""
 
@@ -68,17 +71,28 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        """Raises AddressRefused, Unresolved, ConnectError, and ConnectTimeout for a single address. The caller bounds
-        the whole.
-        """
-        problem: Exception | None = None
-        for address in self._judged(await self._addresses(host, port))[:MOST_ADDRESSES]:
+        """Raises AddressRefused, Unresolved, ConnectError, and ConnectTimeout. `timeout`: for all of it, in seconds."""
+        try:
+            async with asyncio.timeout(timeout) as limit:
+                judged = self._judged(await self._addresses(host, port))[:MOST_ADDRESSES]
+                return await self._dial(judged, port, limit.when(), local_address, socket_options)
+        except TimeoutError as error:
+            raise httpcore2.ConnectTimeout(f"no connection within {timeout} s") from error
+
+    async def _dial(
+        self, addresses: Sequence[IPAddress], port: int, until: float | None, *how: Any
+    ) -> httpcore2.AsyncNetworkStream:
+        """The first that answers. One that is silent leaves the others their time."""
+        for others, address in zip(reversed(range(len(addresses))), addresses, strict=True):
+            left_seconds = None if until is None else until - asyncio.get_running_loop().time()
             try:
-                return await self._dialer.connect_tcp(str(address), port, timeout, local_address, socket_options)
-            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
-                problem = error
-        assert problem is not None, "there was an address"
-        raise problem
+                return StrangerStream(
+                    await self._dialer.connect_tcp(str(address), port, _share_seconds(left_seconds, others), *how)
+                )
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout):
+                if not others:
+                    raise
+        raise AssertionError("there was an address")
 
     async def connect_unix_socket(self, *_: Any, **__: Any) -> httpcore2.AsyncNetworkStream:
         """Never: it is on this machine."""
@@ -117,5 +131,14 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
         return [str(place[0]) for *_, place in found]
 
     def close(self) -> None:
-        """Look-ups under way are left to their end; nothing waits for them."""
+        """Look-ups under way are left to their end. That is not waited for here, but by the interpreter when it exits:
+        a silent name server may hold it up for as long as the resolver's own timeout.
+        """
         self._lookups.shutdown(wait=False, cancel_futures=True)
+
+
+def _share_seconds(left_seconds: float | None, others: int) -> float | None:
+    """Of the time that is left, for one address of several; None is without a bound of its own."""
+    if not others:
+        return left_seconds
+    return ADDRESS_SECONDS if left_seconds is None else min(ADDRESS_SECONDS, max(left_seconds, 0.0) / (others + 1))

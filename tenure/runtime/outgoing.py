@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import zlib
 from contextlib import asynccontextmanager
@@ -23,6 +24,12 @@ FAILURES: Final = (httpcore2.TimeoutException, httpcore2.NetworkError, httpcore2
 READABLE_ENCODINGS: Final = "gzip, deflate"
 """For Accept-Encoding. Others cannot be unpacked within a bound by what every Python has."""
 
+TINY_BYTES: Final = 32
+MOST_TINY_PIECES: Final = 4096
+"""Pieces of a body that have fewer than TINY_BYTES on average are taken up to so many: each costs what a long one does.
+"""
+
+_PIECES_A_TURN: Final = 128
 _GOES_OUT: Final = "http11.send_request_headers.started"
 _AUTOMATIC: Final = 32 + zlib.MAX_WBITS  # gzip or zlib, by what it begins with
 _RAW: Final = -zlib.MAX_WBITS
@@ -43,14 +50,20 @@ class Answer:
     response: httpcore2.Response
 
     async def read(self, most_bytes: int) -> Body:
-        """At most so many bytes, received and unpacked. Raises BadEncoding, and what a request raises."""
+        """At most so many bytes, received and unpacked; less of one that comes in endless tiny pieces. Raises
+        BadEncoding, and what a request raises.
+        """
         unpacking = _Unpacking(self.headers.get("content-encoding", ""), most_bytes)
-        received_bytes = 0
+        received_bytes = pieces = 0
         async for some in self.response.aiter_stream():
             received_bytes += len(some)
+            pieces += 1
             unpacking.add(some)
-            if received_bytes > most_bytes or unpacking.is_full:
+            is_crumbled = pieces > MOST_TINY_PIECES + received_bytes // TINY_BYTES
+            if received_bytes > most_bytes or unpacking.is_full or is_crumbled:
                 return Body(bytes(unpacking.content[:most_bytes]), is_whole=False)
+            if pieces % _PIECES_A_TURN == 0:
+                await asyncio.sleep(0)  # none of them may have been waited for
         unpacking.end()
         return Body(bytes(unpacking.content), is_whole=True)
 

@@ -252,3 +252,12 @@ async def test_a_host_that_is_not_there_is_told():
         nowhere = knowing({"front.example": [PUBLIC]})
         here.dialler._failing.add(PUBLIC)
         assert (await here.refused(FRONT, nowhere)).detail == "UNREACHABLE"
+
+
+async def test_a_redirect_that_is_written_in_utf8_is_followed():
+    def answer(seen):
+        return page("", "302 Found", location="/café") if seen.target == "/" else page("coffee")
+
+    async with world(answer) as here:
+        assert (await here.fetch(FRONT)).content.endswith("coffee")
+    assert [seen.target for seen in here.front.seen] == ["/", "/caf%C3%A9"]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import httpcore2
 import pytest
 
 from tenure.domain.addresses import Networks
-from tenure.runtime.checked_network import AddressRefused, CheckedBackend, Unresolved
+from tenure.runtime import checked_network
+from tenure.runtime.checked_network import AddressRefused, CheckedBackend, Unresolved, _share_seconds
 from tests.dialling import Dialler, answering
+from tests.patience import PATIENCE_SECONDS
 
 
 def backend(dialler, answers, allowed=()):
@@ -61,3 +65,41 @@ async def test_the_machines_resolver_is_asked_for_real_names():
     with pytest.raises(Unresolved):
         await checked.connect_tcp("a" * 300, 80)
     checked.close()
+
+
+class Silent(Dialler):
+    """Nobody answers at the one address, as behind a firewall that drops."""
+
+    async def connect_tcp(self, host, port, timeout=None, *how):
+        stream = await super().connect_tcp(host, port)
+        if host == "2606:4700::1":
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await asyncio.Event().wait()
+            raise httpcore2.ConnectTimeout
+        return stream
+
+
+async def test_an_address_where_nobody_answers_leaves_the_others_their_time(monkeypatch):
+    monkeypatch.setattr(checked_network, "ADDRESS_SECONDS", 0.1)
+    dialler = Silent()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await backend(dialler, [["2606:4700::1", "93.184.216.34"]]).connect_tcp("a.example", 80)
+    assert [address for address, _ in dialler.dialled] == ["2606:4700::1", "93.184.216.34"]
+
+
+async def test_the_time_for_a_connection_is_for_all_of_it():
+    async def never(_host, _port):
+        await asyncio.Event().wait()
+
+    checked = CheckedBackend(Networks(), "tests", resolve=never)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        with pytest.raises(httpcore2.ConnectTimeout):
+            await checked.connect_tcp("a.example", 80, 0.1)
+        with pytest.raises(httpcore2.ConnectTimeout):
+            await backend(Silent(), [["2606:4700::1"]]).connect_tcp("a.example", 80, 0.1)
+
+
+def test_an_address_gets_its_share_and_the_last_one_all_that_is_left():
+    assert [_share_seconds(left, others) for left, others in ((None, 1), (60, 3), (3, 2), (-1, 1))] == [2, 2, 1, 0]
+    assert [_share_seconds(left, 0) for left in (None, 7)] == [None, 7]

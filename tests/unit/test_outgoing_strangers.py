@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import ssl
 import time
 from contextlib import asynccontextmanager
 
@@ -10,10 +12,13 @@ import httpcore2
 import pytest
 from h11 import _abnf, _readers
 
+from services.tools.outgoing_errors import told_failure
 from tenure.domain.addresses import EVERYWHERE, Networks
 from tenure.domain.urls import parse_url
 from tenure.runtime.checked_network import CheckedBackend
-from tenure.runtime.outgoing import Outgoing
+from tenure.runtime.outgoing import MOST_TINY_PIECES, Answer, Outgoing
+from tenure.runtime.stranger_stream import MOST_READ_BYTES
+from tests.patience import PATIENCE_SECONDS
 from tests.strangers import Stranger, page
 
 MOST_CPU_SECONDS = 4.0
@@ -50,3 +55,96 @@ async def test_it_is_told_when_the_request_goes_out_and_not_before():
             async with connections.send("POST", url, [], connect_seconds=60, going_out=lambda: told.append(2)):
                 pass
     assert told == [1]
+
+
+class Keeping(httpcore2.AnyIOBackend):
+    """No stream is closed by being forgotten."""
+
+    def __init__(self):
+        self.streams = []
+
+    async def connect_tcp(self, *args, **kwargs):
+        self.streams.append(await super().connect_tcp(*args, **kwargs))
+        return self.streams[-1]
+
+
+@pytest.mark.parametrize("how", ["cancelled", "late"])
+async def test_a_handshake_that_nobody_answers_leaves_no_socket_open(how):
+    greeted, ended = asyncio.Event(), asyncio.Event()
+
+    async def say_nothing(reader, writer):
+        await reader.read(1)
+        greeted.set()
+        while await reader.read(1000):
+            pass
+        writer.close()
+        ended.set()
+
+    async def ask(connections, port):
+        seconds = 0.5 if how == "late" else None
+        async with connections.send("GET", parse_url(f"https://127.0.0.1:{port}/"), [], connect_seconds=seconds):
+            pass
+
+    async with asyncio.timeout(PATIENCE_SECONDS), outgoing(dialer=Keeping()) as connections:
+        server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+        asking = asyncio.ensure_future(ask(connections, server.sockets[0].getsockname()[1]))
+        await greeted.wait()
+        if how == "cancelled":
+            asking.cancel()
+        with pytest.raises((asyncio.CancelledError, httpcore2.ConnectTimeout)):
+            await asking
+        await ended.wait()
+        server.close()
+
+
+async def test_of_a_body_in_endless_tiny_pieces_few_are_taken_and_others_get_their_turns():
+    given = turns = 0
+
+    async def endless():
+        nonlocal given
+        while True:
+            given += 1
+            yield b"x"
+
+    async def count():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.ensure_future(count())
+    body = await Answer(200, {}, httpcore2.Response(200, content=endless())).read(1 << 20)
+    counting.cancel()
+    assert not body.is_whole
+    assert 0 < len(body.content) == given <= MOST_TINY_PIECES * 2
+    assert turns > 20
+
+
+async def test_a_body_in_small_pieces_is_read_to_its_end():
+    async def lines():
+        for _ in range(20_000):
+            yield b"a line of forty bytes or so, as it comes\n"
+
+    body = await Answer(200, {}, httpcore2.Response(200, content=lines())).read(1 << 20)
+    assert body.is_whole
+
+
+async def test_no_more_is_taken_at_once_than_a_turn_may_cost():
+    async with Stranger(lambda _: page(b"x" * (1 << 20))) as stranger:
+        stream = await CheckedBackend(Networks(EVERYWHERE), "tests").connect_tcp("127.0.0.1", stranger.port)
+        await stream.write(b"GET / HTTP/1.1\r\n\r\n")
+        while some := await stream.read(1 << 20):
+            assert len(some) <= MOST_READ_BYTES
+        await stream.aclose()
+
+
+def test_only_of_a_failed_handshake_it_is_said_that_nothing_was_sent():
+    broken = ssl.SSLError(1, "bad record")
+    after = told_failure(broken, "The host", 5)
+    assert (after.detail, "Nothing was sent" in after.message) == ("CONNECTION_LOST", False)
+    handshake = httpcore2.ConnectError("no")
+    handshake.__cause__ = broken
+    before = told_failure(handshake, "The host", 5)
+    assert (before.detail, "Nothing was sent" in before.message) == ("TLS_FAILED", True)
+    assert told_failure(httpcore2.ReadError(), "The host", 5).detail == "CONNECTION_LOST"
+    assert told_failure(httpcore2.ConnectError(), "The host", 5).detail == "UNREACHABLE"

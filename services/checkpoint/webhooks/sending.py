@@ -8,14 +8,15 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
-import httpcore2
 from standardwebhooks import Webhook
 
 from tenure.domain.addresses import Networks
+from tenure.domain.urls import UrlRefused, parse_url
 from tenure.domain.webhooks import Answer, retry_after_seconds
 from tenure.runtime import metrics
 from tenure.runtime.checked_network import CheckedBackend
-from tenure.runtime.outgoing import trust
+from tenure.runtime.outgoing import FAILURES, Outgoing
+from tenure.runtime.outgoing import Answer as Response
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -26,12 +27,6 @@ BODY_SECONDS: Final = 1.0
 MOST_PROBLEM_CHARACTERS: Final = 300
 KEPT_ALIVE_SECONDS: Final = 4.0
 _USER_AGENT: Final = f"tenure/{version('tenure')}"
-_FAILURES: Final = (
-    httpcore2.TimeoutException,
-    httpcore2.NetworkError,
-    httpcore2.ProtocolError,
-    httpcore2.UnsupportedProtocol,
-)
 
 
 class Letter(NamedTuple):
@@ -65,20 +60,17 @@ class Sender:
 
     def __init__(self, networks: Networks, timeout_seconds: float, most_connections: int) -> None:
         self._timeout_seconds = timeout_seconds
-        self._backend = CheckedBackend(networks, "webhooks")
-        self._connections = httpcore2.AsyncConnectionPool(
-            ssl_context=trust(),
-            max_connections=most_connections,
-            keepalive_expiry=KEPT_ALIVE_SECONDS,
-            network_backend=self._backend,
+        self._outgoing = Outgoing(
+            CheckedBackend(networks, "webhooks"),
+            most_connections=most_connections,
+            kept_alive_seconds=KEPT_ALIVE_SECONDS,
         )
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._connections.aclose()
-        self._backend.close()
+    async def __aexit__(self, *how: object) -> None:
+        await self._outgoing.__aexit__(*how)
 
     async def send(self, letter: Letter) -> Answer:
         """What came of it, within the timeout, whatever happens."""
@@ -87,7 +79,7 @@ class Sender:
                 answer = await self._send(letter)
         except TimeoutError:
             answer = Answer(problem=f"no answer within {self._timeout_seconds:g} s")
-        except _FAILURES as error:
+        except (UrlRefused, *FAILURES) as error:
             answer = Answer(problem=_said(f"{type(error).__name__}: {error}".removesuffix(": ")))
         except Exception:  # noqa: BLE001  logged, and told as a failure of this delivery: the others go on
             _log.exception("a webhook could not be sent", extra={"delivery": letter.delivery_id})
@@ -96,26 +88,22 @@ class Sender:
         return answer
 
     async def _send(self, letter: Letter) -> Answer:
-        phases = dict.fromkeys(("connect", "read", "write", "pool"), self._timeout_seconds)
-        body = letter.body.encode()
-        async with self._connections.stream(
-            "POST", letter.url, headers=headers_of(letter), content=body, extensions={"timeout": phases}
-        ) as response:
-            told = {name.lower(): value for name, value in response.headers}
+        url, body = parse_url(letter.url), letter.body.encode()
+        async with self._outgoing.send("POST", url, headers_of(letter), body) as response:
             said = await _beginning(response)
             answer = Answer(response.status)
             if answer.received:
                 return answer
-            asked = retry_after_seconds(told.get(b"retry-after", b"").decode("latin-1"), letter.sent_at)
+            asked = retry_after_seconds(response.headers.get("retry-after", ""), letter.sent_at)
             return Answer(response.status, _said(f"HTTP {response.status}: {said}".removesuffix(": ")), asked)
 
 
-async def _beginning(response: httpcore2.Response) -> str:
+async def _beginning(response: Response) -> str:
     """As much of the answer's body as is worth keeping. The status is the answer: no body takes that back."""
-    read = b""
-    with suppress(TimeoutError, *_FAILURES):
+    read = bytearray()
+    with suppress(TimeoutError, *FAILURES):
         async with asyncio.timeout(BODY_SECONDS):
-            async for some in response.aiter_stream():
+            async for some in response.response.aiter_stream():
                 read += some
                 if len(read) >= MOST_READ_BYTES:
                     break

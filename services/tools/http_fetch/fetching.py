@@ -87,7 +87,7 @@ class Fetcher:
         async with self._outgoing.send("GET", url, headers) as answer:
             location = answer.headers.get("location")
             if answer.status in _REDIRECTS and location is not None:
-                return location
+                return _in_utf8(location)
             return await self._read(url, answer)
 
     async def _read(self, url: Url, answer: Answer) -> Fetched:
@@ -128,6 +128,14 @@ class _Hop:
     def words(self) -> str:
         """What goes before a refusal."""
         return f"{self.base.host} redirects elsewhere. " if self.base else ""
+
+
+def _in_utf8(header: str) -> str:
+    """Headers are read byte by byte, and where one leads is written in UTF-8 by whoever does not escape it."""
+    try:
+        return header.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        return header
 
 
 def _refuse_type(url: Url, answer: Answer, content_type: str) -> NoReturn:

@@ -24,6 +24,8 @@ _BREAKS: Final = {
     **dict.fromkeys(("dd", "li", "br", "hr", "option", "figure", "figcaption", "summary", "details", "address"), 1),
 }
 _HEADINGS: Final = {f"h{level}": "#" * level + " " for level in range(1, 7)}
+# Characters have 7 digits at most. What Python makes of thousands of them is an error.
+_ENDLESS_NUMBER: Final = re.compile(r"&#[0-9]{40,};?")
 _SPACE: Final = re.compile(r"[ \t\r\n\f]+")
 
 
@@ -33,7 +35,7 @@ def readable(html: str, url: Url, most_seconds: float = MOST_SECONDS) -> tuple[s
     most_characters = len(html) + _ROOM_CHARACTERS
     until = time.monotonic() + most_seconds
     # The parser asserts that what follows `<![` is a name; to browsers it is a comment up to the next bracket.
-    html = html.replace("<![", "<! [")
+    html = _ENDLESS_NUMBER.sub("\ufffd", html.replace("<![", "<! ["))
     try:
         for start in range(0, len(html), _CHUNK_CHARACTERS):
             if time.monotonic() > until or reader.size > most_characters:

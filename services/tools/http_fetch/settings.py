@@ -69,12 +69,12 @@ def _spelt_out(entry: Any) -> Any:
 
 class HttpFetchSettings(Section):
     """`allowed_networks`: what hosts may lead to that is not public. `ca_file`: who is trusted besides the usual
-    authorities.
+    authorities. `max_bytes`: while a body becomes text, nothing else of the process runs for moments.
     """
 
     allow: tuple[Annotated[AllowedHost, BeforeValidator(_spelt_out)], ...]
     allowed_networks: tuple[str, ...] = ()
-    max_bytes: Annotated[int, Field(ge=1024, le=16 * 1024 * 1024)] = 1024 * 1024
+    max_bytes: Annotated[int, Field(ge=1024, le=4 * 1024 * 1024)] = 1024 * 1024
     timeout_seconds: Annotated[float, Field(ge=0.1, le=300)] = 20.0
     max_redirects: Annotated[int, Field(ge=0, le=20)] = 5
     user_agent: Annotated[str, Field(max_length=200, pattern=_HEADER_VALUE)] = f"tenure/{version('tenure')}"

@@ -54,7 +54,8 @@ class Searcher:
     async def search(self, query: str, count: int, call_headers: dict[str, str]) -> list[Result]:
         """The first `count` results. Raises ToolFailed. `call_headers`: for a service of the installation's own."""
         settings = self.settings
-        asking = settings.format.ask(settings.endpoint, settings.key, query, count)
+        asked = query.encode(errors="replace").decode()  # JSON can hold half a character, URLs cannot
+        asking = settings.format.ask(settings.endpoint, settings.key, asked, count)
         if settings.format.is_ours:
             asking.headers.extend(call_headers.items())
         try:
@@ -91,7 +92,9 @@ class Searcher:
 
     def _read(self, body: Body) -> list[Result]:
         if not body.is_whole:
-            raise ToolFailed("The search service answered with more than 1 MiB.", "ANSWER_TOO_LARGE")
+            raise ToolFailed(
+                "The search service answered with more than 1 MiB, or in too many pieces.", "ANSWER_TOO_LARGE"
+            )
         try:
             return list(self.settings.format.read(json.loads(body.content)))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
