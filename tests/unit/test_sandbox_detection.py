@@ -85,9 +85,10 @@ def test_forbidden_user_namespaces_are_named(monkeypatch: pytest.MonkeyPatch) ->
 
 @linux_only
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root drops to other uids")
-def test_uids_that_this_container_does_not_have_are_named() -> None:
-    found = detect(SandboxSettings(first_uid=2**32 - 4, slots=8))
-    assert "are not mapped" in "; ".join(found.missing)
+@pytest.mark.parametrize(("slots", "lasting"), [(8, 0), (2, 6)])
+def test_uids_that_this_container_does_not_have_are_named(slots: int, lasting: int) -> None:
+    found = detect(SandboxSettings(first_uid=2**32 - 8, slots=slots, lasting=lasting))
+    assert f"uids {2**32 - 8} to {2**32 - 1} are not mapped" in "; ".join(found.missing)
 
 
 @linux_only

@@ -160,11 +160,11 @@ def _judge_landlock(notes: _Findings) -> None:
 
 
 def _judge_uids(settings: SandboxSettings, notes: _Findings, *, is_root: bool) -> None:
-    last = settings.first_uid + settings.slots - 1
+    last = settings.first_uid + settings.slots + settings.lasting - 1
     if not is_root:
         notes.weaker.append("all runs have this service's own uid, as it is not root; namespaces alone separate them")
     elif _is_mapped(settings.first_uid, last):
-        notes.present.append(f"uids {settings.first_uid} to {last}, one for each slot")
+        notes.present.append(f"uids {settings.first_uid} to {last}, one for each place")
     else:
         notes.missing.append(f"uids {settings.first_uid} to {last} are not mapped in this container's user namespace")
 
