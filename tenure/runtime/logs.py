@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 _CONTEXT: ContextVar[Mapping[str, Any]] = ContextVar("log_context", default={})  # noqa: B039  never changed in place
 _RECORDS_OWN: Final = frozenset((*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"))
 _LONGEST_VALUE: Final = 8192
+_TALKATIVE: Final = ("httpx", "httpx2", "mcp")
+"""They tell each request's whole URL at INFO, and a secret may be in its query."""
+
 FORMATS: Final = ("json", "human")
 
 
@@ -50,6 +53,8 @@ def configure_logs(
         root.removeHandler(former)
     root.addHandler(handler)
     root.setLevel(level)
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
     logging.captureWarnings(capture=True)
     return handler
 

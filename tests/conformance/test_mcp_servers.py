@@ -10,7 +10,7 @@ from pathlib import Path
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_pb2
 from tests.fix_mcp import Configure, McpServers, offered
-from tests.fix_tools import Grants, Outside, StartTools, listed_sources
+from tests.fix_tools import TENANT, Grants, Outside, StartTools, listed_sources
 from tests.patience import PATIENCE_SECONDS
 
 
@@ -99,6 +99,7 @@ async def test_calls_carry_their_key_and_epoch_to_a_server_of_the_newest_revisio
         assert seen["headers"]["authorization"] == "Bearer of ours"
         assert seen["headers"]["mcp-protocol-version"] >= "2026"
         assert seen["meta"]["tenure/task_id"] == owner.task_id
+        assert seen["meta"]["tenure/tenant"] == TENANT
         assert (seen["meta"]["tenure/call_id"], seen["meta"]["tenure/epoch"]) == ("1.0", 17)
 
 

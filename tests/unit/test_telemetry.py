@@ -200,3 +200,12 @@ async def test_each_signal_goes_where_its_own_variable_says(unused_tcp_port, env
     async with telemetry("checkpoint", given):
         with span("commit") as one:
             assert one.is_recording() is records
+
+
+def test_a_request_s_url_is_not_logged_with_the_secrets_in_its_query(logged):
+    stream = logged("json")
+    for name in ("httpx", "httpx2", "mcp.client.streamable_http"):
+        logging.getLogger(name).info("HTTP Request: GET https://a/?key=hush")
+        logging.getLogger(name).warning("worth knowing")
+    assert "hush" not in stream.getvalue()
+    assert stream.getvalue().count("worth knowing") == 3

@@ -38,7 +38,7 @@ def marked_fate(data: Any) -> Fate | None:
 
 
 def problem_of(error: BaseException) -> str:
-    """Its words and its notes."""
+    """Its words and its notes, for the log only: notes may be what a program wrote to its stderr."""
     return "; ".join([words_of(error), *getattr(error, "__notes__", [])])
 
 

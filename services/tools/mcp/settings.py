@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from services.tools.config_section import Section
+from services.tools.sources import TenantName
 from tenure.domain.tools import EffectClass
 
 MIB: Final = 1024 * 1024
@@ -21,8 +22,8 @@ class McpServer(Section):
     """One server: a program that speaks over its stdin and stdout, or the address of one that speaks streamable HTTP.
 
     `allow`: the tools to take, all if absent. `effects`: classes by tool, which count more than the server's own hints.
-    `max_calls`: how many calls run there at once. The last five fields are for `sandbox`: then every task has a server
-    process of its own.
+    `max_calls`: how many calls run there at once. `tenants`: for others its tools do not exist; absent: for all. The
+    last five fields are for `sandbox`: then every task has a server process of its own.
     """
 
     type: Literal["stdio", "http", "streamable-http", "streamable_http"] | None = None
@@ -39,6 +40,7 @@ class McpServer(Section):
     timeout_seconds: float = Field(default=30.0, gt=0, le=3600)
     output_limit_bytes: int = Field(default=64 * 1024, ge=1024, le=MIB)
     max_calls: int = Field(default=8, ge=1, le=256)
+    tenants: frozenset[TenantName] | None = None
 
     sandbox: bool = False
     read_only_paths: tuple[Path, ...] = Field(default=(), max_length=16)

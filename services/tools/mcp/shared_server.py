@@ -12,7 +12,7 @@ from typing import Final, Self
 
 import mcp_types as types
 
-from services.tools.mcp.fates import NothingDone, problem_of, whole_words_of
+from services.tools.mcp.fates import NothingDone, problem_of, whole_words_of, words_of
 from services.tools.mcp.held import HeldLink, Open
 from services.tools.mcp.link import Link
 from services.tools.source_facts import SourceFact
@@ -78,10 +78,10 @@ class SharedServer:
         failures = 0
         while True:
             began = clock()
-            self.problem = await self._once()
+            problem = await self._once()
             heed_cancellation()
             failures = 1 if clock() - began > _STEADY_SECONDS else failures + 1
-            facts = {"server": self.name, "failures": failures, "error": self.problem}
+            facts = {"server": self.name, "failures": failures, "error": problem}
             _log.warning("an MCP server is not linked to, and will be again", extra=facts)
             await self._pause(AGAIN.wait_seconds(failures, random.random()))
 
@@ -95,7 +95,7 @@ class SharedServer:
         self._wanted.clear()
 
     async def _once(self) -> str:
-        """One link to its end; why it ended."""
+        """One link to its end; why it ended, for the log. `problem` is for the model."""
         held = HeldLink(self.name, self._open, self._times.linger_seconds)
         self._held.add(held)
         try:
@@ -104,9 +104,11 @@ class SharedServer:
             ended = "it does not react" if link.hangs else "the connection ended"
         except Exception as error:  # noqa: BLE001  whatever a server does, it is told and tried again
             self._fact.lost(whole_words_of(error))
+            self.problem = words_of(error)
             return problem_of(error)
         else:
             self._fact.lost(ended)
+            self.problem = ended
             return ended
         finally:
             self._link = None

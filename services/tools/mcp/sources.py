@@ -56,12 +56,12 @@ async def open_mcp_servers(process: Process, servers: Mapping[str, McpServer], h
     for name, settings in servers.items():
         if settings.disabled:
             continue
-        fact = host.registry.facts.add(name, ToolSourceKind.MCP, secrets=settings.secrets)
+        fact = host.registry.facts.add(name, ToolSourceKind.MCP, settings.tenants, settings.secrets)
         if settings.sandbox and isinstance(host.sandbox, SandboxUnavailable):
             fact.lost(f"it is left out: {host.sandbox}")
             _log.error("an MCP server is left out: %s", host.sandbox, extra={"server": name})
             continue
-        host.registry.expect(name)
+        host.registry.expect(name, settings.tenants)
         tools = ToolsOfServer(fact, settings, host.registry, host.keeper)
         server = _server(fact, settings, host, tools.take)
         tools.server = server
@@ -116,7 +116,7 @@ class ToolsOfServer:
         name = self.fact.name
         described = describe(name, self.settings, listed)
         tools = tools_of(self.server, name, described.definitions, self.keeper)
-        refused = self.registry.put(name, tools)
+        refused = self.registry.put(name, tools, self.settings.tenants)
         problems = described.problems + refused
         self.fact.took(len(tools) - len(refused), problems)
         names = sorted(described.definitions)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Self
 
-from services.tools.mcp.fates import NothingDone, problem_of, whole_words_of
+from services.tools.mcp.fates import NothingDone, problem_of, whole_words_of, words_of
 from services.tools.mcp.held import HeldLink, Open
 from services.tools.mcp.link import Link
 from services.tools.mcp.shared_server import AGAIN, LinkTimes, Listed, first_of
@@ -98,7 +98,9 @@ class TaskServers:
                 link = await server.held.link()
             except Exception as error:
                 self._forget(task_id, server)
-                raise NothingDone(problem_of(error)) from error
+                facts = {"server": self.name, "error": problem_of(error)}
+                _log.warning("an MCP server of a task does not start in the sandbox", extra=facts)
+                raise NothingDone(words_of(error)) from error
             if not link.ended.is_set():
                 server.used_at = asyncio.get_running_loop().time()
                 return link

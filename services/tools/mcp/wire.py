@@ -23,6 +23,7 @@ _EPOCH: Final = "tenure/epoch"
 def meta_of(context: CallContext) -> types.RequestParamsMeta:
     """A call's `_meta`: by it a server may recognise repeats, and fence."""
     meta = {
+        "tenure/tenant": context.tenant,
         "tenure/task_id": context.task_id,
         "tenure/call_id": context.call_id,
         _KEY: context.idempotency_key,
