@@ -167,8 +167,8 @@ class Companion(Protocol):
     def task_ids(self) -> list[str]:
         """The tasks that have something."""
 
-    def end_task(self, task_id: str) -> None:
-        """The task is ended."""
+    def end_task(self, task_id: str, epoch: int) -> None:
+        """The task is ended: what it has under this epoch or an older one."""
 
 
 class Runs:
@@ -221,7 +221,7 @@ class Runs:
     def stop_task(self, task_id: UUID, epoch: int) -> None:
         """Stop what was authorised up to `epoch`: the task is ended."""
         for companion in self._companions:
-            companion.end_task(str(task_id))
+            companion.end_task(str(task_id), epoch)
         for run in list(self._by_key.values()):
             if run.key.task_id == task_id and run.authorised_epoch <= epoch:
                 run.request_stop(Stop.FENCED if run.authorised_epoch < epoch else Stop.CLOSED)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tenure.runtime.process import Process
 
 _PROGRAM_OUTPUT_BYTES: Final = 1024 * 1024  # of each stream; the model is shown less, all of it is in the workspace
+_ANSWER_THREADS: Final = 2
 _RECORD_THREADS: Final = 8
 _FILE_THREADS: Final = 4
 _COPY_THREADS: Final = 2
@@ -85,7 +86,8 @@ async def open_toolbox(
 
         keeper = OutputKeeper(workspaces, settings.workspace_bounds)
         limits = replace(limits, processes=_SERVER_PROCESSES, open_files=_SERVER_OPEN_FILES)
-        host = Host(registry, keeper, runs, sandbox, workspaces, limits, environment)
+        answer_threads = await process.open(threads("parts of answers", _ANSWER_THREADS))
+        host = Host(registry, keeper, answer_threads, runs, sandbox, workspaces, limits, environment)
         await open_mcp_servers(process, config.mcp_servers, host)
     await open_providers(process, config.providers, registry)
     return registry

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import cast
+from unittest.mock import AsyncMock, Mock
 
 import mcp_types as types
 import pytest
 
+from services.tools.mcp.calling import MOST_PARTS_KEPT, Calling
 from services.tools.mcp.fates import NothingDone
+from services.tools.mcp.held import Open
 from services.tools.mcp.link import Link
 from services.tools.mcp.settings import McpServer
 from services.tools.mcp.shared_server import LinkTimes, SharedServer
 from services.tools.mcp.sources import ToolsOfServer
+from services.tools.mcp.task_servers import TaskServers
 from services.tools.mcp.wire import meta_of
 from services.tools.output import OutputKeeper
 from services.tools.registry import Registry
@@ -26,7 +33,7 @@ from services.tools.tool import CallContext
 from services.tools.workspace import Workspaces
 from services.tools.workspace_bounds import Bounds
 from tenure.domain.token import Claims
-from tenure.domain.tools import ToolSourceKind
+from tenure.domain.tools import EffectClass, ToolDefinition, ToolSourceKind
 from tests.patience import PATIENCE_SECONDS
 
 TASK, OTHER = "00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-000000000002"
@@ -81,7 +88,7 @@ def test_a_server_that_is_kept_to_a_tenant_has_no_tools_for_others_and_is_told_w
     settings, registry = McpServer.model_validate({"command": "a", "tenants": ["acme"]}), Registry([])
     fact = registry.facts.add("s", ToolSourceKind.MCP, settings.tenants)
     server = SharedServer(fact, partial(Failing, OSError("nobody asks for it")), lambda _tools: None, TIMES)
-    tools = ToolsOfServer(fact, settings, registry, keeper(tmp_path), server)
+    tools = ToolsOfServer(fact, settings, registry, keeper(tmp_path), ThreadPoolExecutor(1), server)
     tools.take([types.Tool(name="t", input_schema={"type": "object"})])
 
     def offered(tenant: str) -> list[str]:
@@ -89,3 +96,92 @@ def test_a_server_that_is_kept_to_a_tenant_has_no_tools_for_others_and_is_told_w
 
     assert (offered("acme"), offered("other")) == (["s__t"], [])
     assert dict(meta_of(context()))["tenure/tenant"] == "acme"
+
+
+class Idler:
+    """A link whose calls are what a test says."""
+
+    def __init__(self) -> None:
+        self.ended, self.idle, self.hangs = asyncio.Event(), asyncio.Event(), False
+        self.idle.set()
+        self.tell_idle: Callable[[], None] = lambda: None
+
+    async def watch(self) -> None: ...
+
+
+class Starts:
+    """Opens a task's server once it may start."""
+
+    def __init__(self) -> None:
+        self.may_start, self.started = asyncio.Event(), list[str]()
+
+    @asynccontextmanager
+    async def open(self, task_id: str) -> AsyncIterator[Link]:
+        self.started.append(task_id)
+        await self.may_start.wait()
+        yield cast("Link", Idler())
+
+
+def task_servers(starts: Starts, most: int) -> TaskServers:
+    def open_for(_tenant: str, task_id: str) -> Open:
+        return partial(starts.open, task_id)
+
+    fact = SourceFacts().add("s", ToolSourceKind.MCP)
+    return TaskServers(fact, open_for, lambda _tools: None, TIMES, most, idle_seconds=600.0)
+
+
+async def test_who_waits_for_a_place_gets_it_when_a_server_that_was_still_starting_becomes_idle() -> None:
+    starts = Starts()
+    async with task_servers(starts, most=1) as servers:
+        first = asyncio.create_task(servers.link(context(TASK)))
+        await until(lambda: starts.started == [TASK])
+        second = asyncio.create_task(servers.link(context(OTHER)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # it waits for the place by now
+        starts.may_start.set()
+        async with asyncio.timeout(PATIENCE_SECONDS / 4):
+            await first
+            await second
+    assert starts.started == [TASK, OTHER]
+
+
+async def test_the_end_of_an_older_epoch_does_not_end_the_server_of_a_newer_one() -> None:
+    starts = Starts()
+    starts.may_start.set()
+    async with task_servers(starts, most=1) as servers:
+        link = await servers.link(context(epoch=5))
+        await servers.link(context(epoch=7))
+        servers.end_task(TASK, 6)
+        assert servers.task_ids() == [TASK]
+        assert not link.ended.is_set()
+        servers.end_task(TASK, 7)
+        assert servers.task_ids() == []
+
+
+def answering(tmp_path: Path, parts: int, threads: Executor) -> Calling:
+    """A tool whose answer has so many images."""
+    image = types.ImageContent(data="aGVsbG8=", mime_type="image/png")
+    link = Mock(call=AsyncMock(return_value=types.CallToolResult(content=[image] * parts)))
+    definition = ToolDefinition("s__t", "", "{}", EffectClass.UNSAFE, 30.0, 65536)
+    return Calling(Mock(link=AsyncMock(return_value=link)), "t", definition, keeper(tmp_path), threads)
+
+
+async def test_of_an_answer_with_many_parts_only_some_are_kept(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        answer = await answering(tmp_path, MOST_PARTS_KEPT + 4, threads).run(context(), {})
+    assert len(list(tmp_path.rglob("*.png"))) == answer.content.count("kept in the workspace") == MOST_PARTS_KEPT
+    assert answer.content.count("not kept") == 4
+
+
+async def test_nothing_of_an_answer_is_written_once_its_call_was_stopped(tmp_path: Path) -> None:
+    gate = threading.Event()
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(gate.wait, PATIENCE_SECONDS)
+        calling = asyncio.create_task(answering(tmp_path, 3, threads).run(context(), {}))
+        await until(threads._work_queue.qsize)
+        calling.cancel()
+        await asyncio.sleep(0)
+        gate.set()
+        answer = await calling
+    assert answer.content.count("not kept (the call was stopped)") == 3
+    assert not list(tmp_path.rglob("*.png"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import threading
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
@@ -15,10 +17,12 @@ from services.tools.mcp.fates import Lost, NothingDone, Unreadable
 from services.tools.mcp.link import Link
 from services.tools.mcp.settings import lane_of_server
 from services.tools.output import DIRECTORY, OutputKeeper
-from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailed, ToolInDoubt
+from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailed, ToolInDoubt, past_return
 from tenure.domain.tools import OutcomeStatus, ToolDefinition
 
 MOST_SENDS: Final = 3
+MOST_PARTS_KEPT: Final = 16
+"""Of one answer: the others are named only."""
 
 
 class Server(Protocol):
@@ -30,12 +34,13 @@ class Server(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Calling:
-    """`tool`: the server's own name of it."""
+    """`tool`: the server's own name of it. `threads`: where parts of answers are written, with nobody else's work."""
 
     server: Server
     tool: str
     definition: ToolDefinition
     keeper: OutputKeeper
+    threads: Executor
 
     async def run(self, context: CallContext, arguments: Arguments) -> ToolAnswer:
         """Its timeout bounds all of it. Raises ToolFailed, and ToolInDoubt for what must not be sent twice."""
@@ -50,7 +55,7 @@ class Calling:
             except Lost as lost:
                 self._judge(lost, is_last=is_last)
             else:
-                return await asyncio.to_thread(self._answer, result, context)
+                return await self._kept_answer(result, context)
         raise AssertionError("the last one returns or raises")
 
     async def _link(self, context: CallContext) -> Link:
@@ -74,14 +79,34 @@ class Calling:
             words = f"The server was lost in the middle of the call, {MOST_SENDS} times in a row ({lost})."
             raise ToolFailed(words, "CONNECTION_LOST") from lost
 
-    def _answer(self, result: types.CallToolResult, context: CallContext) -> ToolAnswer:
+    async def _kept_answer(self, result: types.CallToolResult, context: CallContext) -> ToolAnswer:
+        """The call has happened: who stops it now gets its answer, without the parts that are not written yet."""
+        stopped = threading.Event()
+        answer = partial(self._answer, result, context, stopped)
+        writing = asyncio.get_running_loop().run_in_executor(self.threads, answer)
+        try:
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            stopped.set()
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
+            return await past_return(writing)
+
+    def _answer(self, result: types.CallToolResult, context: CallContext, stopped: threading.Event) -> ToolAnswer:
         kept: list[str] = []
-        content = text_of(result, partial(self._keep, context, kept))
+        content = text_of(result, partial(self._keep, context, kept, stopped))
         status = OutcomeStatus.FAILED if result.is_error else OutcomeStatus.SUCCEEDED
         return ToolAnswer(content, status, "TOOL_ERROR" if result.is_error else "")
 
-    def _keep(self, context: CallContext, kept: list[str], content: bytes, suffix: str) -> str:
+    def _keep(
+        self, context: CallContext, kept: list[str], stopped: threading.Event, content: bytes, suffix: str
+    ) -> str:
         """A part that is no text goes to the workspace."""
+        if stopped.is_set():
+            return "not kept (the call was stopped)"
+        if len(kept) == MOST_PARTS_KEPT:
+            return f"not kept (it is over {MOST_PARTS_KEPT} parts)"
         # A name of this run's own: one that was thought dead cannot change what a later one speaks of.
         path = f"{DIRECTORY}/{context.call_id}-{secrets.token_hex(3)}-{len(kept) + 1}{suffix}"
         kept.append(path)
@@ -92,10 +117,12 @@ class Calling:
         return f"kept in the workspace's file {path}"
 
 
-def tools_of(server: Server, name: str, definitions: dict[str, ToolDefinition], keeper: OutputKeeper) -> list[Tool]:
+def tools_of(
+    server: Server, name: str, definitions: dict[str, ToolDefinition], keeper: OutputKeeper, threads: Executor
+) -> list[Tool]:
     """By the server's own names of them."""
     return [
-        Tool(definition, Calling(server, tool, definition, keeper).run, lane=lane_of_server(name))
+        Tool(definition, Calling(server, tool, definition, keeper, threads).run, lane=lane_of_server(name))
         for tool, definition in definitions.items()
     ]
 

@@ -16,10 +16,16 @@ Open = Callable[[], AbstractAsyncContextManager[Link]]
 
 
 class HeldLink:
-    """Opens at once. At its end, or when it is let go, it waits for the calls under way, `linger_seconds` at most."""
+    """Opens at once. At its end, or when it is let go, it waits for the calls under way, `linger_seconds` at most.
 
-    def __init__(self, server: str, open_link: Open, linger_seconds: float) -> None:
+    `tell_idle` is called whenever it is open and without calls from now on.
+    """
+
+    def __init__(
+        self, server: str, open_link: Open, linger_seconds: float, tell_idle: Callable[[], None] = lambda: None
+    ) -> None:
         self._server, self._open, self._linger_seconds = server, open_link, linger_seconds
+        self._tell_idle = tell_idle
         self._opened: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._hold(), name=f"link to {server}")
 
@@ -62,6 +68,8 @@ class HeldLink:
         try:
             async with self._open() as link:
                 self._opened.set_result(link)
+                link.tell_idle = self._tell_idle
+                self._tell_idle()
                 await self._attend(link)
         except Exception as error:  # noqa: BLE001  told to who waits for the link, or what ended it
             if not self._opened.done():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
@@ -51,6 +51,7 @@ class Link:
         self._checking: asyncio.Task[None] | None = None
         self.idle = asyncio.Event()
         self.idle.set()
+        self.tell_idle: Callable[[], None] = lambda: None
 
     async def list_tools(self) -> list[types.Tool]:
         """All pages. Raises what the session raises."""
@@ -82,6 +83,7 @@ class Link:
             self._calls -= 1
             if self._calls == 0:
                 self.idle.set()
+                self.tell_idle()
 
     async def _call(self, tool: str, arguments: Arguments, context: CallContext) -> types.CallToolResult:
         request = types.CallToolRequest(

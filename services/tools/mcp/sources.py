@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,10 +40,13 @@ _INHERITED: Final = ("PATH", "HOME", "LANG", "TMPDIR")
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What servers are given of this service. `limits`: of a program in the sandbox, apart from its memory."""
+    """What servers are given of this service. `limits`: of a program in the sandbox, apart from its memory. `threads`:
+    to write parts of their answers in.
+    """
 
     registry: Registry
     keeper: OutputKeeper
+    threads: Executor
     runs: Runs
     sandbox: Sandbox | SandboxUnavailable
     workspaces: Workspaces
@@ -62,7 +66,7 @@ async def open_mcp_servers(process: Process, servers: Mapping[str, McpServer], h
             _log.error("an MCP server is left out: %s", host.sandbox, extra={"server": name})
             continue
         host.registry.expect(name, settings.tenants)
-        tools = ToolsOfServer(fact, settings, host.registry, host.keeper)
+        tools = ToolsOfServer(fact, settings, host.registry, host.keeper, host.threads)
         server = _server(fact, settings, host, tools.take)
         tools.server = server
         await process.open(server)
@@ -108,6 +112,7 @@ class ToolsOfServer:
     settings: McpServer
     registry: Registry
     keeper: OutputKeeper
+    threads: Executor
     server: Server | None = None
     told: tuple[list[str], list[str]] | None = None
 
@@ -115,7 +120,7 @@ class ToolsOfServer:
         assert self.server is not None
         name = self.fact.name
         described = describe(name, self.settings, listed)
-        tools = tools_of(self.server, name, described.definitions, self.keeper)
+        tools = tools_of(self.server, name, described.definitions, self.keeper, self.threads)
         refused = self.registry.put(name, tools, self.settings.tenants)
         problems = described.problems + refused
         self.fact.took(len(tools) - len(refused), problems)

@@ -12,7 +12,7 @@ from typing import Final, Self
 from services.tools.mcp.fates import NothingDone, problem_of, whole_words_of, words_of
 from services.tools.mcp.held import HeldLink, Open
 from services.tools.mcp.link import Link
-from services.tools.mcp.shared_server import AGAIN, LinkTimes, Listed, first_of
+from services.tools.mcp.shared_server import AGAIN, LinkTimes, Listed
 from services.tools.source_facts import SourceFact
 from services.tools.tool import CallContext
 from tenure.runtime import metrics
@@ -27,12 +27,16 @@ OpenFor = Callable[[str, str], Open]
 
 @dataclass(slots=True)
 class _TaskServer:
+    """`epoch`: the newest that used it. `waiting`: so many calls will be made on it as soon as it has started."""
+
     held: HeldLink
     used_at: float
+    epoch: int
+    waiting: int = 0
 
     @property
     def is_idle(self) -> bool:
-        return self.held.current is not None and self.held.current.idle.is_set()
+        return not self.waiting and self.held.current is not None and self.held.current.idle.is_set()
 
 
 class TaskServers:
@@ -46,13 +50,14 @@ class TaskServers:
         self._most, self._idle_seconds = most, idle_seconds
         self._servers: dict[str, _TaskServer] = {}
         self._ending: set[HeldLink] = set()
-        self._left = asyncio.Event()
+        self._changed = asyncio.Event()
+        """There may be room now: a server has started, has become idle or is gone."""
 
     async def link(self, context: CallContext) -> Link:
         """The task's own server, started if need be. Raises NothingDone when there is none for a while."""
         try:
             async with asyncio.timeout(self._times.reach_seconds):
-                return await self._link(context.tenant, context.task_id)
+                return await self._link(context)
         except TimeoutError:
             raise NothingDone(f"all {self._most} servers of it are busy, or it does not start in time") from None
 
@@ -72,9 +77,10 @@ class TaskServers:
                 if server.is_idle and server.used_at < before:
                     self._let_go(task_id)
 
-    def end_task(self, task_id: str) -> None:
-        """The task has ended: so does its server, whatever it does."""
-        if task_id in self._servers:
+    def end_task(self, task_id: str, epoch: int) -> None:
+        """The task has ended: so does its server, whatever it does, unless a newer epoch uses it."""
+        server = self._servers.get(task_id)
+        if server is not None and server.epoch <= epoch:
             self._let_go(task_id).cancel()
 
     def task_ids(self) -> list[str]:
@@ -88,14 +94,16 @@ class TaskServers:
         held = [*self._ending, *(server.held for server in self._servers.values())]
         await asyncio.gather(*(one.close() for one in held))
 
-    async def _link(self, tenant: str, task_id: str) -> Link:
+    async def _link(self, context: CallContext) -> Link:
+        task_id = context.task_id
         while True:
             server = self._servers.get(task_id)
             if server is None:
                 await self._make_room()
-                server = self._servers.get(task_id) or self._start(tenant, task_id)
+                server = self._servers.get(task_id) or self._start(context)
+            server.epoch = max(server.epoch, context.epoch)
             try:
-                link = await server.held.link()
+                link = await self._started(server)
             except Exception as error:
                 self._forget(task_id, server)
                 facts = {"server": self.name, "error": problem_of(error)}
@@ -106,9 +114,20 @@ class TaskServers:
                 return link
             self._forget(task_id, server)
 
-    def _start(self, tenant: str, task_id: str) -> _TaskServer:
-        held = HeldLink(self.name, self._open_for(tenant, task_id), self._times.linger_seconds)
-        server = self._servers[task_id] = _TaskServer(held, asyncio.get_running_loop().time())
+    async def _started(self, server: _TaskServer) -> Link:
+        server.waiting += 1
+        try:
+            return await server.held.link()
+        finally:
+            server.waiting -= 1
+            self._changed.set()  # heard once the caller has begun its call, or was stopped
+
+    def _start(self, context: CallContext) -> _TaskServer:
+        opening = self._open_for(context.tenant, context.task_id)
+        held = HeldLink(self.name, opening, self._times.linger_seconds, self._changed.set)
+        server = _TaskServer(held, asyncio.get_running_loop().time(), context.epoch)
+        self._servers[context.task_id] = server
+        held.when_gone(self._gone)
         self._tell()
         return server
 
@@ -120,13 +139,14 @@ class TaskServers:
     def _let_go(self, task_id: str) -> HeldLink:
         held = self._servers.pop(task_id).held
         held.let_go()
-        self._ending.add(held)
-        held.when_gone(self._gone)
+        if not held.is_gone:
+            self._ending.add(held)
         return held
 
     def _gone(self, held: HeldLink) -> None:
         self._ending.discard(held)
-        self._left.set()
+        self._servers = {task_id: one for task_id, one in self._servers.items() if one.held is not held}
+        self._changed.set()
         self._tell()
 
     async def _make_room(self) -> None:
@@ -135,9 +155,8 @@ class TaskServers:
             idle = [(server.used_at, task_id) for task_id, server in self._servers.items() if server.is_idle]
             if idle and not self._ending:
                 self._let_go(min(idle)[1])
-            self._left.clear()
-            links = [server.held.current for server in self._servers.values()]
-            await first_of(self._left, *(link.idle for link in links if link is not None and not link.idle.is_set()))
+            self._changed.clear()
+            await self._changed.wait()
 
     async def _ask_for_tools(self) -> str | None:
         """Of a server without files; what went wrong."""
