@@ -11,10 +11,15 @@ import anyio
 import mcp_types as types
 from mcp.shared.message import SessionMessage
 
+from services.tools.mcp.pace import Pace
 from services.tools.mcp.streams import Reads, Writes
 
 _log: Final = logging.getLogger(__name__)
 MOST_MESSAGE_BYTES: Final = 4 * 1024 * 1024
+MOST_UNREAD_BYTES: Final = 1024 * 1024
+"""Of answers to what a server asks."""
+
+LONGEST_ID: Final = 256
 TOO_LONG: Final = -32890
 """Our code, of JSON-RPC's range for applications: an answer that was too long to be taken."""
 
@@ -35,12 +40,14 @@ class LineReads(Reads):
 
     def __init__(self, stdout: asyncio.StreamReader, server: str) -> None:
         self._stdout, self._server = stdout, server
+        self._pace = Pace()
         self._unread = bytearray()
         self._garbage = 0
 
     async def receive(self) -> SessionMessage | Exception:
         while True:
             line = await self._line()
+            await self._pace.next()
             message = self._too_long(line) if len(line) > MOST_MESSAGE_BYTES else self._parsed(line)
             if message is not None:
                 return SessionMessage(message)
@@ -73,7 +80,7 @@ class LineReads(Reads):
         if not line.strip():
             return None
         try:
-            return types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+            return _with_short_id(types.jsonrpc_message_adapter.validate_json(line, by_name=False))
         except ValueError:
             self._garbage += 1
             level = logging.WARNING if self._garbage == 1 else logging.DEBUG
@@ -92,10 +99,14 @@ class LineReads(Reads):
 
 
 class LineWrites(Writes):
-    """Writes messages. One that was begun counts as sent, whatever became of it."""
+    """Writes messages. One that was begun counts as sent, whatever became of it.
 
-    def __init__(self, stdin: asyncio.StreamWriter) -> None:
-        self._stdin = stdin
+    `ended` is set when the program asks and asks and reads no answers: those wait in memory.
+    """
+
+    def __init__(self, stdin: asyncio.StreamWriter, ended: asyncio.Event) -> None:
+        self._stdin, self._ended = stdin, ended
+        self._answer_bytes = 0
 
     async def send(self, item: SessionMessage, /) -> None:
         """Waits until the program reads on, but not with a notification: those must not be held up by what hangs.
@@ -105,6 +116,8 @@ class LineWrites(Writes):
         if self._stdin.is_closing():
             raise anyio.BrokenResourceError
         line = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
+        if isinstance(item.message, types.JSONRPCResponse | types.JSONRPCError) and not self._is_room_for(line):
+            return
         self._stdin.write(line)
         if isinstance(item.message, types.JSONRPCRequest):
             try:
@@ -112,6 +125,26 @@ class LineWrites(Writes):
             except ConnectionError:
                 _log.debug("an MCP server has closed its stdin")  # its end is noticed by its reader
 
+    def _is_room_for(self, answer: bytes) -> bool:
+        """Counts answers of ours since all was read; our own calls, which may be long, wait in the same pipe."""
+        if not self._stdin.transport.get_write_buffer_size():
+            self._answer_bytes = 0
+        self._answer_bytes += len(answer)
+        if self._answer_bytes <= MOST_UNREAD_BYTES:
+            return True
+        if not self._ended.is_set():
+            _log.warning("an MCP server asks and does not read the answers: its link is ended")
+            self._ended.set()
+        return False
+
     async def aclose(self) -> None:
         """The end of the program's input: it is asked to end."""
         self._stdin.close()
+
+
+def _with_short_id(message: types.JSONRPCMessage) -> types.JSONRPCMessage:
+    """Raises ValueError for an id that is no name any more: an answer would repeat it."""
+    message_id = getattr(message, "id", None)
+    if isinstance(message_id, str) and len(message_id) > LONGEST_ID:
+        raise ValueError("its id is too long")
+    return message

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
@@ -37,6 +38,14 @@ _ANSWER: Final[TypeAdapter[types.CallToolResult | types.InputRequiredResult]] = 
 )
 
 
+@dataclass(eq=False, frozen=True, slots=True)
+class _UnderWay:
+    """A call, within its own time until `ends_at` by the loop's clock."""
+
+    ends_at: float
+    over: asyncio.Future[None]
+
+
 class Link:
     """`ended` is set when the session is over: no further call is made on it, and those under way go on as they can.
 
@@ -47,7 +56,7 @@ class Link:
         self._client, self._writes = client, writes
         self.ended, self.changed = ended, changed
         self.hangs = False
-        self._calls = 0
+        self._under_way: set[_UnderWay] = set()
         self._checking: asyncio.Task[None] | None = None
         self.idle = asyncio.Event()
         self.idle.set()
@@ -72,7 +81,9 @@ class Link:
         When the caller is cancelled, the server is told that the call is not wanted any more, and asked for a sign of
         life.
         """
-        self._calls += 1
+        clock = asyncio.get_running_loop()
+        call = _UnderWay(clock.time() + context.timeout_seconds, clock.create_future())
+        self._under_way.add(call)
         self.idle.clear()
         try:
             return await self._call(tool, arguments, context)
@@ -80,8 +91,9 @@ class Link:
             self._check()
             raise
         finally:
-            self._calls -= 1
-            if self._calls == 0:
+            call.over.set_result(None)
+            self._under_way.discard(call)
+            if not self._under_way:
                 self.idle.set()
                 self.tell_idle()
 
@@ -111,15 +123,26 @@ class Link:
             self._checking = asyncio.create_task(self._end_unless_it_answers(), name="check an MCP server")
 
     async def _end_unless_it_answers(self) -> None:
-        """Any answer will do, a refusal too."""
+        """Any answer will do, a refusal too. A server that does one thing at a time answers after the calls before."""
+        clock = asyncio.get_running_loop()
+        pinging = asyncio.create_task(self._ping())
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                await self._client.session.send_ping()
+            for call in sorted(self._under_way, key=lambda call: call.ends_at):
+                left_seconds = max(0.0, call.ends_at - clock.time())
+                await asyncio.wait({pinging, call.over}, timeout=left_seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({pinging}, timeout=ANSWER_SECONDS)
+            if not pinging.done():
+                self.hangs = True
+                self.ended.set()
+        finally:
+            pinging.cancel()
+            await asyncio.gather(pinging, return_exceptions=True)
+
+    async def _ping(self) -> None:
+        try:
+            await self._client.session.send_ping()
         except MCPError as error:
             _log.debug("an MCP server does not know pings: %s", words_of(error))
-        except TimeoutError:
-            self.hangs = True
-            self.ended.set()
 
     async def close(self) -> None:
         """Before the session is."""

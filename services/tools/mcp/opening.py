@@ -42,7 +42,8 @@ async def program_link(name: str, settings: McpServer, inherited: Mapping[str, s
 async def piped_link(name: str, pipes: Pipes, complaints: Complaints) -> AsyncIterator[Link]:
     """To a program that runs."""
     try:
-        async with open_link(_over(name, pipes), asyncio.Event()) as link:
+        ended = asyncio.Event()
+        async with open_link(_over(name, pipes, ended), ended) as link:
             yield link
     except Exception as error:
         with suppress(TimeoutError):  # what it said last may still be on its way
@@ -89,5 +90,5 @@ async def http_link(settings: McpServer) -> AsyncIterator[Link]:
 
 
 @asynccontextmanager
-async def _over(name: str, pipes: Pipes) -> AsyncIterator[TransportStreams]:
-    yield LineReads(pipes.stdout, name), LineWrites(pipes.stdin)
+async def _over(name: str, pipes: Pipes, ended: asyncio.Event) -> AsyncIterator[TransportStreams]:
+    yield LineReads(pipes.stdout, name), LineWrites(pipes.stdin, ended)

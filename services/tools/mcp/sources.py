@@ -26,7 +26,7 @@ from services.tools.output import OutputKeeper
 from services.tools.registry import Registry
 from services.tools.runs import Runs
 from services.tools.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
-from services.tools.source_facts import SourceFact
+from services.tools.source_facts import MOST_PROBLEMS, SourceFact
 from services.tools.workspace import Workspaces
 from tenure.domain.tools import ToolSourceKind
 from tenure.runtime.duties import Duties
@@ -129,5 +129,7 @@ class ToolsOfServer:
             return
         self.told = names, problems
         _log.info("took an MCP server's tools", extra={"server": name, "tools": ", ".join(names)})
-        for problem in problems:
+        for problem in problems[:MOST_PROBLEMS]:
             _log.warning("left out a tool of an MCP server: %s", problem, extra={"server": name})
+        if (more := len(problems) - MOST_PROBLEMS) > 0:
+            _log.warning("left out more tools of an MCP server", extra={"server": name, "count": more})

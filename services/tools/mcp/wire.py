@@ -10,6 +10,7 @@ import anyio
 import mcp_types as types
 from mcp.shared.message import ClientMessageMetadata, SessionMessage
 
+from services.tools.mcp.pace import Pace
 from services.tools.mcp.streams import Reads, Writes
 from services.tools.tool import CallContext
 
@@ -37,8 +38,10 @@ class WatchedReads(Reads):
 
     def __init__(self, inner: ReadStream[SessionMessage | Exception], ended: asyncio.Event) -> None:
         self._inner, self._ended = inner, ended
+        self._pace = Pace()
 
     async def receive(self) -> SessionMessage | Exception:
+        await self._pace.next()
         try:
             return await self._inner.receive()
         except (anyio.EndOfStream, anyio.ClosedResourceError):

@@ -13,6 +13,7 @@ import grpc
 from services.tools.providers.calling import Caller
 from services.tools.providers.settings import ProviderSettings, TlsSettings
 from services.tools.registry import Registry
+from services.tools.source_facts import MOST_PROBLEMS
 from services.tools.sources import offered
 from tenure.domain.errors import TenureError
 from tenure.domain.retry import RetryPolicy
@@ -99,8 +100,10 @@ class Provider:
         refused = self._registry.put(self._name, tools, self._settings.tenants)
         problems += refused
         self._fact.took(len(tools) - len(refused), problems)
-        for problem in problems:
+        for problem in problems[:MOST_PROBLEMS]:
             _log.warning("a tool of a provider", extra={"provider": self._name, "problem": problem})
+        if (more := len(problems) - MOST_PROBLEMS) > 0:
+            _log.warning("more tools of a provider have problems", extra={"provider": self._name, "count": more})
         _log.info("a tool provider has tools", extra={"provider": self._name, "tools": len(tools)})
 
 

@@ -1,0 +1,152 @@
+"""What a program outside may make this service hold, write and do by the lines it writes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from unittest.mock import Mock
+
+import mcp_types as types
+import pytest
+from mcp.shared.message import SessionMessage
+
+from services.tools.mcp import link as links
+from services.tools.mcp.lines import LONGEST_ID, MOST_UNREAD_BYTES, LineReads, LineWrites
+from services.tools.mcp.link import Link
+from services.tools.mcp.pace import MOST_A_SECOND, Pace
+from services.tools.mcp.settings import McpServer
+from services.tools.mcp.sources import ToolsOfServer
+from services.tools.registry import Registry
+from services.tools.source_facts import MOST_PROBLEMS
+from services.tools.tool import CallContext
+from tenure.domain.tools import ToolSourceKind
+from tests.patience import PATIENCE_SECONDS
+
+
+async def test_a_request_whose_id_is_too_long_to_be_repeated_is_left_out() -> None:
+    stream = asyncio.StreamReader()
+    for message_id in ("x" * (LONGEST_ID + 1), "x"):
+        stream.feed_data(json.dumps({"jsonrpc": "2.0", "id": message_id, "method": "ping"}).encode() + b"\n")
+    stream.feed_eof()
+    taken = [item.message async for item in LineReads(stream, "it") if not isinstance(item, Exception)]
+    assert [message.id for message in taken if isinstance(message, types.JSONRPCRequest)] == ["x"]
+
+
+@asynccontextmanager
+async def deaf_program() -> AsyncIterator[asyncio.StreamWriter]:
+    """Its stdin; it reads nothing."""
+    process = await asyncio.create_subprocess_exec("sleep", "600", stdin=asyncio.subprocess.PIPE)
+    assert process.stdin is not None
+    try:
+        yield process.stdin
+    finally:
+        process.stdin.transport.abort()
+        process.kill()
+        await process.wait()
+
+
+async def test_a_server_that_asks_and_reads_no_answers_loses_its_link_and_they_do_not_pile_up() -> None:
+    answer = SessionMessage(types.JSONRPCResponse(jsonrpc="2.0", id="x" * 200, result={}))
+    async with deaf_program() as stdin:
+        ended = asyncio.Event()
+        writes = LineWrites(stdin, ended)
+        for _ in range(2 * MOST_UNREAD_BYTES // 200):
+            await writes.send(answer)
+        assert ended.is_set()
+        assert stdin.transport.get_write_buffer_size() <= MOST_UNREAD_BYTES
+
+
+async def test_others_have_their_turn_between_messages_and_one_beyond_the_pace_waits() -> None:
+    pace, turns = Pace(), 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    clock = asyncio.get_running_loop().time
+    running, began = asyncio.create_task(other()), clock()
+    for _ in range(100):
+        await pace.next()
+    assert turns >= 99
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    for _ in range(MOST_A_SECOND + 1 - 100):
+        await pace.next()
+    assert clock() - began >= 1.0
+
+
+def test_of_a_thousand_problems_with_a_server_s_tools_some_are_logged_and_the_others_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    registry = Registry([])
+    fact = registry.facts.add("s", ToolSourceKind.MCP)
+    tools = ToolsOfServer(fact, McpServer(command="a"), registry, Mock(), Mock(), Mock())
+    with caplog.at_level(logging.WARNING):
+        tools.take([types.Tool(name=f"no name {n}", input_schema={"type": "object"}) for n in range(1000)])
+    assert len(caplog.records) == MOST_PROBLEMS + 1
+    assert vars(caplog.records[-1])["count"] == 1000 - MOST_PROBLEMS
+
+
+class Session:
+    """A server that does one call at a time: a ping is answered when the gate opens."""
+
+    def __init__(self) -> None:
+        self.gate, self.pinged = asyncio.Event(), asyncio.Event()
+
+    async def send_request(self, *_: object, **__: object) -> types.CallToolResult:
+        await self.gate.wait()
+        return types.CallToolResult(content=[])
+
+    async def send_ping(self) -> None:
+        self.pinged.set()
+        await self.gate.wait()
+
+
+def context(timeout_seconds: float) -> CallContext:
+    return CallContext("acme", "t", "1.0", "t/1.0", 1, lambda _text: None, timeout_seconds=timeout_seconds)
+
+
+async def stopped_beside(session: Session, link: Link, timeout_seconds: float) -> asyncio.Task[types.CallToolResult]:
+    """A call of so much time goes on, and another was stopped; the server was asked for a sign of life."""
+    long = asyncio.create_task(link.call("t", {}, context(timeout_seconds)))
+    short = asyncio.create_task(link.call("t", {}, context(1.0)))
+    await asyncio.sleep(0)
+    short.cancel()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await session.pinged.wait()
+    return long
+
+
+async def test_a_call_that_is_stopped_does_not_end_a_server_that_is_busy_with_another_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(links, "ANSWER_SECONDS", 0.05)
+    session = Session()
+    link = Link(Mock(session=session), Mock(begun=set()), asyncio.Event(), asyncio.Event())
+    long = await stopped_beside(session, link, PATIENCE_SECONDS)
+    await asyncio.sleep(0.3)  # many times what a hanging server is given
+    assert not link.ended.is_set()
+    session.gate.set()
+    await long
+    await link.close()
+    assert not link.hangs
+
+
+async def test_a_server_that_hangs_is_ended_when_the_calls_on_it_have_had_their_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(links, "ANSWER_SECONDS", 0.05)
+    session = Session()
+    link = Link(Mock(session=session), Mock(begun=set()), asyncio.Event(), asyncio.Event())
+    long = await stopped_beside(session, link, 0.1)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await link.ended.wait()
+    assert link.hangs
+    long.cancel()
+    await asyncio.gather(long, return_exceptions=True)
+    await link.close()
