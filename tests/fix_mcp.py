@@ -19,7 +19,7 @@ import pytest
 
 from tenure.v1 import tool_service_pb2
 from tests.fix_node import PACKAGES
-from tests.fix_tools import Owner, ToolReplica
+from tests.fix_tools import Owner, ToolReplica, listed_sources
 from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 MODERN = Path(__file__).with_name("modern_mcp_server.py")
@@ -121,6 +121,13 @@ async def offered(tools: ToolReplica, owner: Owner, pattern: str) -> dict[str, A
             await asyncio.sleep(0.05)
 
 
+async def linked(tools: ToolReplica, name: str) -> None:
+    """Returns when the service is linked to this server."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not (await listed_sources(tools))[name].linked:
+            await asyncio.sleep(0.05)
+
+
 async def withdrawn(tools: ToolReplica, owner: Owner, name: str) -> None:
     """Returns when there is no such tool any more."""
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -185,7 +192,8 @@ async def _serving(port: int, *command: str | Path, **environment: str) -> Async
                 await asyncio.sleep(0.05)
         yield
     finally:
-        process.kill()
+        with suppress(ProcessLookupError):  # it has ended by itself
+            process.kill()
         await process.wait()
 
 

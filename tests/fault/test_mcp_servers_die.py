@@ -17,6 +17,7 @@ from tests.fix_mcp import (
     ended,
     free_port,
     gone,
+    linked,
     offered,
     processes,
     withdrawn,
@@ -61,6 +62,7 @@ async def test_a_server_that_answers_nothing_any_more_is_stopped_and_started_aga
     assert outcome.status is OutcomeStatus.TIMED_OUT
     hanging = (tmp_path / "hangs").read_text().strip()
     await ended(int(hanging))
+    await linked(tools, "odd")
     assert (await tools.outcome(owner, "1.1", "odd__meta")).status is OutcomeStatus.SUCCEEDED
 
 
