@@ -10,6 +10,7 @@ from uuid import UUID
 
 from services.tools.accept_rules import admit_fence
 from services.tools.locks import lock_fences, raise_fences
+from services.tools.measures import count_doubts
 from services.tools.records import CallStanding, unpack_outcome
 from services.tools.refusals import Refusal, insert_refusals, tell_refusals
 from services.tools.runs import Runs
@@ -55,12 +56,14 @@ class Closing:
     async def _raise_fence(self, claims: Claims, task_id: UUID, *, close: bool) -> None:
         await failpoint("tools.before_fence")
 
-        async def work(postgres: Connection) -> Refusal | None:
+        async def work(postgres: Connection) -> Refusal | int:
             return await self._raise(postgres, claims, task_id, close=close)
 
-        if refusal := await in_transaction(self._pool, work):
-            tell_refusals([refusal])
-            raise StaleEpoch(presented=refusal.presented_epoch, current=refusal.current_epoch)
+        done = await in_transaction(self._pool, work)
+        if isinstance(done, Refusal):
+            tell_refusals([done])
+            raise StaleEpoch(presented=done.presented_epoch, current=done.current_epoch)
+        count_doubts(done)
         await failpoint("tools.after_fence")
 
     async def _stop(self, claims: Claims, task_id: UUID) -> None:
@@ -77,8 +80,10 @@ class Closing:
                         self._runs.stop_task(task_id, epoch)
             await asyncio.sleep(self._times.watch_seconds)
 
-    async def _raise(self, postgres: Connection, claims: Claims, task_id: UUID, *, close: bool) -> Refusal | None:
-        """In one transaction with calling off what has not started: nothing can start after it."""
+    async def _raise(self, postgres: Connection, claims: Claims, task_id: UUID, *, close: bool) -> Refusal | int:
+        """In one transaction with calling off what has not started: nothing can start after it. Says how many
+        calls that put in doubt.
+        """
         current = (await lock_fences(postgres, {task_id: claims.tenant}))[task_id]
         fence = admit_fence(current, claims.fence, close=close)
         if isinstance(fence, StaleEpoch):
@@ -87,9 +92,10 @@ class Closing:
             return refusal
         if fence != current:
             await raise_fences(postgres, {task_id: fence})
-        if close:
-            await postgres.execute(QUERIES.call_off, {"task_id": task_id})
-        return None
+        if not close:
+            return 0
+        called_off = await (await postgres.execute(QUERIES.call_off, {"task_id": task_id})).fetchall()
+        return sum(CallState(state) is CallState.IN_DOUBT for (state,) in called_off)
 
     async def _wait_until_settled(self, task_id: UUID) -> None:
         """Until nothing is STARTED any more: stopped and recorded, here or elsewhere, or its runner is dead."""
@@ -103,7 +109,7 @@ class Closing:
     async def _is_settled(self, task_id: UUID) -> bool:
         async with connection(self._pool) as postgres:
             await failpoint("tools.before_settle")
-            await postgres.execute(QUERIES.settle_dead, {"task_id": task_id})
+            count_doubts((await postgres.execute(QUERIES.settle_dead, {"task_id": task_id})).rowcount)
             await failpoint("tools.after_settle")
             row = await (await postgres.execute(QUERIES.is_any_started, {"task_id": task_id})).fetchone()
         return row is not None and not row[0]

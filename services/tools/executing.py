@@ -11,6 +11,7 @@ from services.tools.accept import begin_accepting
 from services.tools.accept_rules import Answer, Conclude, Doubt, Here, Join, Run, Verdict
 from services.tools.following import Follower
 from services.tools.liveness import Liveness
+from services.tools.measures import count_doubts
 from services.tools.records import Asked, CallKey
 from services.tools.refusals import tell_refusals
 from services.tools.runner import Runner
@@ -20,7 +21,6 @@ from services.tools.tool import Work
 from tenure.domain.errors import TenureError, Unavailable
 from tenure.domain.in_doubt import outcome_in_doubt
 from tenure.domain.tools import Outcome
-from tenure.runtime import metrics
 from tenure.runtime.batching import Batcher
 from tenure.runtime.failpoint import failpoint
 from tenure.runtime.kept_connection import KeptConnection
@@ -128,7 +128,7 @@ class Executor:
                 run.authorise(request.asked.fence.epoch)
                 return _Running(run, joined=True)
             case Doubt(call_attempt):
-                metrics.count("tenure_calls_in_doubt_total")
+                count_doubts(1)
                 return outcome_in_doubt(call_attempt)
             case Answer(outcome) | Conclude(outcome):
                 return outcome

@@ -25,6 +25,11 @@ def count_outcome(tool: str, outcome: Outcome) -> None:
         highest.value = max(highest.value, usage.peak_memory_bytes)
 
 
+def count_doubts(number: int) -> None:
+    """So many calls were found in doubt: by an owner that asked, by their tool, or when their task was ended."""
+    metrics.count("tenure_calls_in_doubt_total", number)
+
+
 def outcome_attributes(outcome: Outcome) -> dict[str, str | int | float]:
     """For the call's span."""
     attributes: dict[str, str | int | float] = {semconv.OUTCOME: outcome.status.value}

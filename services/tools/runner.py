@@ -16,7 +16,7 @@ from typing import Final, Self
 from services.tools.effects import BEGINS_WITHIN_SECONDS, Effect, NeverBegan
 from services.tools.finish import Finish
 from services.tools.liveness import Liveness
-from services.tools.measures import count_outcome, outcome_attributes
+from services.tools.measures import count_doubts, count_outcome, outcome_attributes
 from services.tools.output import OutputKeeper
 from services.tools.records import Asked, pack_outcome
 from services.tools.runs import Displaced, Run, Runs, Stop
@@ -26,7 +26,7 @@ from tenure.domain.epochs import describe_epoch
 from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailable
 from tenure.domain.in_doubt import outcome_in_doubt
 from tenure.domain.tools import CallState, Outcome
-from tenure.runtime import metrics, semconv
+from tenure.runtime import semconv
 from tenure.runtime.batching import AGAIN, Batcher
 from tenure.runtime.failpoint import failpoint
 from tenure.runtime.logs import log_context
@@ -143,7 +143,7 @@ class Runner:
         """The tool itself does not know what became of it: recorded under this attempt, for a person to settle."""
         note = told.replace("\0", "\ufffd")[:_MOST_NOTE_CHARACTERS]
         await self._record(Finish(run.key, run.call_attempt, b"", note))
-        metrics.count("tenure_calls_in_doubt_total")
+        count_doubts(1)
         return outcome_in_doubt(run.call_attempt, note)
 
     async def _record(self, finish: Finish) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from services.tools.liveness import Liveness
+from services.tools.measures import count_doubts
 from services.tools.records import CallKey
 from services.tools.statements import QUERIES
 from tenure.domain.tools import CallState
@@ -51,4 +52,7 @@ async def withdraw_start(pool: Pool, start: Start) -> CallState | None:
     async with connection(pool) as postgres:
         row = await (await postgres.execute(QUERIES.withdraw_start, parameters)).fetchone()
     await failpoint("tools.after_withdraw")
-    return None if row is None else CallState(row[0])
+    if row is None:
+        return None
+    count_doubts(row[1])
+    return CallState(row[0])

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 
 import grpc
 import pytest
 
+from services.tools.closing import Closing
 from services.tools.identity import own_identity
+from services.tools.records import CallKey
+from services.tools.runs import Runs
+from services.tools.start import Start, withdraw_start
+from services.tools.statements import SCHEMA
 from tenure.domain.errors import InvalidRequest, Unavailable
+from tenure.domain.token import TASK_PREFIX, Claims
 from tenure.domain.tools import OutcomeStatus
+from tenure.runtime import metrics
+from tenure.runtime.postgres import open_pool
 from tenure.runtime.tenancy import as_tenant
 from tenure.v1 import tool_pb2
 from tenure.v1 import tool_service_pb2 as pb
@@ -86,3 +95,29 @@ async def test_it_is_told_when_the_runner_is_proven_gone_and_a_late_outcome_ends
 async def test_a_page_size_beyond_the_bound_is_refused(tool_service):
     with pytest.raises((InvalidRequest, grpc.aio.AioRpcError)):
         await listed(await tool_service(), page_size=501)
+
+
+async def test_every_way_into_doubt_is_counted(tools_dsn, tools_database):
+    """Two calls of a task that is ended: one began before and is called off, the runner of the other is gone. Then
+    one that had begun before has its mark taken back.
+    """
+    task_id = uuid.uuid4()
+    await tools_database("insert into fences (task_id, tenant) values (%s, 'default')", task_id)
+    for call_id, state in (("1.0", "ACCEPTED"), ("1.1", "STARTED"), ("1.2", "FINISHED"), ("1.3", "NOT_RUN")):
+        await tools_database(
+            "insert into calls (task_id, call_id, tool, effect_class, arguments_hash, arguments, state, call_attempt,"
+            " epoch, claim_id, begun_before, started_at, outcome) values"
+            " (%s, %s, 'pay', 'UNSAFE', sha256(''), '', %s, 1, 1, '', true, now(), %s)",
+            task_id, call_id, state, b"" if state == "FINISHED" else None,
+        )  # fmt: skip
+    counted = metrics.cell("tenure_calls_in_doubt_total")
+    before = counted.value
+    async with open_pool(tools_dsn, service="tools", schema=SCHEMA) as pool:
+        claims = Claims(f"{TASK_PREFIX}{task_id}", "default", 10, "claim", "worker")
+        for _ in range(2):
+            await Closing(pool, Runs()).fence(claims, task_id, close=True)
+            assert counted.value == before + 2
+        await tools_database("update calls set state = 'STARTED', doubted_at = null where call_id = '1.0'")
+        for _ in range(2):
+            await withdraw_start(pool, Start(CallKey(task_id, "1.0"), 1))
+            assert counted.value == before + 3

@@ -100,7 +100,7 @@ update calls c
   from fence f
  where c.task_id = %(task_id)b::uuid and c.call_id = %(call_id)b::text
    and c.call_attempt = %(call_attempt)b::int and c.state in ('ACCEPTED', 'STARTED', 'IN_DOUBT')
-returning c.state;
+returning c.state, coalesce(c.doubted_at >= now(), false) as is_new_doubt;
 
 -- name: finish_calls
 -- Asks for the attempt and not for the fence: an effect that happened is recorded even when its owner is stale, and one
@@ -135,7 +135,8 @@ update calls c
    set state = case when c.begun_before then 'IN_DOUBT' else 'NOT_RUN' end,
        finished_at = case when c.begun_before then null else clock_timestamp() end,
        doubted_at = case when c.begun_before then clock_timestamp() end
-  from held h where c.task_id = %(task_id)b::uuid and c.call_id = h.call_id;
+  from held h where c.task_id = %(task_id)b::uuid and c.call_id = h.call_id
+returning c.state;
 
 -- name: settle_dead
 -- Part of closing: nobody will tell what came of a call whose runner died, whatever its class.
