@@ -42,8 +42,8 @@ MUTATIONS = (
         (
             Edit(
                 "services.tools.closing",
-                "        if close:\n            await postgres.execute(QUERIES.call_off",
-                "        if False:\n            await postgres.execute(QUERIES.call_off",
+                "        if not close:\n            return 0\n        called_off",
+                "        if True:\n            return 0\n        called_off",
             ),
         ),
     ),
