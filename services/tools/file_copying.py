@@ -19,7 +19,7 @@ from threading import Event
 from typing import Final
 from uuid import uuid4
 
-from services.tools.beneath import DIRECTORY, FILE, open_beneath
+from services.tools.beneath import DIRECTORY, FILE, open_beneath, walk
 from services.tools.file_content import copy_content
 from services.tools.removal import remove_some
 from services.tools.workspace import TEMPORARY, Workspaces, closing_after
@@ -94,7 +94,7 @@ class _Copying:
 
     def __init__(self, target: int, bounds: Bounds, stopped: Event) -> None:
         self._target, self._bounds, self._stopped = target, bounds, stopped
-        self._linked: dict[tuple[int, int], str] = {}
+        self._linked: dict[tuple[int, int], tuple[str, ...]] = {}
         self.copied = Copied()
 
     def directory(self, source: int, target: int, above: tuple[str, ...]) -> None:
@@ -143,10 +143,12 @@ class _Copying:
         if status.st_nlink < 2:
             return False
         key = status.st_dev, status.st_ino
-        first = self._linked.setdefault(key, "/".join((*above, name)))
-        if first == "/".join((*above, name)):
+        first = self._linked.setdefault(key, (*above, name))
+        if first == (*above, name):
             return False
-        os.link(first, name, src_dir_fd=self._target, dst_dir_fd=target)
+        # One directory after the other: all their names together may be more than the kernel takes for a path.
+        with closing_after(walk((*first[:-1], "."), DIRECTORY, self._target)) as directory:
+            os.link(first[-1], name, src_dir_fd=directory, dst_dir_fd=target)
         self._count_entry()
         return True
 
@@ -177,6 +179,9 @@ def _unless_gone(path: str) -> Iterator[None]:
         yield
     except PermissionError as error:
         told = f"{path!r} is closed to the tool service: open it (chmod), or fork without files"
+        raise WrongState(told, reason="WORKSPACE_UNREADABLE") from error
+    except BlockingIOError as error:
+        told = f"{path!r} is held by a program (a lease): fork again later, or without files"
         raise WrongState(told, reason="WORKSPACE_UNREADABLE") from error
     except OSError as error:
         if error.errno in _GONE:

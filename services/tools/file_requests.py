@@ -149,7 +149,11 @@ def _told(path: str) -> Iterator[None]:
         raise NotFound(f"there is no {path!r} in the workspace", reason="FILE_NOT_FOUND") from error
     except PermissionError as error:
         raise WrongState(f"{path!r} is closed to the tool service", reason="WORKSPACE_UNREADABLE") from error
+    except BlockingIOError as error:
+        raise WrongState(f"{path!r} is held by a program (a lease)", reason="WORKSPACE_UNREADABLE") from error
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise InvalidRequest(violations=[("path", "is too long")], reason="BAD_PATH") from error
         if error.errno in {errno.ELOOP, errno.ENOTDIR}:
             told = f"{path!r} is a link, or leads through something that is no directory"
             raise WrongState(told, reason="NOT_A_DIRECTORY") from error

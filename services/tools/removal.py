@@ -7,6 +7,7 @@ interrupted is simply begun again.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -16,8 +17,9 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
+from services.tools.sandbox.owned import open_directory
+
 ENTRIES_A_STEP: Final = 2000
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_TO_US: Final = 0o700
 
 
@@ -25,15 +27,41 @@ def remove_some(workspace: Path, most: int = ENTRIES_A_STEP) -> bool:
     """Remove up to `most` entries; True once nothing is left. Others may be at it too. Raises OSError. Blocks."""
     try:
         with _opened(str(workspace)) as top:
-            left = most
-            while left > 0 and (names := _some_names(top, left)):
-                for name in names:
-                    left -= _remove(top, name, left)
-                    if left <= 0:
-                        return False
+            if not empty_some(top, most):
+                return False
         workspace.rmdir()
     except FileNotFoundError:
         return True
+    return True
+
+
+def remove_some_of(name: str, parent: int, most: int = ENTRIES_A_STEP) -> bool:
+    """The same of one entry, whatever it is, while a program may be writing there. Raises OSError. Blocks."""
+    try:
+        if not _is_directory(name, parent):
+            os.unlink(name, dir_fd=parent)
+            return True
+        with _opened(name, parent) as top:
+            if not empty_some(top, most):
+                return False
+        os.rmdir(name, dir_fd=parent)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:  # written to, or something else, meanwhile
+            return False
+        raise
+    return True
+
+
+def empty_some(top: int, most: int = ENTRIES_A_STEP) -> bool:
+    """The same of what is in a directory, which stays. Raises OSError. Blocks."""
+    left = most
+    while left > 0 and (names := _some_names(top, left)):
+        for name in names:
+            left -= _remove(top, name, left)
+            if left <= 0:
+                return False
     return True
 
 
@@ -78,19 +106,8 @@ def _is_directory(name: str, parent: int) -> bool:
 
 @contextmanager
 def _opened(name: str, parent: int | None = None) -> Iterator[int]:
-    """A directory, also one that its owner closed. Root needs no leave; anybody else owns what its programs wrote, and
-    a name that leads elsewhere by now leads to nothing that is not its own.
-    """
+    descriptor = open_directory(name, parent, _OPEN_TO_US)
     try:
-        descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
-    except PermissionError:
-        if os.geteuid() == 0:
-            raise
-        os.chmod(name, _OPEN_TO_US, dir_fd=parent)
-        descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
-    try:
-        if os.geteuid() != 0 and os.fstat(descriptor).st_mode & _OPEN_TO_US != _OPEN_TO_US:
-            os.fchmod(descriptor, _OPEN_TO_US)
         yield descriptor
     finally:
         os.close(descriptor)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from services.tools.beneath import DIRECTORY, FILE, open_beneath
+from services.tools.sandbox.owned import open_directory
 from services.tools.tool import ToolFailed
 from tenure.domain.errors import PermissionDenied
 
@@ -23,6 +24,8 @@ TEMPORARY: Final = ".tenure-"
 """How names of files begin that are being written."""
 
 _LONGEST_PATH: Final = 1024
+_OPEN_TO_US: Final = 0o700
+"""A program may have closed it."""
 _PLAIN_NAME: Final = re.compile(r"[a-z0-9-]{1,63}")
 
 
@@ -44,7 +47,7 @@ class Workspaces:
         """
         with self.tenant_opened(tenant, make=True) as parent:
             _make_directory(_plain(task_id), parent)
-            with closing_after(open_beneath((task_id,), DIRECTORY, parent)) as workspace:
+            with closing_after(open_directory(task_id, parent, _OPEN_TO_US)) as workspace:
                 yield workspace
 
     @contextmanager
@@ -52,7 +55,7 @@ class Workspaces:
         """The same of a directory that is there. Raises FileNotFoundError."""
         with (
             self.tenant_opened(tenant) as parent,
-            closing_after(open_beneath((_plain(task_id),), DIRECTORY, parent)) as workspace,
+            closing_after(open_directory(_plain(task_id), parent, _OPEN_TO_US)) as workspace,
         ):
             yield workspace
 

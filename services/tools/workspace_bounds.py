@@ -28,7 +28,7 @@ class Bounds:
         """Raises ToolFailed (WORKSPACE_LIMIT) when there is none for these. Blocks."""
         used = measure(workspace)
         if not used.complete:
-            raise ToolFailed("The workspace holds more than can be counted: remove files first.", "WORKSPACE_LIMIT")
+            raise ToolFailed("The workspace holds more than can be counted: delete files first.", "WORKSPACE_LIMIT")
         if used.disk_bytes + more_bytes > self.max_bytes:
             told = f"The workspace is full: {used.disk_bytes} of {self.max_bytes} bytes are used. Remove files first."
             raise ToolFailed(told, "WORKSPACE_LIMIT")

@@ -21,6 +21,7 @@ ALL_TOOLS = [
     "append_record",
     "append_record_unsafe",
     "ask_user",
+    "delete_file",
     "execute_python",
     "list_files",
     "read_file",

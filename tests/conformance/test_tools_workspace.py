@@ -57,6 +57,8 @@ async def test_no_path_leads_out_of_the_workspace(tool_service, grants, outside,
     written = await tools.outcome(owner, "1.1", "write_file", path=path, content="overwritten")
     listed = await tools.outcome(owner, "1.2", "list_files", path=path)
     assert "secret" not in listed.content or listed.status is OutcomeStatus.FAILED
+    deleted = await tools.outcome(owner, "1.3", "delete_file", path=path if path != "." else "../.")
+    assert deleted.status is OutcomeStatus.SUCCEEDED or deleted.detail == "BAD_PATH" or "irectory" in deleted.content
     assert (workspace.parent / "secret").read_text() == SECRET
     # A link or a pipe is replaced by the file, never followed.
     assert written.status is (OutcomeStatus.SUCCEEDED if path in {"link", "pipe"} else OutcomeStatus.FAILED)
@@ -122,6 +124,26 @@ async def test_a_full_workspace_takes_no_more_files(tool_service, grants, outsid
     await tools.outcome(owner, "1.0", "write_file", path="f", content="x" * 60_000)
     outcome = await tools.outcome(owner, "1.1", "write_file", path="g", content="x" * 60_000)
     assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, "WORKSPACE_LIMIT")
+
+
+@pytest.mark.parametrize("path", ["down", "."])
+async def test_where_no_program_is_started_any_more_files_can_be_deleted(
+    tool_service, grants, outside, needs_sandbox, path
+):
+    """Deeper than can be counted, or far beyond the bound: the program that would clear it up is not started."""
+    tools = await tool_service(workspace_bytes=64 * 1024)
+    owner = grants.claim()
+    workspace = outside.workspace(owner)
+    (workspace / "/".join(["down"] * 70)).mkdir(parents=True)
+    (workspace / "large").write_bytes(b"x" * (200_000 if path == "." else 10))
+    refused = await tools.outcome(owner, "1.0", "execute_python", code="print('ran')")
+    assert (refused.status, refused.detail) == (OutcomeStatus.FAILED, "WORKSPACE_LIMIT")
+    deleted = await tools.outcome(owner, "1.1", "delete_file", path=path)
+    assert deleted.status is OutcomeStatus.SUCCEEDED
+    assert [file.name for file in workspace.iterdir()] == ([] if path == "." else ["large"])
+    again = await tools.outcome(owner, "1.2", "delete_file", path=path)
+    assert (again.status, again.content) == (deleted.status, deleted.content)
+    assert (await tools.outcome(owner, "1.3", "execute_python", code="print('ran')")).content == "ran"
 
 
 async def test_a_workspace_with_all_the_files_it_may_have_takes_only_new_versions(tool_service, grants, outside):

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 
-from services.tools.sandbox import Sandbox, SandboxLimits, SandboxStatus
+from services.tools.sandbox import Command, Detection, Sandbox, SandboxLimits, SandboxSettings, SandboxStatus, hidden
+from services.tools.sandbox.hidden import held_by
 from services.tools.sandbox.limits import MIB
+from services.tools.sandbox.looking import Looking
+from services.tools.sandbox.supervision import Program
+from services.tools.sandbox.workspace import NOTHING
 from tests.patience import PATIENCE_SECONDS
 
 FILL = """
@@ -37,6 +46,31 @@ for number in range(8):
     threading.Thread(target=child, args=(number,)).start()
 time.sleep(1000)
 """
+BY_A_THREAD = """
+import ctypes, os, platform, threading, time
+left = threading.Event()
+def work():
+    left.wait()
+    kept = [os.open(".", os.O_TMPFILE | os.O_RDWR) for _ in range(16)]
+    for fd in kept: os.write(fd, bytes(1 << 20))
+    time.sleep(1000)
+if os.fork() == 0:
+    threading.Thread(target=work).start()
+    left.set()
+    ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)  # this thread alone ends
+time.sleep(1000)
+"""
+IN_FLIGHT = """
+import os, socket, time
+ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+for _ in range(8):
+    fd = os.open(".", os.O_TMPFILE | os.O_RDWR)
+    os.write(fd, bytes(2 << 20))
+    socket.send_fds(ends[0], [b"x"], [fd])
+    os.close(fd)
+time.sleep(1000)
+"""
+HIDING = {"its own": FILL, "those of orphans": BY_ORPHANS, "a thread's": BY_A_THREAD, "in a socket": IN_FLIGHT}
 LIMITS = SandboxLimits(workspace_bytes=8 * MIB, wall_seconds=PATIENCE_SECONDS)
 
 
@@ -47,7 +81,7 @@ def workspace(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("code", [FILL, BY_ORPHANS], ids=["its own", "those of orphans"])
+@pytest.mark.parametrize("code", HIDING.values(), ids=HIDING)
 async def test_files_without_a_name_count(sandbox: Sandbox, workspace: Path, code: str) -> None:
     result = await sandbox.run_python(code, workspace, LIMITS)
     assert result.status is SandboxStatus.WORKSPACE_LIMIT
@@ -61,3 +95,54 @@ async def test_a_temporary_file_within_the_bound_is_nobodys_business(sandbox: Sa
     )
     result = await sandbox.run_python(code, workspace, LIMITS)
     assert (result.status, result.stdout) == (SandboxStatus.OK, f"{4 << 20}\n")
+
+
+async def test_what_a_lasting_program_hides_counts(
+    sandbox_settings: SandboxSettings, sandbox_detection: Detection, workspace: Path
+) -> None:
+    code = FILL.replace("range(1000)", "range(20)") + "time.sleep(1000)"
+    async with Sandbox(replace(sandbox_settings, lasting=1), sandbox_detection) as sandbox:
+        python = str(sandbox_detection.require().interpreter.path)
+        async with sandbox.lasting(Command((python, "-c", code), {}, ()), workspace, LIMITS) as program:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                assert await program.process.stdout.read() == b""  # it was ended
+
+
+async def test_more_than_a_look_takes_in_is_too_much(
+    sandbox: Sandbox, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hidden, "MOST_HELD", 50)
+    code = "import time\nkept = [open('f', 'w') for _ in range(60)]\ntime.sleep(1000)"
+    assert (await sandbox.run_python(code, workspace, LIMITS)).status is SandboxStatus.WORKSPACE_LIMIT
+
+
+def test_a_look_ends_at_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Path("/").stat().st_dev
+    assert held_by(os.getpid(), device).complete
+    monkeypatch.setattr(hidden, "MOST_HELD", 3)
+    assert not held_by(os.getpid(), device).complete
+
+
+async def test_looking_waits_for_no_thread_that_others_use(sandbox: Sandbox, workspace: Path) -> None:
+    """Nor the other way round: programs can make it slow."""
+    loop, hold = asyncio.get_running_loop(), Event()
+    looking = Looking(sandbox_program(sandbox, workspace))
+    with ThreadPoolExecutor(1) as only:
+        loop.set_default_executor(only)
+        waiting = loop.run_in_executor(None, hold.wait)
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                assert not await looking.finds_too_much()
+        finally:
+            hold.set()
+            await waiting
+
+
+async def test_a_workspace_that_cannot_be_measured_is_too_large(sandbox: Sandbox, workspace: Path) -> None:
+    looking = Looking(sandbox_program(sandbox, workspace))
+    workspace.rmdir()
+    assert await looking.finds_too_much()
+
+
+def sandbox_program(sandbox: Sandbox, workspace: Path) -> Program:
+    return sandbox._program(b"", workspace, LIMITS, None, NOTHING)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from services.tools.sandbox.workspace import MAX_DEPTH, Usage, hand_over, identity, measure
 
 UID = 61_234
+ANY_USER = 61_235
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
@@ -88,4 +92,46 @@ def test_a_workspace_already_over_its_bound_may_shrink_but_not_grow() -> None:
     assert not Usage(500, 5, complete=True).exceeds(before, max_bytes=100, max_entries=100)
     assert Usage(501, 5, complete=True).exceeds(before, max_bytes=100, max_entries=100)
     assert Usage(100, 101, complete=True).exceeds(before, max_bytes=1000, max_entries=100)
-    assert Usage(500, 5, complete=False).exceeds(before, max_bytes=1000, max_entries=100)
+
+
+def test_what_cannot_be_counted_exceeds_whatever_it_was_before() -> None:
+    before = Usage(5, 5, complete=False)
+    assert Usage(5, 5, complete=False).exceeds(before, max_bytes=1000, max_entries=100)
+
+
+@pytest.mark.parametrize("rights", [0, 0o300, 0o400])
+def test_what_its_owner_closed_is_counted(rights: int) -> None:
+    with as_an_ordinary_user() as workspace:
+        (workspace / "folder").mkdir()
+        (workspace / "folder" / "file").write_bytes(b"x" * 100_000)
+        (workspace / "folder").chmod(rights)
+        workspace.chmod(rights)
+        usage = measure(workspace)
+    assert (usage.entries, usage.complete) == (2, True)
+    assert usage.disk_bytes >= 100_000
+
+
+def test_what_another_closed_is_not_known() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can make what belongs to another")
+    with as_an_ordinary_user() as workspace:
+        os.seteuid(0)
+        (workspace / "folder").mkdir(mode=0)
+        os.seteuid(ANY_USER)
+        assert not measure(workspace).complete
+
+
+@contextmanager
+def as_an_ordinary_user() -> Iterator[Path]:
+    """A workspace of a user who is not root, which the test is until it is left."""
+    is_root = os.geteuid() == 0
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # where any user gets to
+        workspace = Path(directory)
+        if is_root:
+            os.chown(workspace, ANY_USER, ANY_USER)
+            os.seteuid(ANY_USER)
+        try:
+            yield workspace
+        finally:
+            os.seteuid(0 if is_root else os.geteuid())
+            workspace.chmod(0o700)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
@@ -19,6 +22,7 @@ from services.tools.builtin.files import file_tools
 from services.tools.file_copying import Stopped, copy_workspace
 from services.tools.file_listing import list_page
 from services.tools.file_reading import OpenFile
+from services.tools.file_requests import FileRequests
 from services.tools.tool import CallContext, Tool, ToolAnswer, ToolFailed
 from services.tools.workspace import Workspaces, write_file
 from services.tools.workspace_bounds import Bounds
@@ -137,6 +141,48 @@ def test_a_tree_that_is_too_deep_is_not_copied(source: Path, copy: Callable[...,
     with pytest.raises(WrongState, match="deep"):
         copy()
     assert len(list(Path("/dev/fd").iterdir())) == descriptors
+
+
+def test_names_of_a_file_that_are_longer_than_any_path_stay_together(source: Path, copy: Callable[..., Path]) -> None:
+    (source / "first").write_text("x")
+    here = os.open(source, os.O_RDONLY)
+    top = os.dup(here)
+    for _ in range(20):
+        os.mkdir("d" * 250, dir_fd=here)
+        inner = os.open("d" * 250, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    for name in ("one", "other"):
+        os.link("first", name, src_dir_fd=top, dst_dir_fd=here)
+    os.unlink("first", dir_fd=top)
+    os.close(top)
+    os.close(here)
+    current = os.open(copy(), os.O_RDONLY)
+    for _ in range(20):
+        inner = os.open("d" * 250, os.O_RDONLY, dir_fd=current)
+        os.close(current)
+        current = inner
+    inodes = {os.stat(name, dir_fd=current).st_ino for name in ("one", "other")}
+    os.close(current)
+    assert len(inodes) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="leases are Linux's")
+def test_a_file_that_a_program_holds_by_a_lease_is_told(
+    source: Path, copy: Callable[..., Path], tmp_path: Path
+) -> None:
+    former = signal.signal(signal.SIGIO, signal.SIG_IGN)  # how the kernel asks for a lease
+    try:
+        with (source / "leased").open("w") as file:
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            with pytest.raises(WrongState, match="lease") as refused:
+                copy()
+            asked = FileRequests(tmp_path / "root", Bounds(), ThreadPoolExecutor(1), ThreadPoolExecutor(1))
+            with pytest.raises(WrongState, match="lease") as unread:
+                asked._open("default", "source", "leased", 0, "")
+    finally:
+        signal.signal(signal.SIGIO, former)
+    assert (refused.value.reason, unread.value.reason) == ("WORKSPACE_UNREADABLE", "WORKSPACE_UNREADABLE")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is closed to root")

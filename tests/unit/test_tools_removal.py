@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.tools.removal import remove_some
+from services.tools.removal import empty_some, remove_some, remove_some_of
 
 
 @pytest.fixture
@@ -85,3 +85,23 @@ def test_a_link_in_the_place_of_a_workspace_is_not_followed(workspace: Path, tmp
     with pytest.raises(NotADirectoryError):
         remove_some(link)
     assert (workspace / "file").exists()
+
+
+def test_one_entry_goes_and_those_beside_it_stay(workspace: Path) -> None:
+    for number in range(120):
+        (workspace / "gone" / str(number % 7) / "deep").mkdir(parents=True, exist_ok=True)
+        (workspace / "gone" / str(number % 7) / str(number)).touch()
+    (workspace / "stays").touch()
+    (workspace / "link").symlink_to("stays")
+    parent = os.open(workspace, os.O_RDONLY)
+    try:
+        assert not remove_some_of("gone", parent, 20)
+        while not remove_some_of("gone", parent, 20):
+            pass
+        for name in ("link", "link"):  # also when it is gone
+            assert remove_some_of(name, parent)
+        assert [path.name for path in workspace.iterdir()] == ["stays"]
+        assert empty_some(parent)
+    finally:
+        os.close(parent)
+    assert list(workspace.iterdir()) == []

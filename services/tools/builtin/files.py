@@ -1,4 +1,4 @@
-"""read_file, write_file, list_files: the task's workspace, without running a program."""
+"""read_file, write_file, list_files, delete_file: the task's workspace, without running a program."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Final
 
 from services.tools.builtin.definitions import define
+from services.tools.removal import empty_some, remove_some_of
 from services.tools.tool import Arguments, CallContext, RunTool, Tool, ToolAnswer, ToolFailed, past_return
 from services.tools.workspace import MAX_DEPTH, TEMPORARY, Workspaces, entered, open_to_read, split_path, write_file
 from services.tools.workspace_bounds import Bounds, full_disk_told
@@ -21,13 +22,15 @@ _MOST_ENTRIES: Final = 1000
 _BOUNDS: Final = Bounds()
 _LEAST_PART_BYTES: Final = 4  # the longest character
 _NOTE_BYTES: Final = 200
+_MOST_STEPS: Final = 200
+"""Of deleting: more than a walk through a workspace counts."""
 _OFFSET: Final = {"type": "integer", "minimum": 0, "maximum": 2**53, "description": "in bytes; 0 if it is left out"}
 _LIMIT: Final = {"type": "integer", "minimum": _LEAST_PART_BYTES, "maximum": 2**53, "description": "the most bytes"}
 _PATH: Final = {"type": "string", "minLength": 1, "maxLength": 1024, "description": "relative to the workspace"}
 
 
 def file_tools(workspaces: Workspaces, bounds: Bounds = _BOUNDS) -> list[Tool]:
-    """The three tools over these workspaces. A workspace at its bound takes no further file."""
+    """The four tools over these workspaces. A workspace at its bound takes no further file."""
     files = _Files(workspaces, bounds)
     return [
         Tool(
@@ -60,6 +63,17 @@ def file_tools(workspaces: Workspaces, bounds: Bounds = _BOUNDS) -> list[Tool]:
                 {"path": {**_PATH, "minLength": 0}},
             ),
             files.in_thread(files.list),
+        ),
+        Tool(
+            define(
+                "delete_file",
+                EffectClass.IDEMPOTENT,
+                "Delete a file of the workspace, or a directory with everything in it; `.` empties the workspace. "
+                "Works also where a program is not started because the workspace holds too much.",
+                {"path": _PATH},
+                required=("path",),
+            ),
+            files.in_thread(files.delete),
         ),
     ]
 
@@ -112,6 +126,18 @@ class _Files:
         if len(lines) > _MOST_ENTRIES:
             lines[-1] = f"[and more: only the first {_MOST_ENTRIES} are listed]"
         return "\n".join(lines) or "There are no files."
+
+    def delete(self, workspace: int, _context: CallContext, arguments: Arguments) -> str:
+        """Whatever is in the way of counting: a program is not started until it is gone."""
+        path = arguments["path"]
+        parts = split_path(path)
+        with suppress(FileNotFoundError), entered(workspace, parts[:-1]) as directory:
+            for _ in range(_MOST_STEPS):
+                if remove_some_of(parts[-1], directory) if parts else empty_some(directory):
+                    break
+            else:
+                raise ToolFailed(f"{path!r} is not empty yet, or written to: delete it again.", "NOT_ALL_DELETED")
+        return f"There is no {path} any more." if parts else "The workspace is empty."
 
 
 def _new_entries(workspace: int, directories: tuple[str, ...], name: str) -> int:

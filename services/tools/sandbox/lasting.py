@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Self
 
 from services.tools.sandbox.endings import to_its_end
+from services.tools.sandbox.looking import Looking
 from services.tools.sandbox.placement import Stage, show
 from services.tools.sandbox.process import SandboxedProcess, remove_cgroup
 from services.tools.sandbox.supervision import Program
-from services.tools.sandbox.workspace import measure
 
 log = logging.getLogger(__name__)
 _WATCH_SECONDS = 1.0
@@ -108,13 +108,11 @@ class LastingProgram:
         program = self._program
         if program.process_gate is not None:
             await self.process.open_gate(program.process_gate)
-        pause = _WATCH_SECONDS
+        pause, looking = _WATCH_SECONDS, Looking(program)
         while program.workspace is not None:
             await asyncio.sleep(pause)
             began = asyncio.get_running_loop().time()
-            usage = await asyncio.to_thread(measure, program.workspace)
-            limits = program.limits
-            if usage.exceeds(program.usage_before, limits.workspace_bytes, limits.workspace_files):
+            if await looking.finds_too_much(self.process.init_pid):
                 log.warning("a lasting program is ended: the workspace has outgrown its bounds")
                 await self.process.kill()
                 return

@@ -38,6 +38,10 @@ OnEnd = Callable[[SandboxResult], None]
 MAX_CODE_BYTES = MIB
 # A workspace this many times over its bound takes no further run: each could add a little before it is noticed.
 _OVERFULL = 2
+_TOO_MUCH = (
+    "not started: the workspace holds too much, directories that are too deep, or closed ones; delete files first, "
+    "without a program"
+)
 _CANCEL_SECONDS = 0.9
 
 
@@ -211,8 +215,8 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         try:
             usage, limits = await asyncio.to_thread(self._prepare, run), run.limits
             disk_bytes, entries = _OVERFULL * limits.workspace_bytes, _OVERFULL * limits.workspace_files
-            if usage.disk_bytes > disk_bytes or usage.entries > entries:
-                supervision.stop(SandboxStatus.WORKSPACE_LIMIT)
+            if not usage.complete or usage.disk_bytes > disk_bytes or usage.entries > entries:
+                supervision.stop(SandboxStatus.WORKSPACE_LIMIT, _TOO_MUCH)
             program = self._program(run.code, run.workspace, limits, run.uid, usage)
             result = await supervision.run(replace(program, ahead=run.ahead))
             return replace(result, warm=run.ahead is not None and run.ahead.is_released)

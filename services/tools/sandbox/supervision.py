@@ -6,18 +6,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.tools.sandbox.cgroups import Cgroup, Counters
 from services.tools.sandbox.command import PRIVATE_PLACES, WORKSPACE_PATH, Entry, View
-from services.tools.sandbox.hidden import hidden_bytes
 from services.tools.sandbox.limits import SandboxLimits
+from services.tools.sandbox.looking import Looking
 from services.tools.sandbox.output import KeptOutput
 from services.tools.sandbox.process import SandboxedProcess, remove_cgroup
 from services.tools.sandbox.result import Evidence, SandboxResult, SandboxStatus, explain, judge, last_line
-from services.tools.sandbox.workspace import Usage, measure
+from services.tools.sandbox.workspace import Usage
 
 if TYPE_CHECKING:
     from services.tools.sandbox.warm import WarmSandbox
@@ -92,7 +92,7 @@ class Supervision:
             exit_code, counters = await self._start_to_end(program)
         if self._callback_failure is not None:
             raise self._callback_failure
-        if await self._has_outgrown(program):
+        if await Looking(program).finds_too_much():
             self.stop(SandboxStatus.WORKSPACE_LIMIT)
         return self._result(exit_code, counters, time.monotonic() - started)
 
@@ -197,24 +197,13 @@ class Supervision:
 
     async def _watch_files(self, process: SandboxedProcess, program: Program) -> None:
         """End what fills the workspace. A large one is looked at less often, so that looking stays cheap."""
-        pause = _FILES_EVERY_SECONDS
+        pause, looking = _FILES_EVERY_SECONDS, Looking(program)
         while program.workspace is not None:
             await asyncio.sleep(pause)
             started = time.monotonic()
-            if await self._has_outgrown(program, process.init_pid):
+            if await looking.finds_too_much(process.init_pid):
                 self.stop(SandboxStatus.WORKSPACE_LIMIT)
             pause = min(max(_FILES_EVERY_SECONDS, 10 * (time.monotonic() - started)), _FILES_LEAST_OFTEN_SECONDS)
-
-    async def _has_outgrown(self, program: Program, init_pid: int | None = None) -> bool:
-        """`init_pid`: while it runs it may keep files that have no name any more."""
-        if program.workspace is None:
-            return False
-        try:
-            usage = await asyncio.to_thread(_measure, program.workspace, init_pid)
-        except OSError as error:
-            log.warning("the workspace of a run cannot be measured: %s", error)
-            return False
-        return usage.exceeds(program.usage_before, self._limits.workspace_bytes, self._limits.workspace_files)
 
     async def _finish(self, process: SandboxedProcess) -> tuple[int | None, Counters]:
         """Whatever led here, nothing of the run outlives this."""
@@ -253,10 +242,3 @@ class Supervision:
             message=self._error
             or explain(status, self._limits, _UNSTOPPABLE if self.left_behind else evidence.last_words),
         )
-
-
-def _measure(workspace: Path, init_pid: int | None) -> Usage:
-    usage = measure(workspace)
-    if init_pid is None:
-        return usage
-    return replace(usage, disk_bytes=usage.disk_bytes + hidden_bytes(init_pid, workspace.lstat().st_dev))

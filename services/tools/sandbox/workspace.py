@@ -7,15 +7,19 @@ behind on purpose, so the walk goes from descriptor to descriptor, never follows
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.tools.sandbox.owned import open_directory
+
 MAX_DEPTH = 64
 MAX_ENTRIES = 200_000
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_TO_LOOK_INTO = stat.S_IRUSR | stat.S_IXUSR
+_GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})  # or something else by now
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,7 @@ class Usage:
         return (
             self.disk_bytes > max(max_bytes, before.disk_bytes)
             or self.entries > max(max_entries, before.entries)
-            or (before.complete and not self.complete)
+            or not self.complete  # whatever it was before: nobody can tell what is added to it
         )
 
 
@@ -53,8 +57,8 @@ class _Walk:
         self.complete = True
 
     def below(self, directory_fd: int, depth: int = 0) -> Iterator[_Entry]:
-        for name in _names(directory_fd):
-            status = _status(name, directory_fd)
+        for name in self._names(directory_fd):
+            status = self._status(name, directory_fd)
             if status is None:
                 continue
             self.entries += 1
@@ -67,16 +71,33 @@ class _Walk:
 
     def _inside(self, name: str, directory_fd: int, depth: int) -> Iterator[_Entry]:
         try:
-            inner = os.open(name, _DIRECTORY, dir_fd=directory_fd)
-        except PermissionError:
-            self.complete = False  # closed to the service too, when that is not root: what is in it is not known
+            inner = open_directory(name, directory_fd, _TO_LOOK_INTO)
+        except OSError as error:
+            self._not_seen(error)
             return
-        except OSError:
-            return  # gone, or something else by now
         try:
             yield from self.below(inner, depth)
         finally:
             os.close(inner)
+
+    def _names(self, directory_fd: int) -> list[str]:
+        try:
+            return os.listdir(directory_fd)
+        except OSError as error:
+            self._not_seen(error)
+            return []
+
+    def _status(self, name: str, directory_fd: int) -> os.stat_result | None:
+        try:
+            return os.stat(name, dir_fd=directory_fd, follow_symlinks=False)
+        except OSError as error:
+            self._not_seen(error)
+            return None
+
+    def _not_seen(self, error: OSError) -> None:
+        """What is gone is nothing; what is there and cannot be looked at may be anything."""
+        if error.errno not in _GONE:
+            self.complete = False
 
 
 def identity(workspace: Path) -> tuple[int, int]:
@@ -99,7 +120,7 @@ def hand_over(workspace: Path, uid: int) -> Usage:
 
     Only for a service that is root. Entries beyond the walk's bounds keep their owner.
     """
-    directory_fd = os.open(workspace, _DIRECTORY)
+    directory_fd = open_directory(str(workspace), None, _TO_LOOK_INTO)
     try:
         if os.fstat(directory_fd).st_uid != uid:
             os.fchown(directory_fd, uid, uid)
@@ -115,7 +136,7 @@ def hand_over(workspace: Path, uid: int) -> Usage:
 
 def measure(workspace: Path) -> Usage:
     """How much the workspace holds. A program may be changing it meanwhile: what disappears is not counted."""
-    directory_fd = os.open(workspace, _DIRECTORY)
+    directory_fd = open_directory(str(workspace), None, _TO_LOOK_INTO)
     try:
         walk = _Walk()
         total = sum(entry.status.st_blocks * 512 for entry in walk.below(directory_fd))
@@ -127,17 +148,3 @@ def measure(workspace: Path) -> Usage:
 def _is_foreign_hard_link(status: os.stat_result) -> bool:
     """A file of root's with a second name: that other name may be anywhere, so it is not given away."""
     return stat.S_ISREG(status.st_mode) and status.st_nlink > 1 and status.st_uid == 0
-
-
-def _names(directory_fd: int) -> list[str]:
-    try:
-        return os.listdir(directory_fd)
-    except OSError:
-        return []
-
-
-def _status(name: str, directory_fd: int) -> os.stat_result | None:
-    try:
-        return os.stat(name, dir_fd=directory_fd, follow_symlinks=False)
-    except OSError:
-        return None
