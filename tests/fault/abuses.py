@@ -89,6 +89,12 @@ FILLING = {
         WORKSPACE,
         limits=dataclasses.replace(LIMITS, workspace_bytes=16 * MIB),
     ),
+    "a closed workspace": Abuse(
+        "os.mkdir('d'); os.chmod('.', 0o300); os.chmod('d', 0o300)\n"
+        "n = 0\nwhile True: open(f'd/{n}', 'wb').write(bytes(1 << 20)); n += 1",
+        WORKSPACE,
+        limits=dataclasses.replace(LIMITS, workspace_bytes=16 * MIB),
+    ),
     "descriptors without end": Abuse(
         "refused(lambda: [open('/dev/null') for _ in range(10_000)] and None)\n"
         "refused(lambda: [os.dup(0) for _ in range(10_000)])",
