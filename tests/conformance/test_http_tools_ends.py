@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -107,6 +108,16 @@ async def test_an_address_is_asked_for_as_it_is_written():
     async with scripted_http(answer(200)) as http, http_tool(f"{http.url}/a;v=2/b;w=1?q=1", UNSAFE) as tool:
         await tool.run(context(), {})
     assert http.asked[0].line == "POST /a;v=2/b;w=1?q=1 HTTP/1.1"
+
+
+async def test_a_header_of_blanks_holds_up_nothing():
+    """Its reader once took the square of its length: 18 s of CPU time for this one."""
+    before = time.process_time()
+    blanks = b"HTTP/1.1 200 OK\r\nx:" + b" " * 95_000 + b"\0\r\n\r\n"
+    async with scripted_http(blanks) as http, http_tool(http.url, UNSAFE) as tool:
+        with pytest.raises(ToolInDoubt, match="its answer was lost"):
+            await tool.run(context(), {})
+    assert time.process_time() - before < 4
 
 
 @pytest.mark.parametrize("begun", [b"", answer(200, "hello")[:-1]])
