@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.tools.sandbox.workspace import MAX_DEPTH, Usage, hand_over, identity, measure
+from services.tools.sandbox.workspace import MAX_DEPTH, Usage, hand_over, identity, measure, take_over
 
 UID = 61_234
 ANY_USER = 61_235
@@ -85,6 +85,15 @@ def test_usage_counts_disk_space_and_not_holes(workspace: Path) -> None:
     usage = measure(workspace)
     assert usage.entries == 2
     assert 100_000 <= usage.disk_bytes < 1_000_000
+
+
+def test_a_file_of_several_names_takes_its_space_once(workspace: Path) -> None:
+    (workspace / "file").write_bytes(b"x" * 100_000)
+    once = measure(workspace).disk_bytes
+    for number in range(5):
+        (workspace / f"name-{number}").hardlink_to(workspace / "file")
+    assert measure(workspace) == Usage(once, 6, complete=True)
+    assert take_over(workspace, os.geteuid() if os.geteuid() == 0 else None).disk_bytes == once
 
 
 def test_a_workspace_already_over_its_bound_may_shrink_but_not_grow() -> None:

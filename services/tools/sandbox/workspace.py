@@ -55,6 +55,16 @@ class _Walk:
     def __init__(self) -> None:
         self.entries = 0
         self.complete = True
+        self._counted: set[tuple[int, int]] = set()
+
+    def new_bytes(self, status: os.stat_result) -> int:
+        """The space that an entry takes; a file of several names takes it once."""
+        if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
+            file = (status.st_dev, status.st_ino)
+            if file in self._counted:
+                return 0
+            self._counted.add(file)
+        return status.st_blocks * 512
 
     def below(self, directory_fd: int, depth: int = 0) -> Iterator[_Entry]:
         for name in self._names(directory_fd):
@@ -126,7 +136,7 @@ def hand_over(workspace: Path, uid: int) -> Usage:
             os.fchown(directory_fd, uid, uid)
         walk, total = _Walk(), 0
         for entry in walk.below(directory_fd):
-            total += entry.status.st_blocks * 512
+            total += walk.new_bytes(entry.status)
             if entry.status.st_uid != uid and not _is_foreign_hard_link(entry.status):
                 os.chown(entry.name, uid, uid, dir_fd=entry.parent_fd, follow_symlinks=False)
         return Usage(total, walk.entries, walk.complete)
@@ -139,7 +149,7 @@ def measure(workspace: Path) -> Usage:
     directory_fd = open_directory(str(workspace), None, _TO_LOOK_INTO)
     try:
         walk = _Walk()
-        total = sum(entry.status.st_blocks * 512 for entry in walk.below(directory_fd))
+        total = sum(walk.new_bytes(entry.status) for entry in walk.below(directory_fd))
         return Usage(total, walk.entries, walk.complete)
     finally:
         os.close(directory_fd)
