@@ -21,7 +21,7 @@ METHOD: Final = "Execute"
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """A known call's new standing."""
+    """A call's new standing."""
 
     asked: Asked
     state: CallState
@@ -36,7 +36,7 @@ class Accepting:
     fences: dict[UUID, FenceRow]
     rows: dict[CallKey, CallRow]
     raised: dict[UUID, FenceRow] = field(default_factory=dict)
-    inserts: list[Asked] = field(default_factory=list)
+    inserts: list[_Change] = field(default_factory=list)
     changes: list[_Change] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
 
@@ -52,13 +52,20 @@ class Accepting:
         row = self.rows.get(asked.key)
         verdict = decide(row, asked, here)
         if not isinstance(verdict, AlreadyExists):
-            self._note(asked, row, verdict)
+            self._note_new(asked, verdict) if row is None else self._note(asked, row, verdict)
         return verdict
 
-    def _note(self, asked: Asked, row: CallRow | None, verdict: Verdict) -> None:
+    def _note_new(self, asked: Asked, verdict: Verdict) -> None:
         match verdict:
-            case _ if row is None:
-                self.inserts.append(asked)
+            case Run(call_attempt):
+                self.inserts.append(_Change(asked, CallState.ACCEPTED, call_attempt))
+            case Doubt(call_attempt):
+                self.inserts.append(_Change(asked, CallState.IN_DOUBT, call_attempt))
+            case Conclude(outcome) | Answer(outcome):
+                self.inserts.append(_Change(asked, CallState.FINISHED, outcome.call_attempt, outcome))
+
+    def _note(self, asked: Asked, row: CallRow, verdict: Verdict) -> None:
+        match verdict:
             case Run(call_attempt):
                 self.changes.append(_Change(asked, CallState.ACCEPTED, call_attempt))
             case Doubt(call_attempt):
@@ -95,19 +102,13 @@ async def begin_accepting(postgres: Connection, batch: Sequence[Asked]) -> Accep
     return Accepting(fences, rows)
 
 
-def _insert_columns(inserts: Sequence[Asked]) -> dict[str, list[object]]:
-    outcomes = [None if asked.clear is None else pack_outcome(asked.clear) for asked in inserts]
+def _insert_columns(inserts: Sequence[_Change]) -> dict[str, list[object]]:
     return {
-        "task_ids": [asked.key.task_id for asked in inserts],
-        "call_ids": [asked.key.call_id for asked in inserts],
-        "tools": [asked.tool for asked in inserts],
-        "effect_classes": [asked.effect_class.value for asked in inserts],
-        "hashes": [asked.arguments_hash for asked in inserts],
-        "arguments": [asked.arguments_json for asked in inserts],
-        "states": [(CallState.FINISHED if packed else CallState.ACCEPTED).value for packed in outcomes],
-        "epochs": [asked.fence.epoch for asked in inserts],
-        "claim_ids": [asked.fence.claim_id for asked in inserts],
-        "outcomes": [packed or b"" for packed in outcomes],
+        "tools": [insert.asked.tool for insert in inserts],
+        "effect_classes": [insert.asked.effect_class.value for insert in inserts],
+        "hashes": [insert.asked.arguments_hash for insert in inserts],
+        "arguments": [insert.asked.arguments_json for insert in inserts],
+        **_change_columns(inserts),
     }
 
 
@@ -119,5 +120,6 @@ def _change_columns(changes: Sequence[_Change]) -> dict[str, list[object]]:
         "attempts": [change.call_attempt for change in changes],
         "epochs": [change.asked.fence.epoch for change in changes],
         "claim_ids": [change.asked.fence.claim_id for change in changes],
+        "acts_elsewhere": [change.asked.acts_elsewhere for change in changes],
         "outcomes": [b"" if change.outcome is None else pack_outcome(change.outcome) for change in changes],
     }

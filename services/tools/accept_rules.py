@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 from uuid import UUID
 
+from services.tools.output import cut
 from services.tools.records import Asked, CallRow, unpack_outcome
 from tenure.domain.admission import stale
 from tenure.domain.epochs import Fence
 from tenure.domain.errors import AlreadyExists, StaleEpoch
-from tenure.domain.in_doubt import Resolution, RunAgain, Settled, outcome_in_doubt, take_word
+from tenure.domain.in_doubt import RunAgain, Settled, outcome_in_doubt, take_word
 from tenure.domain.tools import NOT_RUN, CallState, EffectClass, Outcome
 
 _HAD_BEGUN: Final = " An earlier attempt of this very call had begun: its effect may be there."
@@ -93,7 +94,7 @@ class Here:
 def decide(row: CallRow | None, asked: Asked, here: Here) -> Verdict | AlreadyExists:
     """What becomes of an admitted call."""
     if row is None:
-        return Answer(asked.clear) if asked.clear is not None else Run(1)
+        return _decide_unknown(asked)
     if row.arguments_hash != asked.arguments_hash:
         return AlreadyExists(
             f"call {asked.key.call_id} of this task was made with another tool or other arguments",
@@ -105,7 +106,7 @@ def decide(row: CallRow | None, asked: Asked, here: Here) -> Verdict | AlreadyEx
     if row.state is CallState.STARTED:
         return _concluded(_decide_started(row, asked, here), asked, row)
     if row.state is CallState.IN_DOUBT:
-        return _concluded(_decide_in_doubt(row, asked.resolution, here), asked, row)
+        return _concluded(_decide_in_doubt(row, asked, here), asked, row)
     return Answer(known_outcome(row))
 
 
@@ -115,6 +116,32 @@ def _concluded(verdict: Verdict, asked: Asked, row: CallRow) -> Verdict:
         told = asked.clear.content + (_HAD_BEGUN if _may_have_begun(row) else "")
         return Conclude(replace(asked.clear, content=told, call_attempt=verdict.call_attempt))
     return verdict
+
+
+def _decide_unknown(asked: Asked) -> Verdict:
+    """Nothing is known of it. One that a person's word comes for was here before: its record was lost with a database
+    that was put back, and it is still in doubt.
+    """
+    word = asked.resolution
+    if word is None:
+        return Answer(asked.clear) if asked.clear is not None else Run(1)
+    match take_word(word, word.call_attempt, runner_gone=False):
+        case Settled(outcome):
+            return Conclude(_bounded(outcome, asked))
+        case RunAgain(call_attempt) if asked.clear is not None:
+            return Conclude(replace(asked.clear, call_attempt=call_attempt))
+        case RunAgain(call_attempt):
+            return Run(call_attempt)
+        case None:
+            return Doubt(word.call_attempt)
+
+
+def _bounded(outcome: Outcome, asked: Asked) -> Outcome:
+    """What a person says may be longer than the model can be shown: the ledger has all of it."""
+    if not asked.output_limit_bytes:
+        return outcome
+    content, truncated = cut(outcome.content, asked.output_limit_bytes)
+    return replace(outcome, content=content, truncated=truncated)
 
 
 def _may_have_begun(row: CallRow) -> bool:
@@ -133,15 +160,16 @@ def known_outcome(row: CallRow) -> Outcome:
     return replace(NOT_RUN, call_attempt=row.call_attempt)
 
 
-def _decide_in_doubt(row: CallRow, resolution: Resolution | None, here: Here) -> Verdict:
+def _decide_in_doubt(row: CallRow, asked: Asked, here: Here) -> Verdict:
     """A person's word on this very attempt decides. Its next number makes void whatever the old runner still does.
 
     One that says that the runner is gone is mistaken where the attempt runs in this very process.
     """
+    resolution = asked.resolution
     if resolution is not None:
         match take_word(resolution, row.call_attempt, runner_gone=row.runner_gone):
             case Settled(outcome):
-                return Conclude(outcome)
+                return Conclude(_bounded(outcome, asked))
             case RunAgain(call_attempt):
                 runs_here = here.running_attempt == row.call_attempt
                 return Join(row.call_attempt) if runs_here else Run(call_attempt)

@@ -46,7 +46,7 @@ async def list_in_doubt(
 
 def _call(row: tuple[Any, ...]) -> tool_pb2.InDoubtCall:
     task_id, call_id, tool, effect_class, arguments, size, call_attempt, *rest = row
-    started_at, doubted_at, runner_id, instance, gone, note = rest
+    started_at, doubted_at, runner_id, instance, gone, note, acts_elsewhere = rest
     call = tool_pb2.InDoubtCall(
         task_id=str(task_id),
         call_id=call_id,
@@ -61,6 +61,7 @@ def _call(row: tuple[Any, ...]) -> tool_pb2.InDoubtCall:
         runner_instance=instance,
         runner_gone=gone,
         note=note,
+        acts_elsewhere=acts_elsewhere,
     )
     if started_at is not None:
         call.start_time.CopyFrom(timestamp(started_at))

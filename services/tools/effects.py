@@ -69,37 +69,42 @@ class Effect:
             return self._outcome(ToolAnswer(told, OutcomeStatus.FAILED, MAY_HAVE_HAPPENED))
         except TryLater:
             raise  # nothing was done
-        except Exception as error:  # noqa: BLE001  an outcome the agent reads, never the death of the task
+        except Exception as error:
             _log.exception("the tool %s crashed", self._tool.name)
             crash = f"The tool {self._tool.name} crashed. This is a fault of the tool, not of its arguments."
+            if self._leaves_doubt:
+                raise ToolInDoubt(crash) from error
             return self._outcome(ToolAnswer(crash, OutcomeStatus.FAILED, type(error).__name__))
 
-    def _stopped(self, *, gone: bool) -> Outcome:
-        """Cancelled in the middle. Only a runner that is trusted may say so: of another's calls, others judge.
+    @property
+    def _leaves_doubt(self) -> bool:
+        """Whether nothing but an answer decides the call: it must not happen twice, and goes on elsewhere."""
+        return self._tool.acts_elsewhere and not self._tool.definition.effect_class.may_run_again
 
-        An UNSAFE tool that tells doubts by itself, and was cut off before it could, leaves one.
-        """
+    def _stopped(self, *, gone: bool) -> Outcome:
+        """Cancelled in the middle. Only a runner that is trusted may say so: of another's calls, others judge."""
         if not gone:
             _log.error("the tool %s does not stop when asked to", self._tool.name)
         if self._run.stop in {Stop.LAPSED, Stop.DRAINED}:
             raise Unavailable("the runner of this call stopped", reason="RUNNER_STOPPED", retry_after_seconds=0.5)
-        if self._timed_out and self._tool.keeps_any_timeout and not self._tool.definition.effect_class.may_run_again:
-            # It would have said what is known, and could not: this process stood still for longer than it was left.
-            raise ToolInDoubt(f"It gave no answer within {self._limit_seconds:g} s, and was stopped.")
-        if self._timed_out:
-            words = f"It took longer than {self._limit_seconds:g} s and was stopped."
-            status, detail = OutcomeStatus.TIMED_OUT, "TIMEOUT"
-        elif self._run.stop is Stop.FENCED:
-            words = "It was stopped because its task was ended under a newer epoch."
-            status, detail = OutcomeStatus.CANCELLED, "FENCED"
-        else:
-            words = "It was stopped because its task was ended."
-            status, detail = OutcomeStatus.CANCELLED, "CANCELLED"
-        return self._outcome(ToolAnswer(words + self._doubt(), status, detail))
+        clause, status, detail = self._why_stopped()
+        effect_class = self._tool.definition.effect_class
+        asked = clause.format("asked to stop") + (". " if gone else ", and has not stopped yet. ")
+        if self._leaves_doubt or (not gone and not effect_class.may_run_again):
+            raise ToolInDoubt(asked.rstrip())
+        told = clause.format("stopped") + ". " if gone else asked
+        if effect_class is not EffectClass.PURE:
+            told += "What it did until then has happened." if gone else "What it does may still happen."
+        return self._outcome(ToolAnswer(told.rstrip(), status, detail))
 
-    def _doubt(self) -> str:
-        pure = self._tool.definition.effect_class is EffectClass.PURE
-        return "" if pure else " What it did until then has happened."
+    def _why_stopped(self) -> tuple[str, OutcomeStatus, str]:
+        """In words with a gap for how far that came."""
+        if self._timed_out:
+            return f"It took longer than {self._limit_seconds:g} s and was {{}}", OutcomeStatus.TIMED_OUT, "TIMEOUT"
+        if self._run.stop is Stop.FENCED:
+            words = "It was {} because its task was ended under a newer epoch"
+            return words, OutcomeStatus.CANCELLED, "FENCED"
+        return "It was {} because its task was ended", OutcomeStatus.CANCELLED, "CANCELLED"
 
     def _outcome(self, answer: ToolAnswer) -> Outcome:
         """Not yet cut."""

@@ -33,7 +33,7 @@ class Asked:
     """An Execute, checked. `clear`: its outcome when that is known without running anything. `traceparent`: the span
     of who asks, "" for none. `timeout_seconds`: how long its task lets it run; 0: as long as the tool does.
     `output_limit_bytes`: how much the model can be shown, 0: as much as the tool may. `resolution`: a person's word,
-    for a call in doubt.
+    for a call in doubt. `acts_elsewhere`: as its tool says of itself.
     """
 
     key: CallKey
@@ -46,6 +46,7 @@ class Asked:
     timeout_seconds: float = 0.0
     output_limit_bytes: int = 0
     resolution: Resolution | None = None
+    acts_elsewhere: bool = False
 
     @property
     def fence(self) -> Fence:

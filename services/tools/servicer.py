@@ -21,7 +21,7 @@ from services.tools.records import Asked, CallKey, CallStanding
 from services.tools.refusals import list_refusals
 from services.tools.registry import Registry
 from services.tools.runs import Event
-from services.tools.tool import Work
+from services.tools.tool import Tool, Work
 from services.tools.trails import list_calls
 from tenure.domain.errors import PermissionDenied
 from tenure.domain.token import Claims
@@ -176,8 +176,9 @@ class ToolServicer(ToolServiceServicer):
             clear=clear,
             traceparent=request.traceparent or traceparent(),
             timeout_seconds=seconds(request.timeout),
-            output_limit_bytes=request.output_limit_bytes,
+            output_limit_bytes=_output_limit_bytes(request, tool),
             resolution=resolution_to_domain(request.resolution) if request.HasField("resolution") else None,
+            acts_elsewhere=tool is not None and tool.acts_elsewhere,
         )
         if tool is None or isinstance(judged, Outcome):
             return Request(asked, None)
@@ -194,3 +195,9 @@ class ToolServicer(ToolServiceServicer):
             return claims, UUID(claims.task_id)
         except ValueError as error:
             raise PermissionDenied(f"{claims.resource!r} names no task", reason="WRONG_RESOURCE") from error
+
+
+def _output_limit_bytes(request: tool_service_pb2.ExecuteRequest, tool: Tool | None) -> int:
+    """How much of its output the model is shown; 0 where nobody says."""
+    limits = [request.output_limit_bytes, tool.definition.output_limit_bytes if tool is not None else 0]
+    return min((limit for limit in limits if limit), default=0)

@@ -82,6 +82,8 @@ class Tool:
     for an answer that was lost, and anything else it raises is told as a crash. Calls of one `lane` share its places.
     `guard_seconds`: how much longer than its timeout a tool may take that keeps the time by itself and has more to say
     about it; `keeps_any_timeout`: it keeps a shorter one of the caller's, too, see `CallContext.timeout_seconds`.
+    `acts_elsewhere`: its effect is outside of this process, by somebody who is asked for it; to stop it here proves
+    nothing of what goes on there.
     """
 
     definition: ToolDefinition
@@ -89,6 +91,7 @@ class Tool:
     lane: str = GENERAL_LANE
     guard_seconds: float = 0.0
     keeps_any_timeout: bool = False
+    acts_elsewhere: bool = False
 
     @property
     def name(self) -> str:

@@ -57,8 +57,8 @@ def _rows(console: Console, listed: admin.AdminServiceListInDoubtCallsResponse.L
 
 
 def _runner(call: tool_pb2.InDoubtCall) -> str:
-    if call.note:
-        return "the tool itself lost the answer; nothing of this call runs here any more"
+    if call.note or call.acts_elsewhere:
+        return "the other side may still be working on it; wait longer than its longest run, then look"
     if call.runner_gone:
         return "proven gone: nothing more will come of it, so what is there now is what there is"
     return "NOT proven gone: it may only be paused or cut off, and may still make the call happen"
@@ -86,7 +86,9 @@ def _commands(listed: admin.AdminServiceListInDoubtCallsResponse.Listed) -> Iter
         f'{resolve} --did-not-happen{gone} --reason "HOW YOU KNOW"': "it is run again",
         f'{resolve} --abandon --reason "WHY"': "the agent is told that nobody knows",
     }
-    if not call.runner_gone:
+    if call.acts_elsewhere:
+        yield "--runner-is-gone is your word that nothing over there works on it any more: nothing here can prove that."
+    elif not call.runner_gone:
         yield f"Make sure that {call.runner_instance or 'its process'} is gone: end it, or start its machine anew."
     yield "Find out whether it happened, then one of:"
     width = max(map(len, answers))

@@ -591,6 +591,7 @@ class InDoubtCall(message.Message):
     RUNNER_INSTANCE_FIELD_NUMBER: builtins.int
     RUNNER_GONE_FIELD_NUMBER: builtins.int
     NOTE_FIELD_NUMBER: builtins.int
+    ACTS_ELSEWHERE_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """Its task."""
     call_id: builtins.str
@@ -610,9 +611,15 @@ class InDoubtCall(message.Message):
     runner_instance: builtins.str
     """What that process calls itself; empty: no longer known."""
     runner_gone: builtins.bool
-    """That life is proven to be over: nothing of it runs any more, and nothing will begin. False: there is no proof."""
+    """That life is proven to be over: nothing of it runs any more, and nothing will begin. False: there is no proof, as of every
+    call that acts elsewhere.
+    """
     note: builtins.str
     """What the tool itself said of the doubt; empty: its runner was lost."""
+    acts_elsewhere: builtins.bool
+    """Its effect is brought about outside of the tool service, by a provider, an MCP server or an HTTP server: nothing is ever
+    proven of what goes on there. That "its runner is gone" is then the word that nothing over there works on it any more.
+    """
     @builtins.property
     def start_time(self) -> timestamp_pb2.Timestamp:
         """When that attempt was started."""
@@ -637,10 +644,11 @@ class InDoubtCall(message.Message):
         runner_instance: builtins.str = ...,
         runner_gone: builtins.bool = ...,
         note: builtins.str = ...,
+        acts_elsewhere: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["doubt_time", b"doubt_time", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "arguments_truncated", b"arguments_truncated", "call_attempt", b"call_attempt", "call_id", b"call_id", "doubt_time", b"doubt_time", "effect_class", b"effect_class", "note", b"note", "runner_gone", b"runner_gone", "runner_id", b"runner_id", "runner_instance", b"runner_instance", "start_time", b"start_time", "task_id", b"task_id", "tool", b"tool"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["acts_elsewhere", b"acts_elsewhere", "arguments_json", b"arguments_json", "arguments_truncated", b"arguments_truncated", "call_attempt", b"call_attempt", "call_id", b"call_id", "doubt_time", b"doubt_time", "effect_class", b"effect_class", "note", b"note", "runner_gone", b"runner_gone", "runner_id", b"runner_id", "runner_instance", b"runner_instance", "start_time", b"start_time", "task_id", b"task_id", "tool", b"tool"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

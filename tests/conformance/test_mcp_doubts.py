@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tenure.domain.in_doubt import DidNotHappen, Resolution
 from tenure.domain.tools import OutcomeStatus
-from tests.fix_mcp import Configure, offered
-from tests.fix_tools import Grants, StartTools
+from tenure.runtime.tenancy import as_tenant
+from tenure.v1 import tool_pb2, tool_service_pb2
+from tenure.wire.in_doubt import resolution_to_wire
+from tenure.wire.tools import outcome_to_domain
+from tests.fix_mcp import Configure, McpServers, offered
+from tests.fix_tools import Grants, StartTools, appear, execute_request
 from tests.http_mcp_server import http_mcp_server
+from tests.patience import CALL_SECONDS
 
 
 def an_error(own_id: Any) -> dict[str, Any]:
@@ -37,3 +44,37 @@ async def test_what_a_server_answers_after_it_paid_never_has_it_pay_again(
         assert server.paid == [f"{owner.task_id}/1.0"]
         assert outcome.status is expected
         assert "othing was done" not in outcome.content
+
+
+async def test_a_runner_s_end_proves_nothing_of_what_its_server_works_on(
+    tool_service: StartTools,
+    grants: Grants,
+    mcp_servers: McpServers,
+    tools_config: Configure,
+    tools_database: Any,
+    tmp_path: Path,
+) -> None:
+    config = tools_config(bank=mcp_servers.scripted(str(tmp_path)))
+    tools, owner = await tool_service(config_file=config), grants.claim()
+    await offered(tools, owner, "bank__wait")
+    call = tools.begin(owner, "1.0", "bank__wait", file="waits")
+    await appear(tmp_path / "waits")
+
+    closed = (await tools.fence(owner, close=True))["1.0"]
+    assert closed.state == tool_pb2.CALL_STATE_IN_DOUBT
+    assert (await call).status is OutcomeStatus.IN_DOUBT
+    await tools.terminate()
+    assert await tools_database("select ended_at is not null from runners") == [(True,)]
+
+    again = await tool_service()
+    asked = tool_service_pb2.ListInDoubtCallsRequest(task_id=owner.task_id)
+    with as_tenant("default"):
+        (listed,) = (await again.stub.ListInDoubtCalls(asked, timeout=CALL_SECONDS)).calls
+    assert (listed.runner_gone, listed.acts_elsewhere) == (False, True)
+    assert "was asked to stop" in listed.note
+    successor = grants.claim(owner.task_id, epoch=owner.epoch + 1)
+    request = execute_request(successor, "1.0", "bank__wait", '{"file": "waits"}')
+    word = Resolution(1, DidNotHappen(runner_proven_gone=True), "I looked", "olga")
+    request.resolution.CopyFrom(resolution_to_wire(word))
+    told = outcome_to_domain([event async for event in again.stub.Execute(request, timeout=CALL_SECONDS)][-1].outcome)
+    assert (told.status, told.call_attempt) == (OutcomeStatus.IN_DOUBT, 1)

@@ -127,3 +127,20 @@ async def test_a_call_that_may_be_repeated_has_failed_and_says_what_is_known(exe
     outcome = await outcome_of(executor, request(bank, EffectClass.KEYED))
     assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, "MAY_HAVE_HAPPENED")
     assert outcome.content.endswith("It is not known whether it had its effect.")
+
+
+async def test_a_word_on_a_call_whose_record_was_lost_is_taken_as_if_it_were_there(executor, bank, tools_database):
+    """As after the tools' database was put back."""
+    bank.answers = True
+    kept = "select state, call_attempt, begun_before, doubted_at is not null from calls where task_id = "
+    settled, doubted, again = request(bank), request(bank), request(bank)
+
+    told = await outcome_of(executor, settled, Resolution(2, Happened("receipt 7"), "I looked", "olga"))
+    assert (told.status, told.content, told.call_attempt) == (OutcomeStatus.SUCCEEDED, "receipt 7", 3)
+    unproven = Resolution(2, DidNotHappen(runner_proven_gone=True), "I looked", "olga")
+    waits = await outcome_of(executor, doubted, unproven)
+    assert (waits.status, waits.call_attempt, bank.payments) == (OutcomeStatus.IN_DOUBT, 2, 0)
+    assert await tools_database(f"{kept}'{doubted.asked.key.task_id}'") == [("IN_DOUBT", 2, False, True)]
+    paid = await outcome_of(executor, again, Resolution(2, DidNotHappen(True), "I looked", "olga"))
+    assert (paid.content, paid.call_attempt, bank.payments) == ("paid", 3, 1)
+    assert await tools_database(f"{kept}'{again.asked.key.task_id}'") == [("FINISHED", 3, True, False)]

@@ -61,12 +61,20 @@ def test_what_is_proven_needs_no_word_and_another_attempt_is_named() -> None:
     assert "tenure tools resolve 01a203af-0c62 2.1 --attempt 2 --abandon" in text
 
 
+def test_what_goes_on_elsewhere_takes_the_word_that_it_does_no_more() -> None:
+    text = shown(acts_elsewhere=True)
+    assert "the other side may still be working on it" in text
+    assert "your word that nothing over there works on it any more" in text
+    assert "--did-not-happen --runner-is-gone" in text
+    assert "Make sure that host-4711 is gone" not in text
+
+
 def test_what_cannot_be_settled_shows_no_commands_and_says_why() -> None:
     assert "was pruned" in shown(resolvable=False, state=task_pb2.TASK_STATE_UNSPECIFIED)
     text = shown(resolvable=False, state=task_pb2.TASK_STATE_QUEUED, note="the answer was lost", runner_gone=True)
     assert "it waits for no word on this call" in text
     assert "the answer was lost" in text
-    assert "nothing of this call runs here any more" in text
+    assert "the other side may still be working on it; wait longer than its longest run, then look" in text
     assert "tenure tools resolve" not in text
     assert "and more: tenure entries" in shown(arguments_truncated=True)
 

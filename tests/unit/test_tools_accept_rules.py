@@ -182,5 +182,29 @@ def test_an_outcome_that_came_first_counts_more_than_a_word():
     assert decide(finished, replace(asked(), resolution=said(Happened("paid"))), IDLE) == Answer(known)
 
 
+@pytest.mark.parametrize(
+    ("decision", "verdict"),
+    [
+        (DidNotHappen(runner_is_gone=True), Run(4)),
+        (DidNotHappen(runner_proven_gone=True), Doubt(3)),
+        (DidNotHappen(), Doubt(3)),
+    ],
+)
+def test_a_call_whose_record_was_lost_is_in_doubt_still_when_a_word_comes_for_it(decision, verdict):
+    assert decide(None, replace(asked(), resolution=said(decision)), IDLE) == verdict
+    settled = decide(None, replace(asked(), resolution=said(Happened("paid"))), IDLE)
+    assert isinstance(settled, Conclude)
+    assert (settled.outcome.content, settled.outcome.call_attempt) == ("paid", 4)
+
+
+@pytest.mark.parametrize("known", [None, row(CallState.IN_DOUBT, EffectClass.UNSAFE)])
+def test_what_a_person_says_is_bounded_as_outputs_are(known):
+    told = replace(asked(), resolution=said(Happened("y" * 5000)), output_limit_bytes=2048)
+    verdict = decide(known, told, IDLE)
+    assert isinstance(verdict, Conclude)
+    assert len(verdict.outcome.content.encode()) <= 2048
+    assert verdict.outcome.truncated
+
+
 def said(decision, call_attempt: int = 3) -> Resolution:
     return Resolution(call_attempt, decision, "I looked", "olga")

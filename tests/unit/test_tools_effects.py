@@ -190,10 +190,48 @@ async def test_any_other_tool_that_does_not_know_has_failed_and_says_what_is_kno
     assert outcome.content == "The connection broke. It is not known whether it had its effect."
 
 
-async def test_a_tool_that_keeps_the_time_and_was_cut_off_is_in_doubt_where_nobody_may_repeat_it():
-    """Its process stood still for longer than it was left to say what is known."""
-    keeps_time = replace(a_tool(for_ever, timeout_seconds=0.05), keeps_any_timeout=True)
-    with pytest.raises(ToolInDoubt, match=r"no answer within 0.05 s"):
-        await carried_out(keeps_time)
-    repeatable = replace(a_tool(for_ever, timeout_seconds=0.05, effect_class=EffectClass.KEYED), keeps_any_timeout=True)
-    assert (await carried_out(repeatable)).status is OutcomeStatus.TIMED_OUT
+def elsewhere(run_tool, effect_class: EffectClass = EffectClass.UNSAFE) -> Tool:
+    return replace(a_tool(run_tool, timeout_seconds=0.05, effect_class=effect_class), acts_elsewhere=True)
+
+
+async def crashes(_context, _arguments) -> ToolAnswer:
+    raise KeyError("ours")
+
+
+@pytest.mark.parametrize(
+    ("run_tool", "words"), [(for_ever, "longer than 0.05 s and was asked to stop"), (crashes, "crash")]
+)
+async def test_an_unsafe_call_that_goes_on_elsewhere_is_decided_by_no_timeout_and_no_error_of_ours(run_tool, words):
+    with pytest.raises(ToolInDoubt, match=words):
+        await carried_out(elsewhere(run_tool))
+    assert (await carried_out(elsewhere(run_tool, EffectClass.KEYED))).is_error
+
+
+@pytest.mark.parametrize(("reason", "doubt"), [(Stop.CLOSED, True), (Stop.FENCED, True), (Stop.LAPSED, False)])
+async def test_an_unsafe_call_that_is_stopped_here_may_go_on_elsewhere(reason, doubt):
+    run = Runs().add(asked(), 1)
+    tool = replace(a_tool(for_ever), acts_elsewhere=True)
+    carrying = asyncio.create_task(carried_out(tool, run=run))
+    events = run.follow(joined=False)
+    assert await anext(events) == Started(1, joined=False)
+    run.request_stop(reason)
+    with pytest.raises(ToolInDoubt if doubt else Unavailable):
+        await carrying
+    await events.aclose()
+
+
+async def test_what_does_not_stop_is_never_said_to_have_stopped(monkeypatch):
+    monkeypatch.setattr("services.tools.effects.STOPPING_SECONDS", 0.05)
+    released = asyncio.Event()
+
+    async def stubborn(_context, _arguments):
+        await past_return(released.wait())
+        return ToolAnswer("late")
+
+    with pytest.raises(ToolInDoubt, match="has not stopped yet"):
+        await outcome_of(stubborn, timeout_seconds=0.05)
+    outcome = await outcome_of(stubborn, timeout_seconds=0.05, effect_class=EffectClass.KEYED)
+    assert outcome.status is OutcomeStatus.TIMED_OUT
+    assert "and was stopped" not in outcome.content
+    assert outcome.content.endswith("What it does may still happen.")
+    released.set()

@@ -62,6 +62,7 @@ class HttpTool:
             lane=lane_of(self._name),
             guard_seconds=TELLING_SECONDS,
             keeps_any_timeout=True,
+            acts_elsewhere=True,
         )
 
     async def _run(self, context: CallContext, arguments: Arguments) -> ToolAnswer:

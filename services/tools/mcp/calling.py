@@ -122,7 +122,12 @@ def tools_of(
 ) -> list[Tool]:
     """By the server's own names of them."""
     return [
-        Tool(definition, Calling(server, tool, definition, keeper, threads).run, lane=lane_of_server(name))
+        Tool(
+            definition,
+            Calling(server, tool, definition, keeper, threads).run,
+            lane=lane_of_server(name),
+            acts_elsewhere=True,
+        )
         for tool, definition in definitions.items()
     ]
 

@@ -74,6 +74,7 @@ class Caller:
             lane=lane_of(self._name),
             guard_seconds=TELLING_SECONDS,
             keeps_any_timeout=True,
+            acts_elsewhere=True,
         )
 
     async def _run(

@@ -24,11 +24,11 @@ update fences f
 
 -- name: lock_calls
 -- Read after the fences are locked, in a statement of its own: its snapshot must not be older than the lock.
--- A runner is alive while its last renewal is younger than its time to live, by the database's clock. Gone it is by proof; for
--- this call also by its own word that it does not know what became of it: then nothing of the call runs there any more.
+-- A runner is alive while its last renewal is younger than its time to live, by the database's clock. Gone it is by proof, and
+-- never of a call that acts elsewhere: a runner's end ends nothing there.
 select c.task_id, c.call_id, c.effect_class, c.arguments_hash, c.state, c.call_attempt, c.epoch, c.claim_id,
        c.runner_id, coalesce(r.renewed_at + r.ttl_seconds * interval '1 second' > clock_timestamp(), false), c.outcome,
-       r.ended_at is not null or c.doubt_note <> '', c.doubt_note
+       r.ended_at is not null and not c.acts_elsewhere, c.doubt_note
   from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[]) as w(task_id, call_id)
   join calls c using (task_id, call_id)
   left join runners r using (runner_id)
@@ -36,16 +36,20 @@ select c.task_id, c.call_id, c.effect_class, c.arguments_hash, c.state, c.call_a
    for no key update of c;
 
 -- name: insert_calls
--- New calls; those whose outcome was clear without running anything are finished at once.
+-- New calls; those whose outcome was clear without running anything are finished at once. One that a person's word came for was
+-- here before, and its record is lost: it is of the attempt after the word's, or in doubt.
 insert into calls (task_id, call_id, tool, effect_class, arguments_hash, arguments, state, call_attempt, epoch, claim_id,
-                   runner_id, outcome, finished_at)
-select w.task_id, w.call_id, w.tool, w.effect_class, w.arguments_hash, w.arguments, w.state, 1, w.epoch, w.claim_id,
-       case when w.state = 'ACCEPTED' then %(runner_id)b::uuid end, nullif(w.outcome, ''::bytea),
+                   acts_elsewhere, begun_before, runner_id, doubted_at, outcome, finished_at)
+select w.task_id, w.call_id, w.tool, w.effect_class, w.arguments_hash, w.arguments, w.state, w.call_attempt, w.epoch, w.claim_id,
+       w.acts_elsewhere, w.state = 'ACCEPTED' and w.call_attempt > 1,
+       case when w.state = 'ACCEPTED' then %(runner_id)b::uuid end,
+       case when w.state = 'IN_DOUBT' then clock_timestamp() end, nullif(w.outcome, ''::bytea),
        case when w.state = 'FINISHED' then clock_timestamp() end
   from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[], %(tools)b::text[], %(effect_classes)b::text[],
-              %(hashes)b::bytea[], %(arguments)b::bytea[], %(states)b::text[], %(epochs)b::bigint[],
-              %(claim_ids)b::text[], %(outcomes)b::bytea[])
-    as w(task_id, call_id, tool, effect_class, arguments_hash, arguments, state, epoch, claim_id, outcome);
+              %(hashes)b::bytea[], %(arguments)b::bytea[], %(states)b::text[], %(attempts)b::int[], %(epochs)b::bigint[],
+              %(claim_ids)b::text[], %(acts_elsewhere)b::boolean[], %(outcomes)b::bytea[])
+    as w(task_id, call_id, tool, effect_class, arguments_hash, arguments, state, call_attempt, epoch, claim_id,
+         acts_elsewhere, outcome);
 
 -- name: change_calls
 -- Known calls that are handed to this runner, put in doubt, concluded, or authorised by another claim. Locked by lock_calls.
@@ -53,13 +57,14 @@ select w.task_id, w.call_id, w.tool, w.effect_class, w.arguments_hash, w.argumen
 update calls c
    set state = w.state, call_attempt = w.call_attempt, epoch = w.epoch, claim_id = w.claim_id,
        runner_id = case when w.state = 'ACCEPTED' then %(runner_id)b::uuid else c.runner_id end,
+       acts_elsewhere = c.acts_elsewhere or w.acts_elsewhere,
        begun_before = c.begun_before or (c.state in ('STARTED', 'IN_DOUBT') and w.state = 'ACCEPTED'),
        doubted_at = case when w.state = 'IN_DOUBT' then clock_timestamp() end, doubt_note = '',
        outcome = nullif(w.outcome, ''::bytea),
        finished_at = case when w.state = 'FINISHED' then clock_timestamp() end
   from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[], %(states)b::text[], %(attempts)b::int[],
-              %(epochs)b::bigint[], %(claim_ids)b::text[], %(outcomes)b::bytea[])
-    as w(task_id, call_id, state, call_attempt, epoch, claim_id, outcome)
+              %(epochs)b::bigint[], %(claim_ids)b::text[], %(acts_elsewhere)b::boolean[], %(outcomes)b::bytea[])
+    as w(task_id, call_id, state, call_attempt, epoch, claim_id, acts_elsewhere, outcome)
  where c.task_id = w.task_id and c.call_id = w.call_id;
 
 -- name: start_calls
@@ -169,11 +174,10 @@ select c.call_id, c.tool, c.effect_class, c.state, c.call_attempt, c.epoch, c.cl
  order by c.call_id collate "C" limit %(limit)b::int;
 
 -- name: calls_in_doubt
--- A page of a tenant's calls that nobody knows the outcome of, those first that are longest in doubt. What a runner itself put in
--- doubt has ended there.
+-- A page of a tenant's calls that nobody knows the outcome of, those first that are longest in doubt.
 select c.task_id, c.call_id, c.tool, c.effect_class, substring(c.arguments from 1 for %(most_bytes)b::int),
        octet_length(c.arguments), c.call_attempt, c.started_at, c.doubted_at, c.runner_id, coalesce(r.instance, ''),
-       r.ended_at is not null or c.doubt_note <> '', c.doubt_note
+       r.ended_at is not null and not c.acts_elsewhere, c.doubt_note, c.acts_elsewhere
   from calls c join fences f using (task_id) left join runners r using (runner_id)
  where c.doubted_at is not null and c.state = 'IN_DOUBT' and f.tenant = %(tenant)b::text
    and (%(task_id)b::uuid is null or c.task_id = %(task_id)b::uuid)
