@@ -76,13 +76,22 @@ async def _is_proven(peers: Peers, request: api.ResolveInDoubtCallRequest) -> bo
 
 
 def _not_gone(call: tool_pb2.InDoubtCall) -> WrongState:
+    metadata = {"runner_id": call.runner_id, "runner_instance": call.runner_instance}
+    if call.acts_elsewhere:
+        return WrongState(
+            f"call {call.call_id} acts elsewhere, where it may still be worked on. Wait longer than its longest run. "
+            "Then look again whether the call happened; if it did not, say so again with your word that nothing over "
+            "there works on it any more",
+            reason=RUNNER_NOT_GONE,
+            metadata=metadata,
+        )
     who = f"the process that ran call {call.call_id} ({call.runner_instance or call.runner_id})"
     return WrongState(
         f"{who} is not proven gone: paused or cut off, it may still make the call happen. Make sure that it is gone: "
         "end it, or start its machine anew. Then look again whether the call happened; if it did not, say so again "
         "with your word that the runner is gone",
         reason=RUNNER_NOT_GONE,
-        metadata={"runner_id": call.runner_id, "runner_instance": call.runner_instance},
+        metadata=metadata,
     )
 
 

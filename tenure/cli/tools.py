@@ -67,7 +67,9 @@ def in_doubt(context: Context, task: str, include_all: bool) -> None:
     "--result", default="", metavar="TEXT|@FILE", help="With --happened: what the agent reads. @-: from stdin."
 )
 @click.option(
-    "--runner-is-gone", is_flag=True, help="With --did-not-happen: your word that its runner is gone for good."
+    "--runner-is-gone",
+    is_flag=True,
+    help="With --did-not-happen: your word that its runner is gone for good, and nobody elsewhere works on it.",
 )
 @click.option(
     "--attempt", type=click.IntRange(min=1), default=None, help="Needed when it is in doubt for another time."

@@ -448,7 +448,9 @@ class InDoubtDecision(message.Message):
         RUNNER_IS_GONE_FIELD_NUMBER: builtins.int
         RUNNER_PROVEN_GONE_FIELD_NUMBER: builtins.int
         runner_is_gone: builtins.bool
-        """The recorded word of whoever says this that the runner is gone for good, where the tool service has no proof of it."""
+        """The recorded word of whoever says this that the runner is gone for good, where the tool service has no proof of it. Of a
+        call that acts elsewhere: that nothing over there works on it any more.
+        """
         runner_proven_gone: builtins.bool
         """The tool service had proof of it when this was said: InDoubtCall.runner_gone. Written by the gateway; what a caller says
         here is not heard.
