@@ -49,7 +49,7 @@ async def test_an_answer_is_folded_and_its_usage_is_the_bill(client, simulator):
     answer = await ask(client, "sim-parallel-tools")
     assert answer.stop_reason == "tool_use"
     assert [block["type"] for block in answer.content] == ["text", "tool_use", "tool_use", "tool_use"]
-    assert answer.content[1]["input"] == {"path": "a.txt", "content": "a"}
+    assert answer.content[1]["input"] == {"path": "a.txt", "content": "Three things.\n"}
     assert answer.usage.total == billed_total(simulator)
     (line,) = simulator.calls()
     assert (line["request_id"], line["attempt"]) == (answer.request_id, "task/1/1")
