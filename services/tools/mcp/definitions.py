@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -12,12 +11,12 @@ import mcp_types as types
 
 from services.tools.mcp.settings import McpServer
 from services.tools.registry import SEPARATOR
+from services.tools.sources import MOST_TOOLS
 from tenure.domain.tools import EffectClass, ToolDefinition
+from tenure.validators import TOOL_NAME
 
-_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _LONGEST_DESCRIPTION: Final = 8 * 1024
 _LONGEST_SCHEMA: Final = 64 * 1024
-MOST_TOOLS: Final = 256
 
 
 @dataclass(slots=True)
@@ -61,7 +60,7 @@ def effect_class(settings: McpServer, tool: types.Tool) -> EffectClass:
 
 
 def _problem(server: str, tool: types.Tool, described: Described) -> str:
-    if not _NAME.fullmatch(f"{server}{SEPARATOR}{tool.name}"):
+    if not TOOL_NAME.match(f"{server}{SEPARATOR}{tool.name}"):
         return "has a name that models cannot call: with the server's 1 to 64 of a-z, A-Z, 0-9, _ and -"
     if tool.name in described.definitions:
         return "is there twice"
