@@ -1,0 +1,76 @@
+"""ExecuteFrames: what goes into one frame. No sockets and no clock: the test decides when a frame has been written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from services.tools.frames import ExecuteFrames
+from services.tools.runs import Event, Output, Started
+from tenure.domain.tools import Outcome, OutcomeStatus
+from tenure.v1 import tool_service_pb2
+from tenure.validators import MAX_FRAME_BYTES, MAX_FRAME_ITEMS
+from tests.patience import PATIENCE_SECONDS
+
+
+class Calls:
+    """Calls which all end when the test says so."""
+
+    def __init__(self, *output: str, content: str = "done") -> None:
+        self.output, self.content = output, content
+        self.may_end = asyncio.Event()
+        self.ended = 0
+        self.one_ended = asyncio.Condition()
+
+    async def execute(self, _: tool_service_pb2.ExecuteRequest) -> AsyncGenerator[Event, None]:
+        yield Started(1, joined=False)
+        await self.may_end.wait()
+        for text in self.output:
+            yield Output(text)
+        yield Outcome(OutcomeStatus.SUCCEEDED, self.content)
+        async with self.one_ended:
+            self.ended += 1
+            self.one_ended.notify_all()
+
+    async def end(self, count: int) -> None:
+        self.may_end.set()
+        async with asyncio.timeout(PATIENCE_SECONDS), self.one_ended:
+            await self.one_ended.wait_for(lambda: self.ended == count)
+
+
+async def one_frame(count: int) -> AsyncIterator[tool_service_pb2.ExecuteStreamRequest]:
+    yield tool_service_pb2.ExecuteStreamRequest(
+        calls=[tool_service_pb2.TaggedExecute(tag=tag) for tag in range(count)],
+    )
+
+
+async def sent(frames: ExecuteFrames, calls: Calls, count: int) -> list[tool_service_pb2.ExecuteStreamResponse]:
+    """All frames, where every call ends while the first frame is being written."""
+    found: list[tool_service_pb2.ExecuteStreamResponse] = []
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        async for frame in frames.serve(one_frame(count)):
+            if not found:
+                await calls.end(count)
+            found.append(frame)
+    return found
+
+
+async def test_what_is_ready_together_travels_together() -> None:
+    calls = Calls()
+    began, ended = await sent(ExecuteFrames(calls.execute, asyncio.Event()), calls, 100)
+    assert {event.tag for event in began.events if event.HasField("started")} == set(range(100))
+    assert {event.tag for event in ended.events if event.HasField("outcome")} == set(range(100))
+
+
+async def test_a_frame_holds_no_more_events_than_its_reader_accepts() -> None:
+    calls = Calls("a", "b")
+    frames = await sent(ExecuteFrames(calls.execute, asyncio.Event()), calls, MAX_FRAME_ITEMS)
+    assert [len(frame.events) for frame in frames] == [MAX_FRAME_ITEMS] * 4
+
+
+async def test_a_frame_holds_no_more_bytes_than_its_reader_accepts() -> None:
+    half = "x" * (MAX_FRAME_BYTES // 2)
+    calls = Calls(content=half)
+    frames = await sent(ExecuteFrames(calls.execute, asyncio.Event()), calls, 2)
+    assert [sum(len(event.outcome.content) for event in frame.events) for frame in frames] == [0, len(half), len(half)]
+    assert all(frame.ByteSize() <= MAX_FRAME_BYTES + 1024 for frame in frames)
