@@ -140,7 +140,7 @@ byte st, opened, granted, number, seq;  /* the task's row; code: tenure/domain/a
 bit  holds, cancel;                     /* cancel: a pending ending; code: tenure/domain/endings.py Ending */
 byte last_k, intents, done, notrun;
 byte app[NE+1];                         /* ghost: which commits of an epoch were applied */
-byte tfence; bit closed;                /* tools; code: services/tools/accept_rules.py FenceRow */
+byte tfence; bit closed;                /* tools; code: services/tools/calls/accept_rules.py FenceRow */
 byte rec[NC+1], att[NC+1], rep[NC+1];   /* a call's record: state, attempt, the epoch that authorised it */
 bit  begun[NC+1];                       /* an attempt that was given up may have had its effect */
 byte runner[(NC+1)*(NA+1)];                /* runners, by call and attempt */
@@ -363,7 +363,7 @@ inline answer(e, c) {
 #define AGAIN_ANYWAY(c) (0)
 #endif
 
-/* code: services/tools/accept_rules.py admit decide; services/tools/accept.py Accepting (fence and record: one transaction) */
+/* code: services/tools/calls/accept_rules.py admit decide; services/tools/calls/accept.py Accepting (fence and record: one transaction) */
 #define EXECUTE(c) \
   :: d_step { ARRIVES(e, c) && (rec[c] == R_NONE || AGAIN_ANYWAY(c)) -> raise_tools(e); hand_over(e, c) } \
   :: d_step { ARRIVES(e, c) && rec[c] == R_ACCEPTED && (e > rep[c] || (WANTS(e, c) && !LIVE_RUN(c))) && att[c] < NA -> raise_tools(e); hand_over(e, c) } \
@@ -387,7 +387,7 @@ inline read_standing(e) {
   gnot[e] = 0; c = 1;
   do :: c <= NC -> if :: (todo[e] & BIT(c)) && NEVER_RAN(c) -> gnot[e] = gnot[e] | BIT(c) :: else fi; c++ :: else -> break od; c = 0
 }
-/* code: services/tools/closing.py Closing._raise; services/tools/sql/queries.sql call_off settle_dead */
+/* code: services/tools/calls/closing.py Closing._raise; services/tools/sql/queries.sql call_off settle_dead */
 inline close_fence(e) {
 #ifndef M_END_UNFENCED
   raise_tools(e); closed = 1; c = 1;

@@ -12,28 +12,28 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from services.tools.closing import Closing, ClosingTimes
+from services.tools.calls.closing import Closing, ClosingTimes
+from services.tools.calls.executing import Executor
+from services.tools.calls.finish import finish_batcher
+from services.tools.calls.following import Follower
+from services.tools.calls.forgetting import Forgetting
+from services.tools.calls.running import Runner, RunnerLimits, Writers
+from services.tools.calls.runs import Runs, Stop
+from services.tools.calls.start import start_batcher
 from services.tools.config import read_config
-from services.tools.executing import Executor
-from services.tools.finish import finish_batcher
-from services.tools.following import Follower
-from services.tools.forgetting import Forgetting
-from services.tools.identity import own_identity
-from services.tools.liveness import LifeTimes, Liveness, Who
 from services.tools.output import OutputKeeper
 from services.tools.programs import open_sandbox, refusing_server, show_sandbox
-from services.tools.proof import FormerLives, Proving
 from services.tools.registry import Registry
-from services.tools.runner import Runner, RunnerLimits, Writers
-from services.tools.runs import Runs, Stop
+from services.tools.runners.identity import own_identity
+from services.tools.runners.liveness import LifeTimes, Liveness, Who
+from services.tools.runners.proof import FormerLives, Proving
 from services.tools.sandbox import SandboxEscaped
 from services.tools.servicer import SERVICE, ToolServicer
 from services.tools.settings import Settings
-from services.tools.start import start_batcher
 from services.tools.statements import MIGRATIONS, SCHEMA
 from services.tools.toolbox import lanes_of, lasting_places, open_file_requests, open_toolbox, threads
-from services.tools.workspace import Workspaces
-from services.tools.workspace_sweep import WorkspaceSweep
+from services.tools.workspace.directories import Workspaces
+from services.tools.workspace.sweep import WorkspaceSweep
 from tenure.runtime.duties import Duties
 from tenure.runtime.kept_connection import KeptConnection
 from tenure.runtime.migrations import migrate

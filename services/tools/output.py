@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from services.tools.tool import ToolFailed
-from services.tools.workspace import TEMPORARY, Workspaces, entered, write_file
-from services.tools.workspace_bounds import Bounds
+from services.tools.workspace.bounds import Bounds
+from services.tools.workspace.directories import TEMPORARY, Workspaces, entered, write_file
 
 _log: Final = logging.getLogger(__name__)
 DIRECTORY: Final = "outputs"

@@ -9,20 +9,20 @@ from contextlib import aclosing
 from typing import Any, Final
 from uuid import UUID
 
-from services.tools.answers import execute_response, fence_response, refused_write
-from services.tools.closing import Closing
-from services.tools.doubts import list_in_doubt
-from services.tools.executing import Executor, Request
-from services.tools.file_answers import copy_response, list_response, read_response
-from services.tools.file_requests import FileRequests
-from services.tools.forgetting import Forgetting
-from services.tools.frames import ExecuteFrames
-from services.tools.records import Asked, CallKey, CallStanding
-from services.tools.refusals import list_refusals
+from services.tools.calls.answers import execute_response, fence_response, refused_write
+from services.tools.calls.closing import Closing
+from services.tools.calls.doubts import list_in_doubt
+from services.tools.calls.executing import Executor, Request
+from services.tools.calls.forgetting import Forgetting
+from services.tools.calls.frames import ExecuteFrames
+from services.tools.calls.records import Asked, CallKey, CallStanding
+from services.tools.calls.refusals import list_refusals
+from services.tools.calls.runs import Event
+from services.tools.calls.trails import list_calls
 from services.tools.registry import Registry
-from services.tools.runs import Event
 from services.tools.tool import Tool, Work
-from services.tools.trails import list_calls
+from services.tools.workspace.answers import copy_response, list_response, read_response
+from services.tools.workspace.requests import FileRequests
 from tenure.domain.errors import PermissionDenied
 from tenure.domain.token import Claims
 from tenure.domain.tools import EffectClass, Outcome

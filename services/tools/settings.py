@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from services.tools.workspace_bounds import Bounds
+from services.tools.workspace.bounds import Bounds
 from tenure.runtime.service import CommonSettings
 from tenure.runtime.settings import Address, Secret, group, setting
 

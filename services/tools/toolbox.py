@@ -14,7 +14,7 @@ from services.tools.builtin.files import file_tools
 from services.tools.builtin.python import PYTHON_LANE, python_tools
 from services.tools.builtin.records import record_tools
 from services.tools.builtin.waiting import waiting_tools
-from services.tools.file_requests import FileRequests
+from services.tools.calls.runs import Runs
 from services.tools.http_fetch.fetching import FETCHES_AT_ONCE, Fetcher
 from services.tools.http_fetch.tool import FETCH_LANE, fetch_tools
 from services.tools.http_tools.calling import lane_of as lane_of_http_tool
@@ -24,13 +24,13 @@ from services.tools.output import OutputKeeper
 from services.tools.providers.calling import lane_of as lane_of_provider
 from services.tools.providers.opening import open_providers
 from services.tools.registry import Registry
-from services.tools.runs import Runs
 from services.tools.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
 from services.tools.tool import GENERAL_LANE
 from services.tools.web_search.asking import SEARCHES_AT_ONCE, Searcher
 from services.tools.web_search.settings import WebSearchSettings
 from services.tools.web_search.tool import SEARCH_LANE, search_tools
-from services.tools.workspace import Workspaces
+from services.tools.workspace.directories import Workspaces
+from services.tools.workspace.requests import FileRequests
 from tenure.runtime.settings import ConfigurationError
 
 if TYPE_CHECKING:

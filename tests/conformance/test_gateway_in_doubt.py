@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from services.tools.identity import own_identity
+from services.tools.runners.identity import own_identity
 from tenure.domain.errors import InvalidRequest, NotFound, WrongState
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import admin_service_pb2 as api

@@ -15,11 +15,11 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from pydantic import SecretStr
 
-from services.tools.effects import Effect
+from services.tools.calls.effects import Effect
+from services.tools.calls.records import Asked, CallKey
+from services.tools.calls.runs import Runs
 from services.tools.http_tools.calling import HttpTool
 from services.tools.http_tools.settings import HttpToolSettings
-from services.tools.records import Asked, CallKey
-from services.tools.runs import Runs
 from services.tools.sending import TELLING_SECONDS
 from services.tools.tool import CallContext, Tool, ToolAnswer, ToolFailed, ToolInDoubt
 from tenure.domain.token import Claims

@@ -8,11 +8,11 @@ import uuid
 import grpc
 import pytest
 
-from services.tools.closing import Closing
-from services.tools.identity import own_identity
-from services.tools.records import CallKey
-from services.tools.runs import Runs
-from services.tools.start import Start, withdraw_start
+from services.tools.calls.closing import Closing
+from services.tools.calls.records import CallKey
+from services.tools.calls.runs import Runs
+from services.tools.calls.start import Start, withdraw_start
+from services.tools.runners.identity import own_identity
 from services.tools.statements import SCHEMA
 from tenure.domain.errors import InvalidRequest, Unavailable
 from tenure.domain.token import TASK_PREFIX, Claims

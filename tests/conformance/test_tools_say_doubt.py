@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 
 from services.tools.builtin.definitions import define
-from services.tools.executing import Executor, Request
-from services.tools.finish import finish_batcher
-from services.tools.following import Follower
-from services.tools.liveness import LifeTimes, Liveness, Who
+from services.tools.calls.executing import Executor, Request
+from services.tools.calls.finish import finish_batcher
+from services.tools.calls.following import Follower
+from services.tools.calls.records import Asked, CallKey
+from services.tools.calls.running import Runner, RunnerLimits, Writers
+from services.tools.calls.runs import Runs
+from services.tools.calls.start import start_batcher
 from services.tools.output import OutputKeeper
-from services.tools.proof import FormerLives
-from services.tools.records import Asked, CallKey
-from services.tools.runner import Runner, RunnerLimits, Writers
-from services.tools.runs import Runs
-from services.tools.start import start_batcher
+from services.tools.runners.liveness import LifeTimes, Liveness, Who
+from services.tools.runners.proof import FormerLives
 from services.tools.statements import SCHEMA
 from services.tools.tool import GENERAL_LANE, Tool, ToolAnswer, ToolInDoubt, Work
-from services.tools.workspace import Workspaces
-from services.tools.workspace_bounds import Bounds
+from services.tools.workspace.bounds import Bounds
+from services.tools.workspace.directories import Workspaces
 from tenure.domain.in_doubt import DidNotHappen, Happened, Resolution
 from tenure.domain.token import TASK_PREFIX, Claims
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus

@@ -9,10 +9,10 @@ from functools import partial
 
 import pytest
 
-from services.tools.identity import own_identity, uptime_seconds
-from services.tools.liveness import LifeTimes, Liveness, Who
-from services.tools.proof import FormerLives, Proving
-from services.tools.runs import Runs, Stop
+from services.tools.calls.runs import Runs, Stop
+from services.tools.runners.identity import own_identity, uptime_seconds
+from services.tools.runners.liveness import LifeTimes, Liveness, Who
+from services.tools.runners.proof import FormerLives, Proving
 from services.tools.statements import SCHEMA
 from tenure.domain.tools import OutcomeStatus
 from tenure.runtime.kept_connection import KeptConnection

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from services.checkpoint import frames as ledger_frames
-from services.tools import frames as tool_frames
-from services.tools.runs import Event
+from services.tools.calls import frames as tool_frames
+from services.tools.calls.runs import Event
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.runtime.batching import Answer
 from tenure.v1 import checkpoint_service_pb2 as ledger

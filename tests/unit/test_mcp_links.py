@@ -30,8 +30,8 @@ from services.tools.output import OutputKeeper
 from services.tools.registry import Registry
 from services.tools.source_facts import SourceFacts
 from services.tools.tool import CallContext
-from services.tools.workspace import Workspaces
-from services.tools.workspace_bounds import Bounds
+from services.tools.workspace.bounds import Bounds
+from services.tools.workspace.directories import Workspaces
 from tenure.domain.token import Claims
 from tenure.domain.tools import EffectClass, ToolDefinition, ToolSourceKind
 from tests.patience import PATIENCE_SECONDS

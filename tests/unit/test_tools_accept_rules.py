@@ -7,8 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from services.tools.accept_rules import Answer, Conclude, Doubt, FenceRow, Here, Join, Run, admit, admit_fence, decide
-from services.tools.records import Asked, CallKey, CallRow, pack_outcome
+from services.tools.calls.accept_rules import (
+    Answer,
+    Conclude,
+    Doubt,
+    FenceRow,
+    Here,
+    Join,
+    Run,
+    admit,
+    admit_fence,
+    decide,
+)
+from services.tools.calls.records import Asked, CallKey, CallRow, pack_outcome
 from tenure.domain.epochs import Fence
 from tenure.domain.errors import AlreadyExists, StaleEpoch
 from tenure.domain.in_doubt import DidNotHappen, Happened, Resolution

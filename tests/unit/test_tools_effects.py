@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from services.tools.builtin.definitions import define
-from services.tools.effects import Effect, NeverBegan
+from services.tools.calls.effects import Effect, NeverBegan
+from services.tools.calls.records import Asked, CallKey
+from services.tools.calls.runs import Displaced, Output, Runs, Started, Stop
 from services.tools.output import cut
-from services.tools.records import Asked, CallKey
-from services.tools.runs import Displaced, Output, Runs, Started, Stop
 from services.tools.tool import CallContext, Tool, ToolAnswer, ToolFailed, ToolInDoubt, past_return
 from tenure.domain.errors import Unavailable
 from tenure.domain.token import Claims
@@ -221,7 +221,7 @@ async def test_an_unsafe_call_that_is_stopped_here_may_go_on_elsewhere(reason, d
 
 
 async def test_what_does_not_stop_is_never_said_to_have_stopped(monkeypatch):
-    monkeypatch.setattr("services.tools.effects.STOPPING_SECONDS", 0.05)
+    monkeypatch.setattr("services.tools.calls.effects.STOPPING_SECONDS", 0.05)
     released = asyncio.Event()
 
     async def stubborn(_context, _arguments):

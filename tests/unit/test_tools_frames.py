@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
-from services.tools.frames import ExecuteFrames
-from services.tools.runs import Event, Output, Started
+from services.tools.calls.frames import ExecuteFrames
+from services.tools.calls.runs import Event, Output, Started
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.v1 import tool_service_pb2
 from tenure.validators import MAX_FRAME_BYTES, MAX_FRAME_ITEMS

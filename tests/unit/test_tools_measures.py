@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.tools.measures import count_outcome, outcome_attributes
+from services.tools.calls.measures import count_outcome, outcome_attributes
 from tenure.domain.tools import Outcome, OutcomeStatus, ProgramUsage
 from tenure.runtime import metrics
 

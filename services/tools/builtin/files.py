@@ -11,10 +11,18 @@ from itertools import islice
 from typing import Final
 
 from services.tools.builtin.definitions import define
-from services.tools.removal import empty_some, remove_some_of
 from services.tools.tool import Arguments, CallContext, RunTool, Tool, ToolAnswer, ToolFailed, past_return
-from services.tools.workspace import MAX_DEPTH, TEMPORARY, Workspaces, entered, open_to_read, split_path, write_file
-from services.tools.workspace_bounds import Bounds, full_disk_told
+from services.tools.workspace.bounds import Bounds, full_disk_told
+from services.tools.workspace.directories import (
+    MAX_DEPTH,
+    TEMPORARY,
+    Workspaces,
+    entered,
+    open_to_read,
+    split_path,
+    write_file,
+)
+from services.tools.workspace.removal import empty_some, remove_some_of
 from tenure.domain.tools import EffectClass
 
 _OUTPUT_LIMIT_BYTES: Final = 64 * 1024

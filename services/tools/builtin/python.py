@@ -19,7 +19,7 @@ from services.tools.sandbox import (
     SandboxUnavailable,
 )
 from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailed
-from services.tools.workspace import Workspaces
+from services.tools.workspace.directories import Workspaces
 from tenure.domain.errors import Unavailable
 from tenure.domain.tools import EffectClass, OutcomeStatus, ProgramUsage
 from tenure.runtime import metrics

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import mcp_types as types
 
+from services.tools.calls.runs import Runs
 from services.tools.mcp.calling import Server, tools_of
 from services.tools.mcp.definitions import describe
 from services.tools.mcp.link import Link
@@ -24,10 +25,9 @@ from services.tools.mcp.shared_server import LinkTimes, Listed, SharedServer
 from services.tools.mcp.task_servers import OpenFor, TaskServers
 from services.tools.output import OutputKeeper
 from services.tools.registry import Registry
-from services.tools.runs import Runs
 from services.tools.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
 from services.tools.source_facts import MOST_PROBLEMS, SourceFact
-from services.tools.workspace import Workspaces
+from services.tools.workspace.directories import Workspaces
 from tenure.domain.tools import ToolSourceKind
 from tenure.runtime.duties import Duties
 

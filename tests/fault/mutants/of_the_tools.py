@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.fault.mutants.mutation import Edit, Mutation
 
-ACCEPT_RULES = "services.tools.accept_rules"
+ACCEPT_RULES = "services.tools.calls.accept_rules"
 
 MUTATIONS = (
     Mutation(
@@ -28,7 +28,7 @@ MUTATIONS = (
         ("I23",),
         (
             Edit(
-                "services.tools.closing",
+                "services.tools.calls.closing",
                 "        if fence != current:\n            await raise_fences",
                 "        if fence != current and not close:\n            await raise_fences",
             ),
@@ -41,7 +41,7 @@ MUTATIONS = (
         ("I23",),
         (
             Edit(
-                "services.tools.closing",
+                "services.tools.calls.closing",
                 "        if not close:\n            return 0\n        called_off",
                 "        if True:\n            return 0\n        called_off",
             ),
@@ -85,6 +85,6 @@ MUTATIONS = (
         "tools",
         "an effect begins only when its call could be marked STARTED under the fence",
         ("I12",),
-        (Edit("services.tools.runner", "        if not marked:\n            raise Displaced\n", ""),),
+        (Edit("services.tools.calls.running", "        if not marked:\n            raise Displaced\n", ""),),
     ),
 )

@@ -19,11 +19,11 @@ from threading import Event
 from typing import Final
 from uuid import uuid4
 
-from services.tools.beneath import DIRECTORY, FILE, open_beneath, walk
-from services.tools.file_content import copy_content
-from services.tools.removal import remove_some
-from services.tools.workspace import TEMPORARY, Workspaces, closing_after
-from services.tools.workspace_bounds import NO_ROOM, Bounds
+from services.tools.workspace.beneath import DIRECTORY, FILE, open_beneath, walk
+from services.tools.workspace.bounds import NO_ROOM, Bounds
+from services.tools.workspace.content import copy_content
+from services.tools.workspace.directories import TEMPORARY, Workspaces, closing_after
+from services.tools.workspace.removal import remove_some
 from tenure.domain.errors import Unavailable, WrongState
 
 UNFINISHED: Final = ".copy-"

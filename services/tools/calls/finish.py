@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from services.tools.records import CallKey
+from services.tools.calls.records import CallKey
 from services.tools.statements import QUERIES
 from tenure.runtime.batching import Batcher, BatchLimits
 from tenure.runtime.kept_connection import KeptConnection

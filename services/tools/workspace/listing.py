@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from services.tools.beneath import DIRECTORY, open_beneath
-from services.tools.workspace import MAX_DEPTH, closing_after, entered
+from services.tools.workspace.beneath import DIRECTORY, open_beneath
+from services.tools.workspace.directories import MAX_DEPTH, closing_after, entered
 from tenure.domain.errors import InvalidRequest
 
 _PAGE_BYTES: Final = 1024 * 1024

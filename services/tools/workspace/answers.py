@@ -7,12 +7,12 @@ from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from services.tools.file_copying import Copied
-from services.tools.file_listing import FileKind, Listed
-from services.tools.file_reading import OpenFile
-from services.tools.file_requests import Contents
 from services.tools.sandbox.workspace import Usage
-from services.tools.workspace_bounds import Bounds
+from services.tools.workspace.bounds import Bounds
+from services.tools.workspace.copying import Copied
+from services.tools.workspace.listing import FileKind, Listed
+from services.tools.workspace.reading import OpenFile
+from services.tools.workspace.requests import Contents
 from tenure.v1 import tool_service_pb2 as pb
 from tenure.v1 import workspace_pb2
 

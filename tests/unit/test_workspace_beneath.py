@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from services.tools import beneath
-from services.tools.beneath import DIRECTORY, FILE, Open
+from services.tools.workspace import beneath
+from services.tools.workspace.beneath import DIRECTORY, FILE, Open
 from tests.patience import PATIENCE_SECONDS
 
 SECRET = b"not for agents"

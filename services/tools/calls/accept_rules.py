@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 from uuid import UUID
 
+from services.tools.calls.records import Asked, CallRow, unpack_outcome
 from services.tools.output import cut
-from services.tools.records import Asked, CallRow, unpack_outcome
 from tenure.domain.admission import stale
 from tenure.domain.epochs import Fence
 from tenure.domain.errors import AlreadyExists, StaleEpoch

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
-from services.tools.accept_rules import admit_fence
-from services.tools.locks import lock_fences, raise_fences
-from services.tools.measures import count_doubts
-from services.tools.records import CallStanding, unpack_outcome
-from services.tools.refusals import Refusal, insert_refusals, tell_refusals
-from services.tools.runs import Runs
+from services.tools.calls.accept_rules import admit_fence
+from services.tools.calls.locks import lock_fences, raise_fences
+from services.tools.calls.measures import count_doubts
+from services.tools.calls.records import CallStanding, unpack_outcome
+from services.tools.calls.refusals import Refusal, insert_refusals, tell_refusals
+from services.tools.calls.runs import Runs
 from services.tools.statements import QUERIES
 from tenure.domain.errors import StaleEpoch
 from tenure.domain.token import Claims

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 from uuid import UUID
 
-from services.tools.file_copying import UNFINISHED
-from services.tools.removal import remove_some
 from services.tools.statements import QUERIES
+from services.tools.workspace.copying import UNFINISHED
+from services.tools.workspace.removal import remove_some
 from tenure.runtime import metrics
 from tenure.runtime.failpoint import failpoint
 from tenure.runtime.postgres import Pool, connection

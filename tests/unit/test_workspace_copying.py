@@ -17,15 +17,15 @@ from threading import Event
 
 import pytest
 
-from services.tools import beneath
 from services.tools.builtin.files import file_tools
-from services.tools.file_copying import Stopped, copy_workspace
-from services.tools.file_listing import list_page
-from services.tools.file_reading import OpenFile
-from services.tools.file_requests import FileRequests
 from services.tools.tool import CallContext, Tool, ToolAnswer, ToolFailed
-from services.tools.workspace import Workspaces, write_file
-from services.tools.workspace_bounds import Bounds
+from services.tools.workspace import beneath
+from services.tools.workspace.bounds import Bounds
+from services.tools.workspace.copying import Stopped, copy_workspace
+from services.tools.workspace.directories import Workspaces, write_file
+from services.tools.workspace.listing import list_page
+from services.tools.workspace.reading import OpenFile
+from services.tools.workspace.requests import FileRequests
 from tenure.domain.errors import Unavailable, WrongState
 from tests.patience import PATIENCE_SECONDS
 from tests.small_disk import SmallDisk

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Final, Self
 
-from services.tools.workspace import entered, open_to_read
+from services.tools.workspace.directories import entered, open_to_read
 from tenure.domain.errors import OutOfRange, WrongState
 
 PART_BYTES: Final = 256 * 1024

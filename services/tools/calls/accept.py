@@ -7,10 +7,17 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
-from services.tools.accept_rules import Answer, Conclude, Doubt, FenceRow, Here, Join, Run, Verdict, admit, decide
-from services.tools.locks import ask_for_calls, ask_for_fences, locked_calls, locked_fences, make_fences, raise_fences
-from services.tools.records import Asked, CallKey, CallRow, pack_outcome
-from services.tools.refusals import Refusal, insert_refusals
+from services.tools.calls.accept_rules import Answer, Conclude, Doubt, FenceRow, Here, Join, Run, Verdict, admit, decide
+from services.tools.calls.locks import (
+    ask_for_calls,
+    ask_for_fences,
+    locked_calls,
+    locked_fences,
+    make_fences,
+    raise_fences,
+)
+from services.tools.calls.records import Asked, CallKey, CallRow, pack_outcome
+from services.tools.calls.refusals import Refusal, insert_refusals
 from services.tools.statements import QUERIES
 from tenure.domain.errors import AlreadyExists, StaleEpoch, TenureError
 from tenure.domain.tools import CallState, Outcome

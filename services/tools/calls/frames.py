@@ -13,8 +13,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Final
 
-from services.tools.answers import tagged_event
-from services.tools.runs import Event
+from services.tools.calls.answers import tagged_event
+from services.tools.calls.runs import Event
 from tenure.domain.errors import LimitReached, TenureError
 from tenure.runtime.rpc_server import draining
 from tenure.v1 import token_pb2, tool_service_pb2

@@ -14,13 +14,13 @@ from pathlib import Path
 from threading import Event
 from typing import Final, TypeVar
 
-from services.tools.file_copying import Copied, Stopped, copy_workspace
-from services.tools.file_listing import Page, list_page
-from services.tools.file_reading import OpenFile
 from services.tools.sandbox.workspace import NOTHING, Usage, measure
 from services.tools.tool import ToolFailed
-from services.tools.workspace import Workspaces, split_path
-from services.tools.workspace_bounds import Bounds
+from services.tools.workspace.bounds import Bounds
+from services.tools.workspace.copying import Copied, Stopped, copy_workspace
+from services.tools.workspace.directories import Workspaces, split_path
+from services.tools.workspace.listing import Page, list_page
+from services.tools.workspace.reading import OpenFile
 from tenure.domain.errors import InvalidRequest, LimitReached, NotFound, WrongState
 from tenure.runtime.failpoint import failpoint
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.tools.removal import empty_some, remove_some, remove_some_of
+from services.tools.workspace.removal import empty_some, remove_some, remove_some_of
 
 
 @pytest.fixture

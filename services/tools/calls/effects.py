@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from services.tools.runs import STOPPING_SECONDS, Run, Stop
+from services.tools.calls.runs import STOPPING_SECONDS, Run, Stop
 from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailed, ToolInDoubt
 from tenure.domain.errors import TryLater, Unavailable
 from tenure.domain.in_doubt import MAY_HAVE_HAPPENED

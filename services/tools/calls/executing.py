@@ -7,16 +7,16 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from services.tools.accept import begin_accepting
-from services.tools.accept_rules import Answer, Conclude, Doubt, Here, Join, Run, Verdict
-from services.tools.following import Follower
-from services.tools.liveness import Liveness
-from services.tools.measures import count_doubts
-from services.tools.records import Asked, CallKey
-from services.tools.refusals import tell_refusals
-from services.tools.runner import Runner
-from services.tools.runs import Displaced, Event, Started
-from services.tools.runs import Run as RunningCall
+from services.tools.calls.accept import begin_accepting
+from services.tools.calls.accept_rules import Answer, Conclude, Doubt, Here, Join, Run, Verdict
+from services.tools.calls.following import Follower
+from services.tools.calls.measures import count_doubts
+from services.tools.calls.records import Asked, CallKey
+from services.tools.calls.refusals import tell_refusals
+from services.tools.calls.running import Runner
+from services.tools.calls.runs import Displaced, Event, Started
+from services.tools.calls.runs import Run as RunningCall
+from services.tools.runners.liveness import Liveness
 from services.tools.tool import Work
 from tenure.domain.errors import TenureError, Unavailable
 from tenure.domain.in_doubt import outcome_in_doubt

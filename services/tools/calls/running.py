@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
-from services.tools.effects import BEGINS_WITHIN_SECONDS, Effect, NeverBegan
-from services.tools.finish import Finish
-from services.tools.liveness import Liveness
-from services.tools.measures import count_doubts, count_outcome, outcome_attributes
+from services.tools.calls.effects import BEGINS_WITHIN_SECONDS, Effect, NeverBegan
+from services.tools.calls.finish import Finish
+from services.tools.calls.measures import count_doubts, count_outcome, outcome_attributes
+from services.tools.calls.records import Asked, pack_outcome
+from services.tools.calls.runs import Displaced, Run, Runs, Stop
+from services.tools.calls.start import Start, withdraw_start
 from services.tools.output import OutputKeeper
-from services.tools.records import Asked, pack_outcome
-from services.tools.runs import Displaced, Run, Runs, Stop
-from services.tools.start import Start, withdraw_start
+from services.tools.runners.liveness import Liveness
 from services.tools.tool import CallContext, Tool, ToolInDoubt, Work
 from tenure.domain.epochs import describe_epoch
 from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailable

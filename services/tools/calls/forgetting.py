@@ -18,8 +18,8 @@ from tenure.runtime.postgres import Pool, connection
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from services.tools.closing import Closing
-    from services.tools.workspace_sweep import WorkspaceSweep
+    from services.tools.calls.closing import Closing
+    from services.tools.workspace.sweep import WorkspaceSweep
     from tenure.domain.token import Claims
 
 CALLS_A_BATCH: Final = 200

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any, Final, Protocol
 from uuid import UUID
 
-from services.tools.records import Asked, CallKey
+from services.tools.calls.records import Asked, CallKey
 from tenure.domain.tools import Outcome, ProgramUsage
 
 _MOST_UNREAD_CHARACTERS: Final = 64 * 1024

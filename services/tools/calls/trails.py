@@ -6,7 +6,7 @@ import hashlib
 from typing import Any, Final
 from uuid import UUID
 
-from services.tools.records import unpack_outcome
+from services.tools.calls.records import unpack_outcome
 from services.tools.statements import QUERIES
 from tenure.domain.tools import CallState, EffectClass, Outcome
 from tenure.runtime.postgres import Pool, connection

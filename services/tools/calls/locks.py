@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 from uuid import UUID
 
-from services.tools.accept_rules import FenceRow
-from services.tools.records import CallKey, CallRow
+from services.tools.calls.accept_rules import FenceRow
+from services.tools.calls.records import CallKey, CallRow
 from services.tools.statements import QUERIES
 from tenure.domain.epochs import Fence
 from tenure.domain.tools import CallState, EffectClass

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from services.tools.liveness import Liveness
-from services.tools.measures import count_doubts
-from services.tools.records import CallKey
+from services.tools.calls.measures import count_doubts
+from services.tools.calls.records import CallKey
+from services.tools.runners.liveness import Liveness
 from services.tools.statements import QUERIES
 from tenure.domain.tools import CallState
 from tenure.runtime.batching import Batcher

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
-from services.tools.records import CallKey
+from services.tools.calls.records import CallKey
 from services.tools.statements import QUERIES
 from tenure.domain.errors import LimitReached
 from tenure.runtime.postgres import Pool, connection

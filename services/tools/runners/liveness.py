@@ -16,8 +16,8 @@ from uuid import UUID
 
 import uuid_utils.compat as uuids
 
-from services.tools.identity import ProcessIdentity
-from services.tools.proof import FormerLives, prove_former
+from services.tools.runners.identity import ProcessIdentity
+from services.tools.runners.proof import FormerLives, prove_former
 from services.tools.statements import QUERIES
 from tenure.domain.errors import TryLater, Unavailable
 from tenure.domain.trust import DEFAULT_MARGIN_SECONDS, TrustWindow

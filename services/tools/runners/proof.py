@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from services.tools.identity import ProcessIdentity, is_dead, uptime_seconds
+from services.tools.runners.identity import ProcessIdentity, is_dead, uptime_seconds
 from services.tools.statements import QUERIES
 from tenure.domain.errors import TryLater
 from tenure.runtime.postgres import Connection, Pool, connection
