@@ -11,8 +11,8 @@
  * `code:` names what an action stands for; a test looks the names up. Flags (-D):
  *   NE epochs, NC calls, NM commits an epoch, NA attempts a call, NCAN cancels, NAB abandoned RPCs (then a re-Open under
  *   the same epoch), NX runner deaths, NW withdrawn starts, NY give-backs, ND words on calls in doubt, NDW=1: one of them
- *   may be mistaken, UNSAFE_MASK (bit c: call c must not be repeated), PERFECT_FD=1: a runner is judged dead only when it
- *   is (else at any time)
+ *   may be mistaken, UNSAFE_MASK (bit c: call c must not be repeated), ELSEWHERE_MASK (bit c: call c's effect is that of
+ *   somebody who is asked for it by a message), PERFECT_FD=1: a runner is judged dead only when it is (else at any time)
  * Mutations, each removing one guard:
  *   M_WRITE_FENCE  Commit does not compare the claim     M_OPEN_FENCE   Open reads, the first write raises the fence
  *   M_NUMBER       Commit does not compare its number    M_ADOPT        SEQUENCE_CONFLICT: the worker adopts the number
@@ -27,6 +27,9 @@
  *   M_LATE_PROOF   likewise with a proof that came only after it was said
  *   M_SAME_ATTEMPT what was decided on a call in doubt gives it no new attempt number
  *   M_ANY_ATTEMPT  a word is taken for another attempt than it was said of
+ *   M_PROOF_ELSEWHERE  that the runner is gone is taken for a proof that nothing goes on elsewhere
+ *   M_STOPPED_ELSEWHERE  what was sent and is stopped here is told as not done
+ *   M_LOST_ELSEWHERE  an UNSAFE call whose answer is lost is sent again
  * Properties, asserted where they are broken:
  *   P_ONCE    at most one effect of an UNSAFE call, unless a person said by mistake that its runner was gone
  *   P_WORD    once a call in doubt is decided on, its old runner neither marks it nor records an outcome
@@ -74,6 +77,9 @@
 #endif
 #ifndef UNSAFE_MASK
 #define UNSAFE_MASK 255
+#endif
+#ifndef ELSEWHERE_MASK
+#define ELSEWHERE_MASK 0
 #endif
 #ifndef PERFECT_FD
 #define PERFECT_FD 0
@@ -133,6 +139,7 @@
 #define A_ACCEPT 1    /* handed the call, not marked */
 #define A_MARK   2    /* marked STARTED, the effect not begun */
 #define A_DONE   3    /* the effect is in the world, the outcome not recorded */
+#define A_SENT   4    /* somebody elsewhere was asked for the effect, the answer is awaited */
 
 byte rev, holder;                       /* etcd: the newest claim's epoch; the epoch in the claim key, 0: none */
 bit  gone[NE+1];                        /* the key of that claim is known to be gone */
@@ -143,7 +150,8 @@ byte app[NE+1];                         /* ghost: which commits of an epoch were
 byte tfence; bit closed;                /* tools; code: services/tools/calls/accept_rules.py FenceRow */
 byte rec[NC+1], att[NC+1], rep[NC+1];   /* a call's record: state, attempt, the epoch that authorised it */
 bit  begun[NC+1];                       /* an attempt that was given up may have had its effect */
-byte runner[(NC+1)*(NA+1)];                /* runners, by call and attempt */
+byte runner[(NC+1)*(NA+1)];             /* runners, by call and attempt */
+byte away[(NC+1)*(NA+1)];               /* requests that are on their way, or worked on elsewhere, whoever still waits */
 byte sent_x[NE+1];                      /* Executes in flight, bit by call */
 byte pc[NE+1], view[NE+1], num[NE+1], nm[NE+1], todo[NE+1], got[NE+1], gnot[NE+1], gdoubt[NE+1];
 bit  ender[NE+1];                       /* a coordinator's claim, made to end the task */
@@ -161,6 +169,7 @@ byte nd, decided[NC+1]; bit mistaken[NC+1];  /* ghosts: the attempt that was las
 #define kx(e, c)  ((e) * (NC + 1) + (c))
 #define CUR(e)    (nm[e] - 1)
 #define UNSAFE(c) ((UNSAFE_MASK >> (c)) & 1)
+#define ELSEWHERE(c) ((ELSEWHERE_MASK >> (c)) & 1)
 #define LIVE_RUN(c) (att[c] && runner[ax(c, att[c])] != A_NONE)
 #if PERFECT_FD
 #define SUSPECT(c) (!LIVE_RUN(c))
@@ -322,7 +331,12 @@ inline raise_tools(e) { if :: e > tfence -> tfence = e; closed = 0 :: else fi }
 #else
 #define OF_ATTEMPT(e, c) (kword[kx(e, c)] != W_NONE && kwatt[kx(e, c)] == att[c])
 #endif
+/* Whether nothing more comes of the attempt. code: services/tools/sql/queries.sql lock_calls calls_in_doubt */
+#ifdef M_PROOF_ELSEWHERE
 #define GONE(c) (runner[ax(c, att[c])] == A_NONE)
+#else
+#define GONE(c) (runner[ax(c, att[c])] == A_NONE && !away[ax(c, att[c])])
+#endif
 #ifdef M_NO_PROOF
 #define EARLY_OK(c) (1)
 #else
@@ -488,7 +502,8 @@ proctype Grant(byte e) {
        printf("tools: call %d attempt %d STARTED\n", c, a); ON_START; DECIDED_RULE(a) } \
   UNMARKED(a) \
   /* the effect, within a second of the mark or never */ \
-  :: d_step { runner[ax(c, a)] == A_MARK -> runner[ax(c, a)] = A_DONE; eff[c]++; printf("*** EFFECT of call %d, number %d\n", c, eff[c]); ON_EFFECT } \
+  :: d_step { runner[ax(c, a)] == A_MARK && !ELSEWHERE(c) -> runner[ax(c, a)] = A_DONE; eff[c]++; printf("*** EFFECT of call %d, number %d\n", c, eff[c]); ON_EFFECT } \
+  SENDING(a) \
   /* code: services/tools/sql/queries.sql finish_calls */ \
   :: d_step { runner[ax(c, a)] == A_DONE -> runner[ax(c, a)] = A_NONE; \
        if :: att[c] == a && (rec[c] == R_STARTED || rec[c] == R_DOUBT) -> DECIDED_RULE(a); rec[c] = R_FINISHED; printf("tools: call %d finished\n", c) :: else fi } \
@@ -498,6 +513,29 @@ proctype Grant(byte e) {
               if :: rec[c] == R_DOUBT || closed -> rec[c] = CALLED_OFF(c) :: else -> rec[c] = R_ACCEPTED fi; att[c]++ \
           :: else fi; printf("tools: start of call %d attempt %d withdrawn\n", c, a) } \
   :: d_step { runner[ax(c, a)] != A_NONE && nx < NX -> nx++; runner[ax(c, a)] = A_NONE; printf("tools: runner of call %d attempt %d dies\n", c, a) }
+/* An effect elsewhere is another's: it comes, once for each request, while the runner waits, or after its death; or never,
+   when the request is lost or refused. The runner waits for the answer until it is lost, or the runner is stopped.
+   code: services/tools/sending.py Delivery; services/tools/effects.py Effect._stopped */
+#define SENDING(a) \
+  :: d_step { runner[ax(c, a)] == A_MARK && ELSEWHERE(c) -> runner[ax(c, a)] = A_SENT; away[ax(c, a)]++; \
+       printf("tools: call %d attempt %d is sent\n", c, a) } \
+  :: d_step { away[ax(c, a)] -> away[ax(c, a)]--; eff[c]++; printf("*** EFFECT of call %d elsewhere, number %d\n", c, eff[c]); ON_EFFECT; \
+       if :: runner[ax(c, a)] == A_SENT -> runner[ax(c, a)] = A_DONE :: else fi } \
+  :: d_step { away[ax(c, a)] -> away[ax(c, a)]--; printf("elsewhere: nothing comes of call %d attempt %d\n", c, a) } \
+  SENT_AGAIN(a) \
+  :: d_step { runner[ax(c, a)] == A_SENT -> runner[ax(c, a)] = A_NONE; \
+       if :: att[c] == a && (rec[c] == R_STARTED || rec[c] == R_DOUBT) -> DECIDED_RULE(a); rec[c] = GIVEN_UP(c) :: else fi; \
+       printf("tools: call %d attempt %d is not waited for any more\n", c, a) }
+#ifdef M_LOST_ELSEWHERE
+#define SENT_AGAIN(a) :: d_step { runner[ax(c, a)] == A_SENT && away[ax(c, a)] < 2 -> away[ax(c, a)]++ }
+#else
+#define SENT_AGAIN(a)
+#endif
+#ifdef M_STOPPED_ELSEWHERE
+#define GIVEN_UP(c) R_NOT_RUN
+#else
+#define GIVEN_UP(c) (UNSAFE(c) -> R_DOUBT : R_FINISHED)
+#endif
 #ifdef M_STARTED
 #define UNMARKED(a) :: d_step { runner[ax(c, a)] == A_ACCEPT -> runner[ax(c, a)] = A_MARK }
 #else
@@ -616,6 +654,10 @@ end:
     assert(!(st == SUCCEEDED && eff[1] == 1 && decided[1] == 1 && word[1] == W_AGAIN && !mistaken[1]));
 #elif P_REACH == 8  /* an outcome that came late after all counts more than the word */
     assert(!(st == SUCCEEDED && eff[1] == 1 && word[1] == W_AGAIN && !decided[1]));
+#elif P_REACH == 10 /* the runner died, and the effect came after that */
+    assert(!(st == WAITING && rec[1] == R_DOUBT && eff[1] == 1 && nx == 1 && runner[ax(1, 1)] == A_NONE));
+#elif P_REACH == 11 /* a call that nothing came of elsewhere was run again by a word, and the task is done */
+    assert(!(st == SUCCEEDED && eff[1] == 1 && att[1] == 2 && word[1] == W_AGAIN && !mistaken[1]));
 #elif P_REACH == 9  /* a doubt that came anew had its own word */
     assert(!(st == SUCCEEDED && eff[1] == 1 && nd == 2 && decided[1] == 2));
 #else               /* two calls at once, their outcomes in two commits */
