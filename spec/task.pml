@@ -515,7 +515,7 @@ proctype Grant(byte e) {
   :: d_step { runner[ax(c, a)] != A_NONE && nx < NX -> nx++; runner[ax(c, a)] = A_NONE; printf("tools: runner of call %d attempt %d dies\n", c, a) }
 /* An effect elsewhere is another's: it comes, once for each request, while the runner waits, or after its death; or never,
    when the request is lost or refused. The runner waits for the answer until it is lost, or the runner is stopped.
-   code: services/tools/sending.py Delivery; services/tools/effects.py Effect._stopped */
+   code: services/tools/sending.py Delivery; services/tools/calls/effects.py Effect._stopped */
 #define SENDING(a) \
   :: d_step { runner[ax(c, a)] == A_MARK && ELSEWHERE(c) -> runner[ax(c, a)] = A_SENT; away[ax(c, a)]++; \
        printf("tools: call %d attempt %d is sent\n", c, a) } \

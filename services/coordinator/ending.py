@@ -146,4 +146,5 @@ class Ender:
         """What each open intent came to. A task without any has nothing at the tools that could still begin."""
         if not (intents := point.open_intents):
             return []
-        return outcomes_of_ended_calls(intents, await self._tool_fence.close(token), point.resolutions)
+        standings = await self._tool_fence.close(token)
+        return outcomes_of_ended_calls(intents, standings, point.resolutions, point.tools or ())

@@ -13,13 +13,13 @@ from typing import Final
 from services.tools.tool import ToolFailed
 from services.tools.workspace.bounds import Bounds
 from services.tools.workspace.directories import TEMPORARY, Workspaces, entered, write_file
+from tenure.domain.shown import encode
 
 _log: Final = logging.getLogger(__name__)
 DIRECTORY: Final = "outputs"
 MOST_KEPT_BYTES: Final = 16 * 1024 * 1024
 """Of one output: what is beyond is not kept anywhere."""
 
-CUT: Final = "\n[cut here: the output was longer than {limit} bytes]"
 _MARKER: Final = "\n[cut here: {missing} of {whole} bytes are left out. {where}]\n"
 _NOT_KEPT: Final = "They were not kept."
 _LONGEST_MARKER: Final = 300
@@ -69,11 +69,6 @@ class OutputKeeper:
             write_file(name, kept, inside, workspace, temporary=f"{TEMPORARY}{name}")
 
 
-def encode(content: str) -> bytes:
-    """As UTF-8. NUL is text like any other; halves of surrogate pairs, which no message can carry, become `?`."""
-    return content.encode("utf-8", errors="replace")
-
-
 def shorten(encoded: bytes, limit_bytes: int, where: str) -> str:
     """Three quarters of what fits from the beginning, one from the end, between them what is missing, and `where`."""
     kept = max(0, limit_bytes - _LONGEST_MARKER)
@@ -81,13 +76,3 @@ def shorten(encoded: bytes, limit_bytes: int, where: str) -> str:
     tail = encoded[len(encoded) - kept // 4 :].decode("utf-8", errors="ignore")
     missing = len(encoded) - len(head.encode()) - len(tail.encode())
     return head + _MARKER.format(missing=missing, whole=len(encoded), where=where) + tail
-
-
-def cut(content: str, limit_bytes: int) -> tuple[str, bool]:
-    """The content's beginning as valid text of at most `limit_bytes`, marker included, and whether more is missing."""
-    encoded = encode(content)
-    if len(encoded) <= limit_bytes:
-        return encoded.decode(), False
-    marker = CUT.format(limit=limit_bytes)
-    kept = encoded[: max(0, limit_bytes - len(marker))]
-    return kept.decode("utf-8", errors="ignore") + marker, True

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, Field, SecretStr
 
 from services.tools.registry import BUILT_IN, SEPARATOR
-from tenure.domain.tools import EffectClass, ToolDefinition
+from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass, ToolDefinition
 from tenure.validators import MIN_OUTPUT_BYTES, TOOL_NAME
 
 MOST_TOOLS: Final = 256
@@ -17,7 +17,6 @@ MOST_DESCRIPTION_CHARACTERS: Final = 16 * 1024
 MOST_SCHEMA_CHARACTERS: Final = 128 * 1024
 USUAL_TIMEOUT_SECONDS: Final = 30.0
 LONGEST_TIMEOUT_SECONDS: Final = 3600.0
-USUAL_OUTPUT_BYTES: Final = 64 * 1024
 LARGEST_OUTPUT_BYTES: Final = 1024 * 1024
 
 

@@ -40,5 +40,6 @@ async def _outcomes_of_open_calls(
         return []
     standings = await retrying(lambda: parts.tools.fence(holding.token, close=True), TRIES, on=(TryLater, PeerFailed))
     await failpoint("worker.after_fence")
-    outcomes = outcomes_of_ended_calls(still_open, standings, ledger.point.resolutions)
-    return [(ledger.point.step, outcome) for outcome in outcomes]
+    point = ledger.point
+    outcomes = outcomes_of_ended_calls(still_open, standings, point.resolutions, point.tools or ())
+    return [(point.step, outcome) for outcome in outcomes]

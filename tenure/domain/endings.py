@@ -14,10 +14,20 @@ from tenure.domain.deaths import Deaths
 from tenure.domain.entries import ToolIntent, ToolOutcome
 from tenure.domain.errors import InvalidRequest, TenureError, WrongState
 from tenure.domain.in_doubt import Resolution, Settled, take_word
+from tenure.domain.shown import bounded
 from tenure.domain.states import MOVES, TERMINAL, WAITING, Reason, TaskState
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS, STOPPED
 from tenure.domain.task import LeaseLostPolicy
-from tenure.domain.tools import IN_DOUBT, NOT_RUN, CallStandings, CallState, Outcome, Standing
+from tenure.domain.tools import (
+    IN_DOUBT,
+    NOT_RUN,
+    USUAL_OUTPUT_BYTES,
+    CallStandings,
+    CallState,
+    Outcome,
+    Standing,
+    ToolDefinition,
+)
 
 PARKED: Final = WAITING | {TaskState.RETRY_SCHEDULED}
 ORDERLY: Final = frozenset({Reason.WORKER_DRAINED, Reason.WORKER_HALTED, Reason.OPERATOR_TRANSFER})
@@ -105,25 +115,36 @@ def refuse_early_end(to_state: TaskState, open_calls: tuple[str, ...]) -> Tenure
 
 
 def outcomes_of_ended_calls(
-    open_intents: Iterable[ToolIntent], standings: CallStandings, resolutions: Mapping[str, Resolution]
+    open_intents: Iterable[ToolIntent],
+    standings: CallStandings,
+    resolutions: Mapping[str, Resolution],
+    tools: Iterable[ToolDefinition],
 ) -> list[ToolOutcome]:
     """What the ledger records for the open intents when their task is ended: the record, NOT_RUN or IN_DOUBT.
 
     `standings` are those of the closed tool fence: a call that never reached the tools does not any more.
     `resolutions`: words that no owner has carried to the tools yet. What a person said of a call in doubt counts; but
-    an end runs nothing again.
+    an end runs nothing again. It is cut to what its tool, of the task's `tools`, may say: a requeued task reads it.
     """
-    never_came = Standing(CallState.NOT_RUN)
+    limits = {tool.name: tool.output_limit_bytes for tool in tools}
     return [
         ToolOutcome(
             intent.call_id,
-            _outcome(intent.tool, standings.get(intent.call_id, never_came), resolutions.get(intent.call_id)),
+            _outcome(
+                intent.tool,
+                standings.get(intent.call_id, _NEVER_CAME),
+                resolutions.get(intent.call_id),
+                limits.get(intent.tool, USUAL_OUTPUT_BYTES),
+            ),
         )
         for intent in open_intents
     ]
 
 
-def _outcome(tool: str, standing: Standing, word: Resolution | None) -> Outcome:
+_NEVER_CAME: Final = Standing(CallState.NOT_RUN)
+
+
+def _outcome(tool: str, standing: Standing, word: Resolution | None, limit_bytes: int) -> Outcome:
     state, recorded, call_attempt = standing
     if state is CallState.FINISHED and recorded is not None:
         return recorded
@@ -131,5 +152,5 @@ def _outcome(tool: str, standing: Standing, word: Resolution | None) -> Outcome:
         return STOPPED
     if state is CallState.IN_DOUBT and word is not None:
         taken = take_word(word, call_attempt, runner_gone=False)
-        return taken.outcome if isinstance(taken, Settled) else IN_DOUBT
+        return bounded(taken.outcome, limit_bytes) if isinstance(taken, Settled) else IN_DOUBT
     return IN_DOUBT if state in {CallState.STARTED, CallState.IN_DOUBT} else NOT_RUN

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+USUAL_OUTPUT_BYTES: Final = 64 * 1024
+"""So much of its output a tool may show, unless it says otherwise."""
 
 
 class ToolSourceKind(StrEnum):
@@ -62,7 +65,7 @@ class ToolDefinition:
     input_schema_json: str
     effect_class: EffectClass
     timeout_seconds: float = 30.0
-    output_limit_bytes: int = 64 * 1024
+    output_limit_bytes: int = USUAL_OUTPUT_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,21 @@ from tenure.domain.entries import ToolIntent
 from tenure.domain.in_doubt import Abandon, DidNotHappen, Happened, Resolution
 from tenure.domain.states import MOVES, TERMINAL, Reason, TaskState
 from tenure.domain.task import LeaseLostPolicy
-from tenure.domain.tools import IN_DOUBT, NOT_RUN, CallState, Outcome, OutcomeStatus, Standing
+from tenure.domain.tools import (
+    IN_DOUBT,
+    NOT_RUN,
+    CallState,
+    EffectClass,
+    Outcome,
+    OutcomeStatus,
+    Standing,
+    ToolDefinition,
+)
 
 ENDS = (TaskState.CANCELLED, TaskState.TIMED_OUT, TaskState.FAILED)
 IDLE = tuple(state for state in TaskState if state not in TERMINAL and state is not TaskState.RUNNING)
 CASES = tuple(itertools.product(IDLE, ENDS))
+SHORT = ToolDefinition("tool", "d", "{}", EffectClass.UNSAFE, output_limit_bytes=1024)
 
 
 @pytest.mark.parametrize(("state", "end"), CASES)
@@ -49,7 +59,7 @@ def test_a_task_with_an_open_call_only_goes_where_it_can_be_opened(state: TaskSt
 )
 def test_an_open_call_of_an_ended_task_comes_to_what_the_closed_fence_knows_of_it(standing, outcome) -> None:
     standings = {} if standing is None else {"1.0": Standing(*standing), "9.9": Standing(CallState.STARTED)}
-    [told] = outcomes_of_ended_calls([ToolIntent("1.0", "use-1", "tool", "{}")], standings, {})
+    [told] = outcomes_of_ended_calls([ToolIntent("1.0", "use-1", "tool", "{}")], standings, {}, ())
     assert (told.call_id, told.outcome) == ("1.0", outcome)
 
 
@@ -68,8 +78,19 @@ def test_a_word_that_no_owner_carried_to_the_tools_counts_at_the_end_for_the_att
     decision, state, call_attempt, told
 ) -> None:
     intent, word = ToolIntent("1.0", "use-1", "tool", "{}"), Resolution(2, decision, "I looked", "olga")
-    [ended] = outcomes_of_ended_calls([intent], {"1.0": Standing(state, None, call_attempt)}, {"1.0": word})
+    [ended] = outcomes_of_ended_calls([intent], {"1.0": Standing(state, None, call_attempt)}, {"1.0": word}, ())
     assert (ended.outcome.status, ended.outcome.detail, ended.outcome.call_attempt) == told
+
+
+@pytest.mark.parametrize(("tools", "limit_bytes"), [((), 64 * 1024), ((SHORT,), SHORT.output_limit_bytes)])
+def test_what_a_person_says_at_an_end_is_cut_to_what_the_tool_may_say(tools, limit_bytes) -> None:
+    intent = ToolIntent("1.0", "use-1", "tool", "{}")
+    word = Resolution(1, Happened("ü" * 100_000), "I looked", "olga")
+    standings = {"1.0": Standing(CallState.IN_DOUBT, None, 1)}
+    [ended] = outcomes_of_ended_calls([intent], standings, {"1.0": word}, tools)
+    assert ended.outcome.truncated
+    assert len(ended.outcome.content.encode()) in {limit_bytes, limit_bytes - 1}
+    assert ended.outcome.content.endswith(f"longer than {limit_bytes} bytes]")
 
 
 def test_a_claim_that_vanished_with_etcd_is_nobodys_death_and_yet_a_lost_lease():

@@ -12,9 +12,9 @@ from services.tools.builtin.definitions import define
 from services.tools.calls.effects import Effect, NeverBegan
 from services.tools.calls.records import Asked, CallKey
 from services.tools.calls.runs import Displaced, Output, Runs, Started, Stop
-from services.tools.output import cut
 from services.tools.tool import CallContext, Tool, ToolAnswer, ToolFailed, ToolInDoubt, past_return
 from tenure.domain.errors import Unavailable
+from tenure.domain.shown import cut
 from tenure.domain.token import Claims
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
 

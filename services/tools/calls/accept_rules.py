@@ -7,11 +7,11 @@ from typing import Final
 from uuid import UUID
 
 from services.tools.calls.records import Asked, CallRow, unpack_outcome
-from services.tools.output import cut
 from tenure.domain.admission import stale
 from tenure.domain.epochs import Fence
 from tenure.domain.errors import AlreadyExists, StaleEpoch
 from tenure.domain.in_doubt import RunAgain, Settled, outcome_in_doubt, take_word
+from tenure.domain.shown import bounded
 from tenure.domain.tools import NOT_RUN, CallState, EffectClass, Outcome
 
 _HAD_BEGUN: Final = " An earlier attempt of this very call had begun: its effect may be there."
@@ -137,11 +137,7 @@ def _decide_unknown(asked: Asked) -> Verdict:
 
 
 def _bounded(outcome: Outcome, asked: Asked) -> Outcome:
-    """What a person says may be longer than the model can be shown: the ledger has all of it."""
-    if not asked.output_limit_bytes:
-        return outcome
-    content, truncated = cut(outcome.content, asked.output_limit_bytes)
-    return replace(outcome, content=content, truncated=truncated)
+    return bounded(outcome, asked.output_limit_bytes) if asked.output_limit_bytes else outcome
 
 
 def _may_have_begun(row: CallRow) -> bool:

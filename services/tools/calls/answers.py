@@ -9,7 +9,7 @@ from typing import Final
 from services.tools.calls.records import CallStanding
 from services.tools.calls.refusals import KeptRefusal
 from services.tools.calls.runs import Event, Output, Started
-from services.tools.output import cut
+from tenure.domain.shown import cut
 from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2
 from tenure.wire.enums import CALL_STATES, EFFECT_CLASSES
 from tenure.wire.times import timestamp

@@ -16,12 +16,11 @@ from services.tools.sources import (
     LARGEST_OUTPUT_BYTES,
     LONGEST_TIMEOUT_SECONDS,
     MOST_DESCRIPTION_CHARACTERS,
-    USUAL_OUTPUT_BYTES,
     USUAL_TIMEOUT_SECONDS,
     HeaderValue,
     TenantName,
 )
-from tenure.domain.tools import EffectClass, ToolDefinition
+from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass, ToolDefinition
 from tenure.domain.urls import parse_url
 from tenure.validators import MIN_OUTPUT_BYTES
 
