@@ -40,21 +40,34 @@ import asyncio, sys
 from services.tools.sandbox import Sandbox, SandboxLimits, SandboxSettings
 
 async def main():
-    first_uid, warm = map(int, sys.argv[1:])
+    first_uid, warm, code = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     async with await Sandbox.open(SandboxSettings(first_uid=first_uid, slots=1 + warm, warm=warm)) as sandbox:
-        code = "import os, signal\\nfor _ in range(3): os.fork()\\nprint('ready')\\nsignal.pause()"
         limits = SandboxLimits(wall_seconds=600)
         await sandbox.run_python(code, None, limits, lambda *_: print("running", flush=True))
 
 asyncio.run(main())
 """
 
+IN_EIGHT = "import os, signal\nfor _ in range(3): os.fork()\nprint('ready')\nsignal.pause()"
+# The kernel forgets a death signal when another thread than the first becomes a new program.
+WITHOUT_DEATH_SIGNAL = f"""
+import os, sys, threading
+threading.Thread(target=os.execv, args=(sys.executable, [sys.executable, "-c", {IN_EIGHT!r}])).start()
+"""
+CODES = {"forks": IN_EIGHT, "gives up its death signal": WITHOUT_DEATH_SIGNAL}
+
 
 @asynccontextmanager
 async def service_with_a_run(
-    first_uid: int, warm: int = 0, *, python: Sequence[str] = (sys.executable,), cwd: Path = ROOT, **options: Any
+    first_uid: int,
+    warm: int = 0,
+    code: str = IN_EIGHT,
+    *,
+    python: Sequence[str] = (sys.executable,),
+    cwd: Path = ROOT,
+    **options: Any,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    command = (*python, "-c", SERVICE, str(first_uid), str(warm))
+    command = (*python, "-c", SERVICE, str(first_uid), str(warm), code)
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, cwd=cwd, start_new_session=True, **options)
     try:
         assert process.stdout is not None
@@ -84,12 +97,13 @@ def things_of(pid: int, detection: Detection) -> set[Path]:
     return {entry for place in places for entry in place.glob(f"tenure-sandbox-*-{pid}-*")}
 
 
-def is_attacher(pid: int) -> bool:
-    """Whether the process is one, and lives."""
+def is_helper(pid: int) -> bool:
+    """Whether the process is an attacher or a guard, and lives."""
     try:
-        return b"attacher.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return False
+    return b"attacher.py" in command or b"guard.py" in command
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -99,21 +113,22 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="processes are told apart by their slot's uid, which needs root")
+@pytest.mark.parametrize("code", CODES.values(), ids=CODES)
 @pytest.mark.parametrize("warm", [0, 2])
 async def test_a_killed_service_takes_its_runs_along_and_the_next_one_tidies_up(
-    sandbox_settings: SandboxSettings, sandbox_detection: Detection, warm: int
+    sandbox_settings: SandboxSettings, sandbox_detection: Detection, warm: int, code: str
 ) -> None:
     uids = range(sandbox_settings.first_uid, sandbox_settings.first_uid + 1 + warm)
-    async with service_with_a_run(uids[0], warm) as service:
+    async with service_with_a_run(uids[0], warm, code) as service:
         # Bubblewrap's monitor and eight of the program; a monitor and an interpreter of each sandbox that waits.
         await until(lambda: len(processes_of(*uids)) == 9 + 2 * warm)
-        attachers = [pid for pid in children_of(service.pid) if is_attacher(pid)]
-        assert len(attachers) == (1 if warm else 0)
+        helpers = [pid for pid in children_of(service.pid) if is_helper(pid)]
+        assert len(helpers) == (2 if warm else 1)
         left_behind = things_of(service.pid, sandbox_detection)
         assert len(left_behind) >= 1 + len(sandbox_detection.cgroups.hierarchies)
         service.send_signal(signal.SIGKILL)
         await until(lambda: not processes_of(*uids))
-        await until(lambda: not any(map(is_attacher, attachers)))
+        await until(lambda: not any(map(is_helper, helpers)))
     assert things_of(service.pid, sandbox_detection) == left_behind
     assert await sweep(sandbox_detection) >= 1
     assert not things_of(service.pid, sandbox_detection)
@@ -212,11 +227,12 @@ def test_an_ordinary_user_gets_a_sandbox_and_is_told_what_is_weaker(sandbox_dete
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="everything else runs as an ordinary user already")
-async def test_a_killed_service_of_an_ordinary_user_takes_all_along(sandbox_detection: Detection) -> None:
+@pytest.mark.parametrize("code", CODES.values(), ids=CODES)
+async def test_a_killed_service_of_an_ordinary_user_takes_all_along(sandbox_detection: Detection, code: str) -> None:
     with place_of_an_ordinary_user() as place:
         options: dict[str, Any] = {"python": python_of_an_ordinary_user(place), "cwd": place}
-        async with service_with_a_run(UID, 2, env=environment_of(place), **options) as service:
-            # The service, its attacher, the run's nine, two of each sandbox that waits.
-            await until(lambda: len(processes_of(UID)) == 2 + 9 + 2 * 2)
+        async with service_with_a_run(UID, 2, code, env=environment_of(place), **options) as service:
+            # The service, its attacher and guard, the run's nine, two of each sandbox that waits.
+            await until(lambda: len(processes_of(UID)) == 3 + 9 + 2 * 2)
             service.send_signal(signal.SIGKILL)
             await until(lambda: not processes_of(UID))

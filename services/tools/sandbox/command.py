@@ -65,7 +65,12 @@ class Descriptors:
     variables: int
     filter: int
     status: int
-    gate: int | None = None
+    gate: int
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        """Whatever they are for."""
+        return self.program, self.variables, self.filter, self.status, self.gate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,9 +121,7 @@ def bubblewrap_command(view: View, descriptors: Descriptors, limits: SandboxLimi
     if view.program is not None:
         words += ["--file", str(descriptors.program), HOOK_PATH]
     words += ["--chdir", WORKSPACE_PATH, "--remount-ro", "/", "--seccomp", str(descriptors.filter)]
-    words += ["--json-status-fd", str(descriptors.status)]
-    if descriptors.gate is not None:
-        words += ["--block-fd", str(descriptors.gate)]
+    words += ["--json-status-fd", str(descriptors.status), "--block-fd", str(descriptors.gate)]
     return [*words, "--", *(view.command or (str(view.interpreter), PROGRAM_PATH))]
 
 

@@ -53,7 +53,7 @@ class LastingProgram:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._process: SandboxedProcess | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._watching: tuple[asyncio.Task[None], ...] = ()
         self.left_behind = False
 
     @property
@@ -74,23 +74,26 @@ class LastingProgram:
                 program.entry,
                 program.limits,
                 cgroup=program.cgroup,
-                gated=program.process_gate is not None,
+                guard=program.guard,
                 stdin=PIPE,
             )
         except BaseException:
             if program.cgroup is not None:
                 self.left_behind = not await remove_cgroup(program.cgroup)
             raise
-        self._watching = asyncio.create_task(self._watch(), name="watch a lasting program")
+        self._watching = (
+            asyncio.create_task(self._watch(), name="watch a lasting program"),
+            asyncio.create_task(self._process.ended(), name="note the end of a lasting program"),
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.left_behind = not await to_its_end(self._end())
 
     async def _end(self) -> bool:
-        assert self._watching is not None
-        self._watching.cancel()
-        await asyncio.gather(self._watching, return_exceptions=True)
+        for watching in self._watching:
+            watching.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
         assert self.process.stdin is not None
         self.process.stdin.close()
         reading = [asyncio.ensure_future(_read_away(pipe)) for pipe in (self.process.stdout, self.process.stderr)]
@@ -105,18 +108,19 @@ class LastingProgram:
 
     async def _watch(self) -> None:
         """What nothing else bounds: the files that it writes. It ends what has too many, and says so."""
-        program = self._program
-        if program.process_gate is not None:
-            await self.process.open_gate(program.process_gate)
-        pause, looking = _WATCH_SECONDS, Looking(program)
-        while program.workspace is not None:
-            await asyncio.sleep(pause)
-            began = asyncio.get_running_loop().time()
-            if await looking.finds_too_much(self.process.init_pid):
-                log.warning("a lasting program is ended: the workspace has outgrown its bounds")
-                await self.process.kill()
-                return
-            pause = max(_WATCH_SECONDS, 10 * (asyncio.get_running_loop().time() - began))
+        program, looking = self._program, Looking(self._program)
+        await self.process.open_gate(program.process_gate)
+        while True:
+            await looking.pause(_WATCH_SECONDS)
+            if self.process.has_too_many_files_in_memory(program.private_places):
+                trouble = "it made too many files in memory"
+            elif await looking.finds_too_much(self.process.init_pid):
+                trouble = "the workspace has outgrown its bounds"
+            else:
+                continue
+            log.warning("a lasting program is ended: %s", trouble)
+            await self.process.kill()
+            return
 
 
 async def _read_away(pipe: asyncio.StreamReader) -> None:

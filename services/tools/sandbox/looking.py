@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_LEAST_OFTEN_SECONDS: Final = 2.0
+
 # Of their own: programs that make looking slow keep each other waiting, and nothing else that needs a thread.
 _THREADS: Final = ThreadPoolExecutor(max_workers=4, thread_name_prefix="look-at-workspaces")
 
@@ -27,13 +30,21 @@ class Looking:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._in_flight = 0
+        self._took_seconds = 0.0
+
+    async def pause(self, seconds: float) -> None:
+        """Before the next look: longer where looking takes long, so that it stays cheap, but never for long."""
+        await asyncio.sleep(min(max(seconds, 10 * self._took_seconds), _LEAST_OFTEN_SECONDS))
 
     async def finds_too_much(self, init_pid: int | None = None) -> bool:
         """Whether it has outgrown its bounds, or cannot be measured. `init_pid`: while it runs, it may hold more."""
         workspace = self._program.workspace
         if workspace is None:
             return False
-        return await asyncio.get_running_loop().run_in_executor(_THREADS, self._look, workspace, init_pid)
+        started = time.monotonic()
+        found = await asyncio.get_running_loop().run_in_executor(_THREADS, self._look, workspace, init_pid)
+        self._took_seconds = time.monotonic() - started
+        return found
 
     def _look(self, workspace: Path, init_pid: int | None) -> bool:
         try:

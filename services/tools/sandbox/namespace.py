@@ -57,9 +57,13 @@ class StatusReport:
 
 
 class NamespaceInit:
-    """The namespace's pid 1, held by a descriptor: its pid outside may be somebody else's by now."""
+    """The namespace's pid 1, held by a descriptor: its pid outside may be somebody else's by now.
 
-    def __init__(self) -> None:
+    `protect` is given that descriptor, before the process may do anything.
+    """
+
+    def __init__(self, protect: Callable[[int], None]) -> None:
+        self._protect = protect
         self._fd: int | None = None
         self._gone = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -68,6 +72,7 @@ class NamespaceInit:
         """Hold on to it."""
         with suppress(ProcessLookupError):  # gone already
             self._fd = os.pidfd_open(pid)
+            self._protect(self._fd)
             self._loop.add_reader(self._fd, self._died)
 
     def kill(self) -> bool:

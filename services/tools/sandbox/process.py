@@ -7,13 +7,14 @@ import errno
 import os
 import resource
 import signal
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import DEVNULL
 from collections.abc import Coroutine, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from services.tools.sandbox.cgroups import Cgroup, Counters
+from services.tools.sandbox.child import Child
 from services.tools.sandbox.command import (
     Descriptors,
     Entry,
@@ -22,6 +23,7 @@ from services.tools.sandbox.command import (
     launcher_command,
     variable_options,
 )
+from services.tools.sandbox.guarding import Guard
 from services.tools.sandbox.limits import SandboxLimits
 from services.tools.sandbox.namespace import NamespaceInit, StatusReport
 from services.tools.sandbox.procfs import children_of, private_files, stat_fields
@@ -33,28 +35,29 @@ _ORDERLY_SECONDS = 0.3
 _FORCED_SECONDS = 30.0
 _REMOVAL_SECONDS = 10.0
 _POLL_SECONDS = 0.005
+MOST_PRIVATE_FILES: Final = 50_000
+"""A file takes a kilobyte of the kernel's, which no size of a tmpfs bounds. Three million were seen in one run."""
 
 
 class SandboxedProcess:
     """The launcher, which becomes bubblewrap's monitor, and below it a pid namespace whose pid 1 is the program.
 
     Three ways lead to its end, each of which is enough: the death of pid 1 takes everything in the namespace along,
-    cgroup.kill reaches what never got that far, and the monitor's death is the program's death signal.
+    cgroup.kill reaches what never got that far, and the monitor's death is the program's death signal, as long as the
+    program keeps it. When the service dies it is the guard that ends what has given it up.
     """
 
-    def __init__(self, process: Process, status_fd: int, gate_fd: int | None, cgroup: Cgroup | None) -> None:
+    def __init__(self, process: Child, status_fd: int, gate_fd: int, cgroup: Cgroup | None, guard: Guard) -> None:
         self._process = process
         self._gate_fd = gate_fd
-        self._is_open = gate_fd is None
+        self._is_open = False
         self._cpu_ms_before, self._cpu_seconds_before = 0, 0.0
         self._monitor_fd: int | None = None
         with suppress(ProcessLookupError):  # ended and reaped already
             self._monitor_fd = os.pidfd_open(process.pid)
         self._cgroup = cgroup
-        self._init = NamespaceInit()
+        self._init = NamespaceInit(guard.protect)
         self._report = StatusReport(status_fd, self._init.found)
-        assert process.stdout is not None
-        assert process.stderr is not None
         self.stdout, self.stderr = process.stdout, process.stderr
         self.stdin = process.stdin  # of what is spoken to only
 
@@ -68,18 +71,19 @@ class SandboxedProcess:
         limits: SandboxLimits,
         *,
         cgroup: Cgroup | None,
-        gated: bool,
+        guard: Guard,
         channel: int | None = None,
         stdin: int = DEVNULL,
     ) -> Self:
         """Start the launcher with an empty environment and nothing but the descriptors it needs.
 
-        A gated program waits before its first instruction until `open_gate`. `channel` goes through to the
-        interpreter of a sandbox that is started ahead of its program.
+        The program waits before its first instruction until `open_gate`. `channel` goes through to the
+        interpreter of a sandbox that is started ahead of its program. Raises OSError.
         """
+        await guard.ready()
         with ExitStack() as kept, ExitStack() as passed:
             status_fd, status_end = _pipe(kept, passed)
-            gate_end, gate_fd = _pipe(passed, kept) if gated else (None, None)
+            gate_end, gate_fd = _pipe(passed, kept)
             descriptors = Descriptors(
                 program=_memory_file(passed, "program", code),
                 variables=_memory_file(passed, "variables", variable_options(view)),
@@ -88,44 +92,38 @@ class SandboxedProcess:
                 gate=gate_end,
             )
             os.set_blocking(status_fd, False)
-            passed_on = (descriptors.program, descriptors.variables, descriptors.filter, *entry.namespaces)
+            channels = () if channel is None else (channel,)
             command = launcher_command(entry, bubblewrap_command(view, descriptors, limits))
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=stdin,
-                stdout=PIPE,
-                stderr=PIPE,
-                pass_fds=[fd for fd in (*passed_on, status_end, gate_end, channel) if fd is not None],
-                env={},
-                cwd="/",
-                start_new_session=True,
-            )
-            started = cls(process, status_fd, gate_fd, cgroup)
+            process = await Child.start(command, stdin, (*descriptors.all, *entry.namespaces, *channels))
+            started = cls(process, status_fd, gate_fd, cgroup, guard)
             kept.pop_all()
             return started
 
-    async def open_gate(self, processes: int) -> None:
-        """Bound the namespace's processes from outside, then let the program start.
+    async def open_gate(self, processes: int | None) -> None:
+        """Let the program start, once it is guarded; with its namespace's processes bounded from outside, if asked.
 
         Since Linux 5.14 RLIMIT_NPROC counts per user namespace, so a limit set now counts this sandbox alone, even
         when its host uid has other processes.
         """
         if self._is_open:
             return
-        assert self._gate_fd is not None
         await self._report.started.wait()
         self._is_open = True
         with suppress(ProcessLookupError, BrokenPipeError):  # killed meanwhile: its end is noticed elsewhere
-            if self._report.init_pid is not None:
+            if processes is not None and self._report.init_pid is not None:
                 resource.prlimit(self._report.init_pid, resource.RLIMIT_NPROC, (processes, processes))
             os.write(self._gate_fd, b"\n")
 
     async def ended(self) -> None:
-        """Wait until the program and all its descendants are gone and reaped, also when the monitor died first."""
-        await self._process.wait()
+        """Wait until the program and all its descendants are gone and reaped, also when the monitor died first.
+
+        Its output ends then, though somebody else may hold the pipe.
+        """
+        await self._process.exited()
         self._report.read()
         self._init.kill()
         await self._init.gone()
+        self._process.cut_pipes()
 
     def begin_counting(self) -> None:
         """What was used until now was not used by the program."""
@@ -154,10 +152,12 @@ class SandboxedProcess:
             raise ProcessLookupError(errno.ESRCH, "the process has another mount namespace than was reported")
         return fd
 
-    def files_in_memory(self, places: Iterable[str]) -> int:
-        """How many files are in the private file systems at these places; 0 before they are there."""
+    def has_too_many_files_in_memory(self, places: Iterable[str]) -> bool:
+        """Whether the private file systems at these places hold more than may be where nothing counts the memory."""
         init = self._report.init_pid
-        return 0 if init is None else sum(private_files(init, place) for place in places)
+        if init is None or self.counters().oom_kills is not None:
+            return False
+        return sum(private_files(init, place) for place in places) > MOST_PRIVATE_FILES
 
     @property
     def init_pid(self) -> int | None:
@@ -172,7 +172,7 @@ class SandboxedProcess:
 
     async def kill(self) -> bool:
         """End the whole tree and reap it; False when the kernel does not let go of it in half a minute."""
-        found = self._process.returncode is not None or await _within(_REPORT_SECONDS, self._kill_program())
+        found = self._process.has_exited or await _within(_REPORT_SECONDS, self._kill_program())
         if not found or not await _within(_ORDERLY_SECONDS, self.ended()):
             await self._kill_all()
         return await _within(_FORCED_SECONDS, self.ended())
@@ -181,9 +181,10 @@ class SandboxedProcess:
         """Give back descriptors and the cgroup; False when something still lives in the cgroup."""
         self._report.close()
         self._init.close()
-        for fd in (self._gate_fd, self._monitor_fd):
-            if fd is not None:
-                os.close(fd)
+        self._process.cut_pipes()
+        os.close(self._gate_fd)
+        if self._monitor_fd is not None:
+            os.close(self._monitor_fd)
         return await remove_cgroup(self._cgroup) if self._cgroup is not None else True
 
     async def _kill_program(self) -> None:
@@ -198,7 +199,7 @@ class SandboxedProcess:
     async def _kill_all(self) -> None:
         if self._cgroup is not None:
             self._cgroup.kill()
-        if self._process.returncode is None:
+        if not self._process.has_exited:
             # Killed while it starts a child, the monitor would leave behind one that waits for it for ever. Stopped,
             # it starts no more, and those it has can be listed.
             self._signal_monitor(signal.SIGSTOP)
@@ -206,7 +207,7 @@ class SandboxedProcess:
             for child in children_of(self._process.pid):
                 with suppress(ProcessLookupError):  # gone already
                     os.kill(child, signal.SIGKILL)
-        if self._process.returncode is None:
+        if not self._process.has_exited:
             self._signal_monitor(signal.SIGKILL)
 
     def _signal_monitor(self, number: signal.Signals) -> None:

@@ -32,11 +32,21 @@ def children_of(parent: int) -> list[int]:
 
 def private_files(pid: int, place: str) -> int:
     """How many files the file system holds that a process sees at `place`; 0 while that is the host's own."""
-    seen = Path(f"/proc/{pid}/root{place}")
+    for thread in threads_of(pid):  # the first one may have ended, and then has no root any more
+        seen = Path(f"/proc/{pid}/task/{thread}/root{place}")
+        try:
+            if Path(place).exists() and seen.stat().st_dev == Path(place).stat().st_dev:
+                return 0
+            counted = os.statvfs(seen)
+        except OSError:
+            continue
+        return counted.f_files - counted.f_ffree
+    return 0
+
+
+def threads_of(pid: int) -> list[str]:
+    """Their numbers; none when the process is gone."""
     try:
-        if Path(place).exists() and seen.stat().st_dev == Path(place).stat().st_dev:
-            return 0
-        counted = os.statvfs(seen)
+        return [thread.name for thread in Path(f"/proc/{pid}/task").iterdir()]
     except OSError:
-        return 0
-    return counted.f_files - counted.f_ffree
+        return []

@@ -17,6 +17,7 @@ from typing import Self
 from services.tools.sandbox.command import Entry, rlimits
 from services.tools.sandbox.detection import Detection, SandboxSettings, detect
 from services.tools.sandbox.errors import SandboxUnavailable
+from services.tools.sandbox.guarding import Guard
 from services.tools.sandbox.lasting import Command, LastingProgram
 from services.tools.sandbox.limits import MIB, SandboxLimits
 from services.tools.sandbox.placement import Stage, place
@@ -70,6 +71,7 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         first_uid = settings.first_uid if detection.per_slot_uids else None
         self._places = Places(settings.slots, settings.lasting, first_uid, settings.locks)
         self._stage = Stage() if detection.per_slot_uids else None
+        self._guard = Guard()
         self._running: dict[asyncio.Task[SandboxResult], Supervision] = {}
         self._warm = WarmStart(settings.warm, settings.slots, self._program_of, is_root=detection.per_slot_uids)
         self.warm_runs = 0  # programs that began in a sandbox which was waiting for them
@@ -193,6 +195,7 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         if running:
             await asyncio.wait(running)
         await self._warm.close()
+        await self._guard.close()
         if self._stage is not None:
             self._stage.remove()
             self._stage = None
@@ -257,6 +260,7 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
             entry=entry,
             limits=limits,
             cgroup=cgroup,
+            guard=self._guard,
             process_gate=limits.processes if gated else None,
             workspace=workspace,
             usage_before=usage,

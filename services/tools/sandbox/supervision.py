@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from services.tools.sandbox.cgroups import Cgroup, Counters
 from services.tools.sandbox.command import PRIVATE_PLACES, WORKSPACE_PATH, Entry, View
+from services.tools.sandbox.guarding import Guard
 from services.tools.sandbox.limits import SandboxLimits
 from services.tools.sandbox.looking import Looking
 from services.tools.sandbox.output import KeptOutput
-from services.tools.sandbox.process import SandboxedProcess, remove_cgroup
+from services.tools.sandbox.process import MOST_PRIVATE_FILES, SandboxedProcess, remove_cgroup
 from services.tools.sandbox.result import Evidence, SandboxResult, SandboxStatus, explain, judge, last_line
 from services.tools.sandbox.workspace import Usage
 
@@ -29,13 +30,9 @@ OnOutput = Callable[[str, str], None]
 _PORTION_BYTES = 64 << 10
 _COUNTERS_EVERY_SECONDS = 0.1
 _FILES_EVERY_SECONDS = 0.25
-_FILES_LEAST_OFTEN_SECONDS = 2.0
 # A program that meets the limit now and then may cope with it; one that was refused this often is a fork bomb.
 _FORK_FLOOD = 256
 _KILLED = 128 + 9
-# Where no cgroup counts memory: a file takes a kilobyte of the kernel's, which no size of a tmpfs bounds. Three million
-# of them were seen in one run.
-_MOST_PRIVATE_FILES = 50_000
 _UNSTOPPABLE = "the kernel did not end the run's processes in time"
 
 
@@ -49,6 +46,7 @@ class Program:
     entry: Entry
     limits: SandboxLimits
     cgroup: Cgroup | None
+    guard: Guard
     process_gate: int | None  # the limit of processes to set at the gate, where nothing else limits them
     workspace: Path | None
     usage_before: Usage
@@ -121,7 +119,7 @@ class Supervision:
                 program.entry,
                 program.limits,
                 cgroup=program.cgroup,
-                gated=program.process_gate is not None,
+                guard=program.guard,
             )
         except BaseException:
             if program.cgroup is not None:
@@ -147,11 +145,10 @@ class Supervision:
 
     async def _follow(self, process: SandboxedProcess, program: Program) -> None:
         async with asyncio.TaskGroup() as tasks:
-            if program.process_gate is not None:
-                tasks.create_task(process.open_gate(program.process_gate))
+            tasks.create_task(process.open_gate(program.process_gate))
             tasks.create_task(self._pump(process.stdout, "stdout"))
             tasks.create_task(self._pump(process.stderr, "stderr"))
-        await process.ended()
+            await process.ended()
 
     async def _pump(self, stream: asyncio.StreamReader, name: str) -> None:
         """Read to the end, also after a stop: a reader that leaves early keeps the pipe's transport alive."""
@@ -189,21 +186,19 @@ class Supervision:
             counters = process.counters()
             if (counters.refused_forks or 0) >= _FORK_FLOOD:
                 self.stop(SandboxStatus.TOO_MANY_PROCESSES)
-            if counters.oom_kills is None and process.files_in_memory(program.private_places) > _MOST_PRIVATE_FILES:
-                self.stop(SandboxStatus.OUT_OF_MEMORY, f"made more than {_MOST_PRIVATE_FILES} files outside of /work")
+            if process.has_too_many_files_in_memory(program.private_places):
+                self.stop(SandboxStatus.OUT_OF_MEMORY, f"made more than {MOST_PRIVATE_FILES} files outside of /work")
             used = process.cpu_seconds if counters.cpu_ms is None else counters.cpu_ms / 1000
             if used >= self._limits.cpu_seconds:
                 self.stop(SandboxStatus.TIMEOUT, f"used up its {self._limits.cpu_seconds:g} s of CPU time")
 
     async def _watch_files(self, process: SandboxedProcess, program: Program) -> None:
         """End what fills the workspace. A large one is looked at less often, so that looking stays cheap."""
-        pause, looking = _FILES_EVERY_SECONDS, Looking(program)
+        looking = Looking(program)
         while program.workspace is not None:
-            await asyncio.sleep(pause)
-            started = time.monotonic()
+            await looking.pause(_FILES_EVERY_SECONDS)
             if await looking.finds_too_much(process.init_pid):
                 self.stop(SandboxStatus.WORKSPACE_LIMIT)
-            pause = min(max(_FILES_EVERY_SECONDS, 10 * (time.monotonic() - started)), _FILES_LEAST_OFTEN_SECONDS)
 
     async def _finish(self, process: SandboxedProcess) -> tuple[int | None, Counters]:
         """Whatever led here, nothing of the run outlives this."""

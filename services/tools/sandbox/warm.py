@@ -74,8 +74,7 @@ class WarmSandbox:
 
     async def _come_up(self, program: Program) -> None:
         self._channel.setblocking(False)
-        if program.process_gate is not None:
-            await self._process.open_gate(program.process_gate)
+        await self._process.open_gate(program.process_gate)
         if await asyncio.get_running_loop().sock_recv(self._channel, 1) != _READY:
             words = (await self._process.stderr.read(_MOST_WORDS)).decode(errors="replace").strip()
             raise SandboxUnavailable(f"a sandbox ended before it had a program: {words or 'it said nothing'}")
@@ -166,7 +165,7 @@ async def _start_process(program: Program, file: Path, attacher: Attacher, chann
             replace(program.entry, namespaces=attacher.namespaces),
             program.limits,
             cgroup=program.cgroup,
-            gated=program.process_gate is not None,
+            guard=program.guard,
             channel=channel,
         )
     except BaseException:
