@@ -17,9 +17,10 @@ setup: $(STAMP) ## Install Tenure and all it needs into .venv
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else f"Tenure needs Python 3.11, 3.12 or 3.13; {sys.executable} is {v[0]}.{v[1]}. Choose one with: make PYTHON=python3.12 ...")'
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "Python cannot make virtual environments here; on Debian install the package python3-venv."; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[check]'
+	@echo "Installing into $(VENV): Tenure, etcd, Postgres, bubblewrap and what checks them. It takes a minute or some."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --editable '.[check]'
 	@touch $@
 
 demo: setup ## The main job: a task survives a frozen and a killed worker

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 from tenure.domain.errors import TryLater, Unavailable
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.retrying import retrying
+from tenure.runtime.rpc_calls import PEER
 from tenure.runtime.rpc_channel import open_channel
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
@@ -41,7 +42,7 @@ class Peers:
     """Stubs of the services, on channels of our own."""
 
     def __init__(self, checkpoint: Sequence[str], coordinator: Sequence[str], tools: Sequence[str]) -> None:
-        self._addresses = checkpoint, coordinator, tools
+        self._addresses = {"the ledger": checkpoint, "the coordinator": coordinator, "the tool service": tools}
         self._opened = AsyncExitStack()
         self.checkpoint: CheckpointServiceAsyncStub
         self.coordinator: CoordinatorServiceAsyncStub
@@ -53,8 +54,10 @@ class Peers:
 
     async def __aenter__(self) -> Self:
         channels = [
-            await self._opened.enter_async_context(open_channel(one, default_timeout_seconds=CALL_TIMEOUT_SECONDS))
-            for one in self._addresses
+            await self._opened.enter_async_context(
+                open_channel(addresses, default_timeout_seconds=CALL_TIMEOUT_SECONDS, peer=peer)
+            )
+            for peer, addresses in self._addresses.items()
         ]
         self.checkpoint = CheckpointServiceStub(channels[0])
         self.coordinator = CoordinatorServiceStub(channels[1])
@@ -81,9 +84,10 @@ async def patiently(call: Callable[[], Awaitable[T]]) -> T:
 
 
 def out_of_reach(error: TryLater) -> Unavailable:
-    """What callers are told of a peer that does not answer."""
-    _log.warning("a service behind the gateway does not answer", extra={"why": str(error)})
+    """What callers are told of a peer that does not answer: which one, not where it is."""
+    peer = error.metadata.get(PEER, "a part of this installation")
+    _log.warning("a service behind the gateway does not answer", extra={"peer": peer, "why": str(error)})
     return Unavailable(
-        "a part of this installation does not answer just now",
+        f"{peer} does not answer just now",
         retry_after_seconds=error.retry_after_seconds or RETRY_AFTER_SECONDS,
     )

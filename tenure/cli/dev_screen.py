@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tenure.dev.stack import Stack
     from tenure.dev.stack.stores import Store
 
-FIRST_GOAL: Final = "Research our competitors' pricing and draft a competitive analysis"
+FIRST_GOAL: Final = "Compare our competitors' prices"
 ROLES: Final = {
     "gateway": "the public API: gRPC, with reflection",
     "coordinator": "leases and fencing tokens",
@@ -106,9 +106,7 @@ def _warnings(stack: Stack) -> list[RenderableType]:
     told = warnings_of(stack.services["tools"].log(), TOOLS_LOGGER)
     release = stack.stores["etcd"].version
     if UNSAFE_ETCD.match(release):
-        told.insert(
-            0, f"etcd {release} is for development only: a crash can corrupt its data; production: 3.5.3 or newer"
-        )
+        told.insert(0, f"etcd {release} is for development only: a crash can corrupt its data (docs/etcd.md)")
     table = _grid()
     for one in told:
         table.add_row("warning", Text(one, "yellow"))
@@ -130,7 +128,7 @@ def _advice(stack: Stack) -> Table:
     tenure = command_prefix(stack)
     table = _grid()
     table.add_row("first task", Text(f'{tenure} submit "{FIRST_GOAL}" --watch', "bold"))
-    table.add_row("look", f"{tenure} list · claims · workers · --help")
+    table.add_row("look", f"{tenure} list · explain TASK · tools sources · --help")
     table.add_row("stop", "Ctrl-C")
     return table
 

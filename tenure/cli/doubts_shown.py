@@ -26,7 +26,7 @@ def show_doubt(console: Console, listed: admin.AdminServiceListInDoubtCallsRespo
     """One call, and the commands that settle it if it can be settled."""
     call = listed.call
     head = harmless(f"{short_id(call.task_id)}  call {call.call_id}  {call.tool}")
-    tail = f"  {EFFECT_CLASSES.to_domain(call.effect_class)}, in doubt since {_when(call.doubt_time)}"
+    tail = f"  {EFFECT_CLASSES.to_domain(call.effect_class)}"
     console.print(Text.assemble((head, "bold"), (tail, "dim")), soft_wrap=True)
     table = make_grid()
     for name, value in _rows(console, listed):
@@ -49,6 +49,7 @@ def _rows(console: Console, listed: admin.AdminServiceListInDoubtCallsResponse.L
     call = listed.call
     cut = " (and more: tenure entries)" if call.arguments_truncated else ""
     yield "arguments", one_line(arguments_text(call.arguments_json), _MOST_ARGUMENT_LINES * console.width) + cut
+    yield "in doubt", f"since {_when(call.doubt_time)}"
     yield "started", f"{_when(call.start_time)}, attempt {call.call_attempt}" if call.HasField("start_time") else ""
     yield "ran on", call.runner_instance or f"a process that is no longer known, {call.runner_id}"
     yield "its runner", _runner(call)
@@ -82,17 +83,18 @@ def _commands(listed: admin.AdminServiceListInDoubtCallsResponse.Listed) -> Iter
     resolve = f"tenure tools resolve {short_id(call.task_id)} {call.call_id}{again}"
     gone = "" if call.runner_gone else " --runner-is-gone"
     answers = {
-        f'{resolve} --happened --result "WHAT THE AGENT READS" --reason "HOW YOU KNOW"': "it is told as a success",
-        f'{resolve} --did-not-happen{gone} --reason "HOW YOU KNOW"': "it is run again",
-        f'{resolve} --abandon --reason "WHY"': "the agent is told that nobody knows",
+        "It happened; the agent reads your result as the call's:": '--happened --result "…" --reason "…"',
+        "It did not happen; it is run again:": f'--did-not-happen{gone} --reason "…"',
+        "Nobody will ever know; the agent is told so:": '--abandon --reason "…"',
     }
     if call.acts_elsewhere:
         yield "--runner-is-gone is your word that nothing over there works on it any more: nothing here can prove that."
     elif not call.runner_gone:
         yield f"Make sure that {call.runner_instance or 'its process'} is gone: end it, or start its machine anew."
-    yield "Find out whether it happened, then one of:"
-    width = max(map(len, answers))
-    yield from (f"  {command:<{width}}  # {what}" for command, what in answers.items())
+    yield "Find out whether it happened, and how you know; then one of:"
+    for what, words in answers.items():
+        yield f"- {what}"
+        yield f"  {resolve} {words}"
 
 
 def _when(moment: Timestamp) -> str:

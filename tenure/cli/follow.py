@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from typing import Final
 
 import click
 from rich.text import Text
@@ -18,6 +19,7 @@ from tenure.v1 import task_pb2
 from tenure.wire.enums import STATES, state_name
 
 _STATE_WIDTH = max(len(state) for state in TaskState)
+_SILENCE_SECONDS: Final = 3.0
 
 
 @click.command(short_help="Show what happens to all tasks, until Ctrl-C.")
@@ -39,7 +41,12 @@ def follow(
         states=[STATES.to_wire(TaskState(state)) for state in states], labels=dict(labels), queue=queue
     )
 
+    def tell_silence() -> None:
+        if not begun.is_set():
+            click.echo(f"nothing answers at {context.address} yet; trying again for a minute", err=True)
+
     async def work(client: Client) -> None:
+        asyncio.get_running_loop().call_later(_SILENCE_SECONDS, tell_silence)
         async with aclosing(client.watch_tasks(wanted, after_cursor=after_cursor)) as events:
             async for event in events:
                 if context.as_json:

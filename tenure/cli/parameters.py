@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from tenure.cli.words import distinct_ids
 from tenure.client import Client
 from tenure.domain.errors import InvalidRequest, NotFound
 from tenure.domain.money import MOST_NANO_USD, nano_usd_of
@@ -125,7 +126,7 @@ async def find_task(client: Client, told: str) -> str:
         listed = client.list_tasks(limit=SEARCHED_TASKS)
         found = [task.task_id async for task in listed if task.task_id.startswith(prefix)]
     if len(found) > 1:
-        named = ", ".join(found[:NAMED_AT_MOST]) + (", …" if len(found) > NAMED_AT_MOST else "")
+        named = ", ".join(distinct_ids(found[:NAMED_AT_MOST]).values()) + (", …" if len(found) > NAMED_AT_MOST else "")
         raise InvalidRequest(f"{told} is the beginning of {len(found)} tasks, give more of one: {named}")
     if not found:
         raise NotFound(f"no task among the newest {SEARCHED_TASKS:,} begins with {told}")

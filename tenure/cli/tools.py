@@ -147,7 +147,7 @@ async def _doubted_attempt(client: Client, task_id: str, call_id: str) -> int:
     if call_id in calls:
         return calls[call_id]
     others = ", ".join(calls)
-    there = f"in doubt are {others}" if others else "none of its calls is: its outcome may have come late"
+    there = f"in doubt: {others}" if others else "none of its calls is: it was settled, or its outcome came late"
     raise NotFound(f"call {call_id} of {short_id(task_id)} is not in doubt; {there}", reason="NOT_IN_DOUBT")
 
 

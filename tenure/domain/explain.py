@@ -136,7 +136,8 @@ def _where(facts: Facts) -> str:
         told = f"Ended as {facts.state} {span(facts.since_move)} ago, attempt {facts.attempt}, after step {facts.step}"
     if facts.state is TaskState.SUCCEEDED:
         return told
-    return f"{told}{f': {why}' if why else ''}{f' ({facts.message})' if facts.message else ''}"
+    said = "" if facts.reason == Reason.TOOL_IN_DOUBT and facts.calls else facts.message  # its calls are listed below
+    return f"{told}{f': {why}' if why else ''}{f' ({said})' if said else ''}"
 
 
 def _standing(facts: Facts) -> Iterator[str]:

@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Any, Final, Never
 
 import grpc
 
-from tenure.domain.errors import Unavailable
-from tenure.runtime.status import OUTCOME_UNKNOWN, from_rpc_error
+from tenure.domain.errors import TenureError, TryLater, Unavailable
+from tenure.runtime.status import OUTCOME_UNKNOWN, PeerFailed, from_rpc_error
 from tenure.runtime.tenancy import TENANT_KEY, current_tenant
 from tenure.runtime.trace_context import trace_metadata
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterable
 
+PEER: Final = "peer"
+"""In the metadata of an error: who did not answer, where the channel has a name for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class CallRules:
-    """What holds for every call of one channel."""
+    """What holds for every call of one channel. `peer`: who is at its other end, in words."""
 
     default_timeout_seconds: float | None
     tenant: str | None = None
+    peer: str = ""
 
     def told_tenant(self) -> str:
         """Whose calls these are: the channel's tenant if it has one of its own, else that of the current request."""
@@ -40,6 +44,13 @@ class CallRules:
                 raise TypeError("a unary call needs timeout=<seconds>")
         return asked_seconds
 
+    def error_of(self, error: grpc.aio.AioRpcError) -> TenureError | PeerFailed:
+        """What it means; that nothing was answered for now says who did not."""
+        meant = from_rpc_error(error)
+        if self.peer and isinstance(meant, TryLater):
+            meant.metadata[PEER] = self.peer
+        return meant
+
 
 def wrapped(multicallable: Any, rules: CallRules, *, needs_timeout: bool) -> Callable[..., TranslatedCall]:
     """The stub's method: the same arguments, a `TranslatedCall` instead of gRPC's call."""
@@ -52,7 +63,7 @@ def wrapped(multicallable: Any, rules: CallRules, *, needs_timeout: bool) -> Cal
     ) -> TranslatedCall:
         seconds = rules.timeout(timeout, needed=needs_timeout)
         told = (*(metadata or ()), (TENANT_KEY, rules.told_tenant()), *trace_metadata())
-        return TranslatedCall(multicallable(*request, timeout=seconds, metadata=told, **options))
+        return TranslatedCall(multicallable(*request, timeout=seconds, metadata=told, **options), rules)
 
     return call
 
@@ -60,10 +71,10 @@ def wrapped(multicallable: Any, rules: CallRules, *, needs_timeout: bool) -> Cal
 class TranslatedCall:
     """Any of gRPC's four calls. Everything not named here (cancel, code, initial_metadata …) is the call's own."""
 
-    __slots__ = ("_call",)
+    __slots__ = ("_call", "_rules")
 
-    def __init__(self, call: Any) -> None:
-        self._call = call
+    def __init__(self, call: Any, rules: CallRules) -> None:
+        self._call, self._rules = call, rules
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._call, name)
@@ -72,7 +83,7 @@ class TranslatedCall:
         try:
             return (yield from self._call.__await__())
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+            raise self._rules.error_of(error) from error
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self._messages()
@@ -82,21 +93,21 @@ class TranslatedCall:
             async for message in self._call:
                 yield message
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+            raise self._rules.error_of(error) from error
 
     async def read(self) -> Any:
         """The next message, or `grpc.aio.EOF` when the peer ended the stream in order."""
         try:
             return await self._call.read()
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+            raise self._rules.error_of(error) from error
 
     async def write(self, request: Any) -> None:
         """Send one message; waits while the peer's window is full. Raises what the peer ended the stream with."""
         try:
             await self._call.write(request)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+            raise self._rules.error_of(error) from error
         except asyncio.InvalidStateError:
             await self._raise_ending()
 
@@ -106,5 +117,5 @@ class TranslatedCall:
         if code is not grpc.StatusCode.OK:
             trailing = await self._call.trailing_metadata()
             ending = grpc.aio.AioRpcError(code, None, trailing, details=await self._call.details())
-            raise from_rpc_error(ending) from None
+            raise self._rules.error_of(ending) from None
         raise Unavailable("the peer has ended the stream", reason="STREAM_ENDED", metadata=OUTCOME_UNKNOWN) from None

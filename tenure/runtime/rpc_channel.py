@@ -30,10 +30,15 @@ class TenureChannel(grpc.aio.Channel):
     """A channel to one service, at one or several addresses; close it, or use it as a context manager."""
 
     def __init__(
-        self, channel: grpc.aio.Channel, *, default_timeout_seconds: float | None = None, tenant: str | None = None
+        self,
+        channel: grpc.aio.Channel,
+        *,
+        default_timeout_seconds: float | None = None,
+        tenant: str | None = None,
+        peer: str = "",
     ) -> None:
         self.raw = channel
-        self._rules = CallRules(default_timeout_seconds, tenant)
+        self._rules = CallRules(default_timeout_seconds, tenant, peer)
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
         """See the module: the call awaits to the response."""
@@ -82,12 +87,14 @@ def open_channel(
     keepalive: Keepalive | None = None,
     max_message_bytes: int = 4 * 1024 * 1024,
     tenant: str | None = None,
+    peer: str = "",
 ) -> TenureChannel:
     """A channel to `host:port` (every address its name resolves to) or to several `ip:port`, taken in turn.
 
     Several are a sequence, or one text with commas.
 
     `tenant` fixes whose calls these are; without it each call belongs to the tenant of the request being answered.
+    `peer` says in words who is there: errors that nothing was answered have it in their metadata, as `PEER`.
 
     Must be called with an event loop running. Raises ValueError for several addresses that are not all IPs.
     """
@@ -97,7 +104,7 @@ def open_channel(
         channel = grpc.aio.insecure_channel(target, options=options)
     else:
         channel = grpc.aio.secure_channel(target, credentials, options=options)
-    return TenureChannel(channel, default_timeout_seconds=default_timeout_seconds, tenant=tenant)
+    return TenureChannel(channel, default_timeout_seconds=default_timeout_seconds, tenant=tenant, peer=peer)
 
 
 def target_of(addresses: Sequence[str]) -> str:

@@ -23,7 +23,9 @@ TASK_ID = "01a203af-0c62-7000-8000-000000000000"
 WAITING_USER = task_pb2.TASK_STATE_WAITING_USER
 
 
-def shown(*, resolvable: bool = True, state: task_pb2.TaskState.ValueType = WAITING_USER, **call: object) -> str:
+def shown(
+    *, resolvable: bool = True, state: task_pb2.TaskState.ValueType = WAITING_USER, width: int = 200, **call: object
+) -> str:
     told: dict[str, object] = {
         "task_id": TASK_ID,
         "call_id": "2.1",
@@ -34,7 +36,7 @@ def shown(*, resolvable: bool = True, state: task_pb2.TaskState.ValueType = WAIT
         "runner_instance": "host-4711",
     }
     reason = "TOOL_IN_DOUBT" if resolvable else "CALL_RESOLVED"
-    console = Console(file=io.StringIO(), width=200)
+    console = Console(file=io.StringIO(), width=width)
     listed = admin.AdminServiceListInDoubtCallsResponse.Listed(
         call=tool_pb2.InDoubtCall(**{**told, **call}),  # type: ignore[arg-type]  # any of its fields
         task_state=state,
@@ -59,6 +61,13 @@ def test_what_is_proven_needs_no_word_and_another_attempt_is_named() -> None:
     assert "proven gone: nothing more will come of it" in text
     assert "--runner-is-gone" not in text
     assert "tenure tools resolve 01a203af-0c62 2.1 --attempt 2 --abandon" in text
+
+
+def test_the_answers_are_whole_lines_on_the_narrowest_terminal() -> None:
+    lines = shown(runner_gone=True, runner_instance="host", width=80).splitlines()
+    assert max(map(len, lines)) <= 80
+    commands = [line.strip() for line in lines if "tenure tools resolve" in line]
+    assert [command.split()[5] for command in commands] == ["--happened", "--did-not-happen", "--abandon"]
 
 
 def test_what_goes_on_elsewhere_takes_the_word_that_it_does_no_more() -> None:
@@ -138,7 +147,7 @@ async def test_a_call_that_the_tools_lost_is_settled_by_what_its_task_waits_for(
 
     assert await _doubted_attempt(Lost(), TASK_ID, "2.0") == 3
     assert await _doubted_attempt(Lost(), TASK_ID, "2.1") == 2
-    with pytest.raises(NotFound, match=r"in doubt are 2\.0, 2\.1"):
+    with pytest.raises(NotFound, match=r"in doubt: 2\.0, 2\.1"):
         await _doubted_attempt(Lost(), TASK_ID, "2.2")
 
 

@@ -63,6 +63,19 @@ def test_nothing_that_answers_is_4_and_says_what_starts_a_stack():
     assert result.stderr.count("\n") == 1
 
 
+def test_a_follower_whom_nothing_answers_hears_so_while_it_is_tried_again(monkeypatch):
+    monkeypatch.setattr("tenure.cli.follow._SILENCE_SECONDS", 0.0)
+    monkeypatch.setattr("tenure.client.contact.RECONNECT_SECONDS", 0.0)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        result = run("--address", f"127.0.0.1:{closed.getsockname()[1]}", "follow")
+    assert result.exit_code == Exit.UNAVAILABLE
+    assert [line.split(" at ")[0] for line in result.stderr.splitlines()] == [
+        "nothing answers",
+        "tenure: nothing answers",
+    ]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -100,6 +100,13 @@ def test_a_waiting_task_is_told_for_what_and_until_when(state, verb):
     assert verb in text
 
 
+def test_calls_in_doubt_are_named_once():
+    message = "it is not known whether these calls happened: 4.0 (pay)"
+    text = told("WAITING_USER", reason="TOOL_IN_DOUBT", message=message, calls=(CallFact("4.0", "pay", "IN_DOUBT"),))
+    assert text.count("4.0") == 1
+    assert "tenure tools in-doubt" in text
+
+
 @pytest.mark.parametrize("state", sorted(TERMINAL))
 def test_an_ended_task_is_told_with_its_end_and_whether_it_can_go_on(state):
     text = told(state, reason="MODEL_REJECTED", message="no such model")

@@ -82,6 +82,7 @@ async def test_what_a_program_wrote_to_its_stderr_is_told_to_the_log_and_not_to_
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     assert "hush" not in str(told.value)
+    assert fact.last_error == "it ended; what its program wrote is in the log"
 
 
 def test_a_server_that_is_kept_to_a_tenant_has_no_tools_for_others_and_is_told_whose_a_call_is(tmp_path: Path) -> None:

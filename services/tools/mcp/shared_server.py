@@ -103,7 +103,8 @@ class SharedServer:
             await self._serve(link)
             ended = "it does not react" if link.hangs else "the connection ended"
         except Exception as error:  # noqa: BLE001  whatever a server does, it is told and tried again
-            self._fact.lost(whole_words_of(error))
+            written = "; what its program wrote is in the log" if getattr(error, "__notes__", ()) else ""
+            self._fact.lost(f"{whole_words_of(error)}{written}")
             self.problem = words_of(error)
             return problem_of(error)
         else:

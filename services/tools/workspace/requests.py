@@ -122,7 +122,7 @@ class FileRequests:
         with _told(path):
             parts = split_path(path)
             if not parts:
-                raise ToolFailed("This is the workspace itself.", "NOT_A_FILE")
+                raise ToolFailed(f"{path!r} is the workspace itself, not a file in it", "NOT_A_FILE")
             with self._workspaces.existing(tenant, task_id) as workspace:
                 file = OpenFile(workspace, parts)
         try:
@@ -155,7 +155,7 @@ def _told(path: str) -> Iterator[None]:
         if error.errno == errno.ENAMETOOLONG:
             raise InvalidRequest(violations=[("path", "is too long")], reason="BAD_PATH") from error
         if error.errno in {errno.ELOOP, errno.ENOTDIR}:
-            told = f"{path!r} is a link, or leads through something that is no directory"
+            told = f"{path!r} is a link or leads through one, or takes a file for a directory"
             raise WrongState(told, reason="NOT_A_DIRECTORY") from error
         if error.errno == errno.ENXIO:  # a socket
             raise WrongState(f"{path!r} is not a regular file", reason="NOT_A_FILE") from error
