@@ -28,7 +28,7 @@ def files() -> None:
     """
 
 
-@files.command("list")
+@files.command("list", short_help="List what is there, and how full it is.")
 @task_argument
 @click.argument("path", default="")
 @pass_context

@@ -49,7 +49,7 @@ def list_leases(context: Context, prefix: str) -> None:
     context.run(work)
 
 
-@leases.command()
+@leases.command(short_help="Show who holds RESOURCE.")
 @click.argument("resource")
 @pass_context
 def get(context: Context, resource: str) -> None:
@@ -70,7 +70,7 @@ def get(context: Context, resource: str) -> None:
     context.run(work)
 
 
-@leases.command()
+@leases.command(short_help="Show what happens to leases, until Ctrl-C.")
 @click.argument("prefix", default="")
 @click.option("--after", default=0, help="The revision of an earlier line; default: from now on.")
 @pass_context
@@ -90,7 +90,7 @@ def watch(context: Context, prefix: str, after: int) -> None:
     context.run(work)
 
 
-@leases.command()
+@leases.command(short_help="Take RESOURCE, and print its token.")
 @click.argument("resource")
 @click.option("--holder", required=True, help="In whose name.")
 @click.option("--ttl", type=DURATION, default=60.0, show_default="60s", help="2s to 1h.")
@@ -133,7 +133,7 @@ def release(context: Context, resource: str, epoch: int | None, reason: str) -> 
     context.run(work)
 
 
-@leases.command()
+@leases.command(short_help="Hand RESOURCE over to HOLDER.")
 @click.argument("resource")
 @click.argument("holder")
 @_epoch

@@ -36,7 +36,7 @@ WAITING = (task_pb2.TASK_STATE_WAITING_USER, task_pb2.TASK_STATE_WAITING_EXTERNA
 MOST_WAITS = 10_000
 
 
-@click.command()
+@click.command(short_help="Show the tasks that wait for a person.")
 @click.option("--external", is_flag=True, help="Also those that wait for an event from outside.")
 @click.option("--limit", type=click.IntRange(1, MOST_WAITS), default=50, show_default=True)
 @pass_context
@@ -109,7 +109,7 @@ def resume(
     context.run(work)
 
 
-@click.command()
+@click.command(short_help="Send an event to the task that waits for it.")
 @click.argument("correlation_id")
 @click.argument("payload")
 @click.option("--request-id", default="", help="The same id and the same event are one event, however often sent.")

@@ -13,7 +13,7 @@ from tenure.cli.dev import passed_on
 from tenure.cli.exits import Exit
 
 
-@click.command()
+@click.command(short_help="Show the main job, and judge it.")
 @click.option("--json", "as_json", is_flag=True, help="End with one line of JSON; what happens goes to standard error.")
 @click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Keep all files here; new or empty.")
 @pass_context
