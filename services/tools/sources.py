@@ -18,6 +18,7 @@ MOST_SCHEMA_CHARACTERS: Final = 128 * 1024
 USUAL_TIMEOUT_SECONDS: Final = 30.0
 LONGEST_TIMEOUT_SECONDS: Final = 3600.0
 LARGEST_OUTPUT_BYTES: Final = 1024 * 1024
+_NOTHING: Final[Mapping[str, str]] = {}
 
 
 def _not_ours(name: str) -> str:
@@ -56,28 +57,34 @@ class Rules:
 
 
 def offered(
-    source: str, described: Iterable[ToolDefinition], rules: Rules
+    source: str, described: Iterable[ToolDefinition], rules: Rules, unusable: Mapping[str, str] = _NOTHING
 ) -> tuple[dict[str, ToolDefinition], list[str]]:
-    """The definitions as agents see them, by the source's own names; and what is left out or asked for in vain."""
+    """The definitions as agents see them, by the source's own names; and what is left out or asked for in vain.
+
+    `unusable`: why a source's kind rules tools out, by their own names. Of two tools of one name the first is taken.
+    """
     taken: dict[str, ToolDefinition] = {}
     problems: list[str] = []
     seen: set[str] = set()
+    too_many = 0
     for definition in described:
         seen.add(definition.name)
         if rules.allow is not None and definition.name not in rules.allow:
             continue
-        if len(taken) == MOST_TOOLS:
-            problems.append(f"{definition.name[:100]!r} and all after it are left out: they are over {MOST_TOOLS}")
-            break
-        if problem := _problem(source, definition, taken):
+        if problem := unusable.get(definition.name) or _problem(source, definition, taken):
             problems.append(f"{definition.name[:100]!r} is left out: {problem}")
-            continue
-        taken[definition.name] = _ruled(source, definition, rules)
+        elif len(taken) == MOST_TOOLS:
+            too_many += 1
+        else:
+            taken[definition.name] = _ruled(source, definition, rules)
+    if too_many:
+        problems.append(f"{too_many} are left out: they are over {MOST_TOOLS}; name those you want in allow")
     missing = sorted(((rules.allow or frozenset()) | rules.effects.keys()) - seen)
     return taken, problems + [f"{name!r} is named in the config file, and there is no such tool" for name in missing]
 
 
 def _problem(source: str, definition: ToolDefinition, taken: Container[str]) -> str:
+    """What is too long is left out rather than cut: half a description may say the opposite of the whole."""
     name = f"{source}{SEPARATOR}{definition.name}"
     if not TOOL_NAME.match(name) or not definition.name:
         return f"{name[:100]!r} is not 1 to 64 of [a-zA-Z0-9_-]"

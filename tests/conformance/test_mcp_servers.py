@@ -39,7 +39,7 @@ async def test_a_program_s_tools_are_called_and_their_hints_are_classes(
     assert sources["memory"].kind == tool_pb2.TOOL_SOURCE_KIND_MCP
     assert sources["memory"].linked
     assert sources["memory"].tools == len([name for name in found if name.startswith("memory__")])
-    assert list(sources["memory"].problems) == ["'create' is in effects, and the server has no such tool"]
+    assert list(sources["memory"].problems) == ["'create' is named in the config file, and there is no such tool"]
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not (broken := (await listed_sources(tools))["broken"]).last_error:
             await asyncio.sleep(0.05)

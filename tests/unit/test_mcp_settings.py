@@ -11,10 +11,14 @@ import mcp_types as types
 import pytest
 
 from services.tools.config import read_config
-from services.tools.mcp.definitions import describe
+from services.tools.mcp.definitions import described, unusable
 from services.tools.mcp.settings import McpServer
-from tenure.domain.tools import EffectClass
+from services.tools.providers.settings import ProviderSettings
+from services.tools.sources import offered
+from tenure.domain.tools import EffectClass, ToolDefinition
 from tenure.runtime.settings import ConfigurationError
+from tenure.v1 import tool_pb2 as pb
+from tenure.wire.tools import tool_to_domain
 
 PASTED = """
 {"mcpServers": {
@@ -63,6 +67,10 @@ def test_names_that_could_be_taken_for_others_are_refused(tmp_path: Path, name: 
         read_config(written(tmp_path, {name: {"command": "a"}}), {})
 
 
+def taken_from(settings: McpServer, listed: list[types.Tool]) -> tuple[dict[str, ToolDefinition], list[str]]:
+    return offered("s", described(listed), settings.rules, unusable(listed))
+
+
 def tool(name: str, **hints: bool) -> types.Tool:
     annotations = types.ToolAnnotations(**hints) if hints else None  # type: ignore[arg-type]  # hints by name
     return types.Tool(name=name, input_schema={"type": "object"}, annotations=annotations)
@@ -76,23 +84,51 @@ def test_the_config_s_class_counts_more_than_the_server_s_hint_and_nothing_said_
         tool("bare"),
         tool("liar", read_only_hint=True),
     ]
-    described = describe("s", McpServer(command="a", effects={"liar": EffectClass.UNSAFE}), listed)
-    assert {name: one.effect_class for name, one in described.definitions.items()} == {
+    taken, problems = taken_from(McpServer(command="a", effects={"liar": EffectClass.UNSAFE}), listed)
+    assert {name: one.effect_class for name, one in taken.items()} == {
         "read": EffectClass.PURE,
         "put": EffectClass.IDEMPOTENT,
         "drop": EffectClass.UNSAFE,
         "bare": EffectClass.UNSAFE,
         "liar": EffectClass.UNSAFE,
     }
-    assert described.problems == []
+    assert problems == []
 
 
 def test_only_allowed_tools_are_taken_and_mistakes_in_the_list_are_told() -> None:
-    settings = McpServer(command="a", allow=("one", "gone"), effects={"typo": EffectClass.PURE})
-    described = describe("s", settings, [tool("one"), tool("two"), tool("one"), tool("")])
-    assert list(described.definitions) == ["one"]
-    assert described.definitions["one"].name == "s__one"
-    assert [problem.partition(" ")[0] for problem in described.problems] == ["'one'", "'gone'", "'typo'"]
+    settings = McpServer(command="a", allow=frozenset({"one", "gone"}), effects={"typo": EffectClass.PURE})
+    taken, problems = taken_from(settings, [tool("one"), tool("two"), tool("one"), tool("")])
+    assert [(name, one.name) for name, one in taken.items()] == [("one", "s__one")]
+    assert [problem.partition(" ")[0] for problem in problems] == ["'one'", "'gone'", "'typo'"]
+
+
+def test_what_can_be_called_as_a_task_only_is_left_out() -> None:
+    long_lasting = types.Tool(
+        name="t", input_schema={"type": "object"}, execution=types.ToolExecution(task_support="required")
+    )
+    taken, problems = taken_from(McpServer(command="a"), [long_lasting, tool("one")])
+    assert (list(taken), problems) == (["one"], ["'t' is left out: it can be called as a task of MCP only"])
+
+
+@pytest.mark.parametrize(
+    ("description", "schema"),
+    [
+        ("d" * 10_000, {"type": "object"}),
+        ("d" * 20_000, {"type": "object"}),
+        ("", {"type": "object", "description": "d" * 100_000}),
+        ("", {"type": "object", "description": "d" * 140_000}),
+    ],
+)
+def test_an_mcp_server_and_a_provider_that_describe_the_same_have_the_same_taken(
+    description: str, schema: dict[str, object]
+) -> None:
+    listed = [types.Tool(name="t", description=description, input_schema=schema)]
+    told = pb.ToolDefinition(
+        name="t", description=description, input_schema_json=json.dumps(schema), effect_class=pb.EFFECT_CLASS_UNSAFE
+    )
+    of_server = taken_from(McpServer(command="a"), listed)
+    of_provider = offered("s", [tool_to_domain(told)], ProviderSettings(address="provider:1").rules)
+    assert of_server == of_provider
 
 
 def test_nothing_of_the_protocol_is_imported_where_no_server_is_set_up() -> None:

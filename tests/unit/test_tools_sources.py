@@ -52,3 +52,9 @@ def test_what_cannot_be_offered_is_left_out_with_its_reason():
 def test_a_source_has_no_end_of_tools_in_vain():
     taken, problems = offered("s", [described(f"t{number}") for number in range(10_000)], Rules())
     assert (len(taken), len(problems)) == (MOST_TOOLS, 1)
+
+
+def test_what_is_named_and_comes_after_too_many_others_is_not_said_to_be_missing():
+    rules = Rules(effects={"t9999": PURE})
+    _, (problem,) = offered("s", [described(f"t{number}") for number in range(10_000)], rules)
+    assert "are left out" in problem

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from services.tools.config_section import Section
-from services.tools.sources import TenantName
+from services.tools.sources import Rules, TenantName
 from tenure.domain.tools import EffectClass
 
 MIB: Final = 1024 * 1024
@@ -35,7 +35,7 @@ class McpServer(Section):
     headers: dict[str, str] = Field(default={})
     disabled: bool = False
 
-    allow: tuple[str, ...] | None = None
+    allow: frozenset[str] | None = None
     effects: dict[str, EffectClass] = Field(default={})
     timeout_seconds: float = Field(default=30.0, gt=0, le=3600)
     output_limit_bytes: int = Field(default=64 * 1024, ge=1024, le=MIB)
@@ -71,6 +71,11 @@ class McpServer(Section):
         if relative := [str(path) for path in self.read_only_paths if not path.is_absolute()]:
             raise ValueError(f"read_only_paths are absolute: {', '.join(relative)} is not")
         return self
+
+    @property
+    def rules(self) -> Rules:
+        """What holds for its tools."""
+        return Rules(self.allow, self.effects, self.timeout_seconds, self.output_limit_bytes)
 
     @property
     def secrets(self) -> list[str]:

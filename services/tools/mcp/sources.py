@@ -17,7 +17,7 @@ import mcp_types as types
 
 from services.tools.calls.runs import Runs
 from services.tools.mcp.calling import Server, tools_of
-from services.tools.mcp.definitions import describe
+from services.tools.mcp.definitions import described, unusable
 from services.tools.mcp.link import Link
 from services.tools.mcp.opening import http_link, program_link, sandboxed_link
 from services.tools.mcp.settings import McpServer
@@ -27,6 +27,7 @@ from services.tools.output import OutputKeeper
 from services.tools.registry import Registry
 from services.tools.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
 from services.tools.source_facts import MOST_PROBLEMS, SourceFact
+from services.tools.sources import offered
 from services.tools.workspace.directories import Workspaces
 from tenure.domain.tools import ToolSourceKind
 from tenure.runtime.duties import Duties
@@ -119,17 +120,17 @@ class ToolsOfServer:
     def take(self, listed: list[types.Tool]) -> None:
         assert self.server is not None
         name = self.fact.name
-        described = describe(name, self.settings, listed)
-        tools = tools_of(self.server, name, described.definitions, self.keeper, self.threads)
+        definitions, problems = offered(name, described(listed), self.settings.rules, unusable(listed))
+        tools = tools_of(self.server, name, definitions, self.keeper, self.threads)
         refused = self.registry.put(name, tools, self.settings.tenants)
-        problems = described.problems + refused
+        problems += refused
         self.fact.took(len(tools) - len(refused), problems)
-        names = sorted(described.definitions)
+        names = sorted(definitions)
         if self.told == (names, problems):
             return
         self.told = names, problems
         _log.info("took an MCP server's tools", extra={"server": name, "tools": ", ".join(names)})
         for problem in problems[:MOST_PROBLEMS]:
-            _log.warning("left out a tool of an MCP server: %s", problem, extra={"server": name})
+            _log.warning("a tool of an MCP server: %s", problem, extra={"server": name})
         if (more := len(problems) - MOST_PROBLEMS) > 0:
-            _log.warning("left out more tools of an MCP server", extra={"server": name, "count": more})
+            _log.warning("more tools of an MCP server have problems", extra={"server": name, "count": more})
