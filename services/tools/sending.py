@@ -136,10 +136,16 @@ class Delivery:
         if not (self._sending.is_out or self._lost):
             told = f"{words}: the call was not sent, nothing was done."
             return ToolAnswer(told, OutcomeStatus.TIMED_OUT, UNREACHABLE)
-        if not self._effect_class.may_run_again:
-            raise ToolInDoubt(f"{words}, and was asked to stop.")
-        pure = self._effect_class is EffectClass.PURE
-        return ToolAnswer(f"{words}." if pure else f"{words}. {_HAPPENED}", OutcomeStatus.TIMED_OUT, TIMEOUT)
+        return no_answer_in_time(self._who, self._effect_class, self._timeout_seconds)
+
+
+def no_answer_in_time(who: str, effect_class: EffectClass, timeout_seconds: float) -> ToolAnswer:
+    """The answer to a call that was sent. Raises ToolInDoubt for one that must not be sent twice."""
+    words = f"{who} gave no answer within {timeout_seconds:g} s"
+    if not effect_class.may_run_again:
+        raise ToolInDoubt(f"{words}, and was asked to stop.")
+    pure = effect_class is EffectClass.PURE
+    return ToolAnswer(f"{words}." if pure else f"{words}. {_HAPPENED}", OutcomeStatus.TIMED_OUT, TIMEOUT)
 
 
 def stale(who: str, said: str = "") -> ToolAnswer:

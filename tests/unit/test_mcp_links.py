@@ -13,11 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 from unittest.mock import AsyncMock, Mock
+from uuid import UUID
 
 import mcp_types as types
 import pytest
 
-from services.tools.mcp.calling import MOST_PARTS_KEPT, Calling
+from services.tools.calls.effects import Effect
+from services.tools.calls.records import Asked, CallKey
+from services.tools.calls.runs import Runs
+from services.tools.mcp.calling import MOST_PARTS_KEPT, Calling, tools_of
 from services.tools.mcp.fates import NothingDone
 from services.tools.mcp.held import Open
 from services.tools.mcp.link import Link
@@ -29,11 +33,11 @@ from services.tools.mcp.wire import meta_of
 from services.tools.output import OutputKeeper
 from services.tools.registry import Registry
 from services.tools.source_facts import SourceFacts
-from services.tools.tool import CallContext
+from services.tools.tool import CallContext, ToolAnswer, ToolFailed, ToolInDoubt
 from services.tools.workspace.bounds import Bounds
 from services.tools.workspace.directories import Workspaces
 from tenure.domain.token import Claims
-from tenure.domain.tools import EffectClass, ToolDefinition, ToolSourceKind
+from tenure.domain.tools import EffectClass, OutcomeStatus, ToolDefinition, ToolSourceKind
 from tests.patience import PATIENCE_SECONDS
 
 TASK, OTHER = "00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-000000000002"
@@ -186,3 +190,61 @@ async def test_nothing_of_an_answer_is_written_once_its_call_was_stopped(tmp_pat
         answer = await calling
     assert answer.content.count("not kept (the call was stopped)") == 3
     assert not list(tmp_path.rglob("*.png"))
+
+
+async def test_the_time_in_which_a_server_starts_is_not_taken_from_its_call(tmp_path: Path) -> None:
+    timeout_seconds = 0.05
+    link = Mock(call=AsyncMock(return_value=types.CallToolResult(content=[types.TextContent(text="done")])))
+
+    async def start(_context: CallContext) -> Link:
+        await asyncio.sleep(2 * timeout_seconds)
+        return cast("Link", link)
+
+    definition = ToolDefinition("s__t", "", "{}", EffectClass.UNSAFE, timeout_seconds)
+    (tool,) = tools_of(Mock(link=start), "s", {"t": definition}, keeper(tmp_path), ThreadPoolExecutor(1))
+    claims = Claims(f"tasks/{TASK}", "acme", 1, "c", "w")
+    run = Runs().add(Asked(CallKey(UUID(TASK), "1.0"), claims, tool.name, EffectClass.UNSAFE, b"{}"), 1)
+    asked = replace(context(), timeout_seconds=timeout_seconds)
+    outcome = await Effect(run, tool, {}, asked, lambda: True).carry_out(lambda _effect: None)
+    assert outcome.content == "done"
+
+
+@pytest.mark.parametrize(
+    ("effect_class", "words"), [(EffectClass.PURE, "0.05 s."), (EffectClass.KEYED, "has happened.")]
+)
+async def test_a_call_that_is_not_answered_in_its_time_has_timed_out(
+    tmp_path: Path, effect_class: EffectClass, words: str
+) -> None:
+    outcome = await _unanswered(tmp_path, effect_class)
+    assert outcome.status is OutcomeStatus.TIMED_OUT
+    assert outcome.content.endswith(words)
+
+
+async def test_an_unsafe_call_that_is_not_answered_in_its_time_is_in_doubt(tmp_path: Path) -> None:
+    with pytest.raises(ToolInDoubt, match=r"no answer within 0.05 s, and was asked to stop"):
+        await _unanswered(tmp_path, EffectClass.UNSAFE)
+
+
+async def test_a_call_that_found_its_link_gone_and_no_other_in_its_time_is_not_in_doubt(tmp_path: Path) -> None:
+    gone = Mock(call=AsyncMock(side_effect=NothingDone("it has ended")))
+    definition = ToolDefinition("s__t", "", "{}", EffectClass.UNSAFE)
+    links = [gone]
+
+    async def link(_context: CallContext) -> Link:
+        if not links:
+            await asyncio.Event().wait()
+        return cast("Link", links.pop())
+
+    calling = Calling(Mock(link=link), "t", definition, keeper(tmp_path), ThreadPoolExecutor(1))
+    with pytest.raises(ToolFailed, match="Nothing was done"):
+        await calling.run(replace(context(), timeout_seconds=0.05), {})
+
+
+async def _unanswered(root: Path, effect_class: EffectClass) -> ToolAnswer:
+    async def for_ever(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    definition = ToolDefinition("s__t", "", "{}", effect_class)
+    server = Mock(link=AsyncMock(return_value=Mock(call=for_ever)))
+    calling = Calling(server, "t", definition, keeper(root), ThreadPoolExecutor(1))
+    return await calling.run(replace(context(), timeout_seconds=0.05), {})

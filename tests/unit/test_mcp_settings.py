@@ -127,7 +127,7 @@ def test_an_mcp_server_and_a_provider_that_describe_the_same_have_the_same_taken
         name="t", description=description, input_schema_json=json.dumps(schema), effect_class=pb.EFFECT_CLASS_UNSAFE
     )
     of_server = taken_from(McpServer(command="a"), listed)
-    of_provider = offered("s", [tool_to_domain(told)], ProviderSettings(address="provider:1").rules)
+    of_provider = offered("s", [tool_to_domain(told)], ProviderSettings.model_validate({"address": "provider:1"}).rules)
     assert of_server == of_provider
 
 

@@ -15,8 +15,9 @@ import mcp_types as types
 from services.tools.mcp.content import text_of
 from services.tools.mcp.fates import Lost, NothingDone, Unreadable
 from services.tools.mcp.link import Link
-from services.tools.mcp.settings import lane_of_server
+from services.tools.mcp.settings import REACH_SECONDS, lane_of_server
 from services.tools.output import DIRECTORY, OutputKeeper
+from services.tools.sending import TELLING_SECONDS, Sending, no_answer_in_time
 from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailed, ToolInDoubt, past_return
 from tenure.domain.tools import OutcomeStatus, ToolDefinition
 
@@ -43,16 +44,35 @@ class Calling:
     threads: Executor
 
     async def run(self, context: CallContext, arguments: Arguments) -> ToolAnswer:
-        """Its timeout bounds all of it. Raises ToolFailed, and ToolInDoubt for what must not be sent twice."""
+        """Its timeout bounds all that comes after the server was reached. Raises ToolFailed, and ToolInDoubt for what
+        must not be sent twice.
+        """
         _check_text(arguments)
-        for is_last in [False] * (MOST_SENDS - 1) + [True]:
-            link = await self._link(context)
+        link = await self._link(context)
+        sending = Sending(asyncio.get_running_loop().time() + context.timeout_seconds)
+        try:
+            async with asyncio.timeout_at(sending.ends_at):
+                return await self._answered(link, sending, context, arguments)
+        except TimeoutError:
+            if not sending.is_out:
+                raise _unreachable(NothingDone("it went away before it was asked")) from None
+            return no_answer_in_time("The server", self.definition.effect_class, context.timeout_seconds)
+
+    async def _answered(self, link: Link, sending: Sending, context: CallContext, arguments: Arguments) -> ToolAnswer:
+        lost_before = False
+        for sends in range(1, MOST_SENDS + 1):
+            is_last = sends == MOST_SENDS
+            if sends > 1:
+                link = await self._link(context)
             try:
+                sending.is_out = True
                 result = await link.call(self.tool, arguments, context)
             except NothingDone as unreached:
+                sending.is_out = lost_before
                 if is_last:
                     raise _unreachable(unreached) from unreached
             except Lost as lost:
+                lost_before = True
                 self._judge(lost, is_last=is_last)
             else:
                 return await self._kept_answer(result, context)
@@ -126,6 +146,8 @@ def tools_of(
             definition,
             Calling(server, tool, definition, keeper, threads).run,
             lane=lane_of_server(name),
+            guard_seconds=REACH_SECONDS + TELLING_SECONDS,
+            keeps_any_timeout=True,
             acts_elsewhere=True,
         )
         for tool, definition in definitions.items()

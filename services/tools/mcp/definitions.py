@@ -1,4 +1,4 @@
-"""A server's tools as any source describes its own: which class is claimed for them, and which cannot be called at all."""
+"""A server's tools as any source describes its own: of which class by its hints, and which cannot be called at all."""
 
 from __future__ import annotations
 

@@ -13,6 +13,10 @@ from tenure.domain.tools import EffectClass
 
 MIB: Final = 1024 * 1024
 MOST_SERVERS: Final = 32
+REACH_SECONDS: Final = 10.0
+"""So long a call waits for its server to start or to be linked to. That is not taken from its own time: what is sent
+with little of that left would time out for sure, and be in doubt for nothing.
+"""
 
 ServerName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9](?:[a-zA-Z0-9-]|_[a-zA-Z0-9-])*$", max_length=32)]
 """Its tools are called `<name>__<tool>`: no two underscores in a row, and none at its end."""

@@ -15,6 +15,7 @@ import mcp_types as types
 from services.tools.mcp.fates import NothingDone, problem_of, whole_words_of, words_of
 from services.tools.mcp.held import HeldLink, Open
 from services.tools.mcp.link import Link
+from services.tools.mcp.settings import REACH_SECONDS
 from services.tools.source_facts import SourceFact
 from services.tools.tool import CallContext
 from tenure.domain.retry import RetryPolicy
@@ -45,8 +46,8 @@ class LinkTimes:
 
     @classmethod
     def of_calls(cls, timeout_seconds: float) -> Self:
-        """A call that has waited must still have the time for itself, and one that waited in vain to say so."""
-        return cls(min(10.0, timeout_seconds / 4), timeout_seconds + 5.0)
+        """Of a server whose calls may take so long."""
+        return cls(REACH_SECONDS, timeout_seconds + 5.0)
 
 
 class SharedServer:
