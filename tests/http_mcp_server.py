@@ -15,7 +15,9 @@ OBJECT = {"type": "object"}
 
 @dataclass
 class HttpMcpServer:
-    """`answer`: the body of the answer to a call, given the call's own id; `paid`: how often it was called."""
+    """`answer`: the body of the answer to a call, given the call's own id; a text is an event. `paid`: how often it was
+    called.
+    """
 
     status: int
     answer: Any
@@ -59,9 +61,10 @@ def http_mcp_server(status: int, answer: Any) -> Iterator[HttpMcpServer]:
             self._say(*paying.reply(json.loads(self.rfile.read(int(self.headers["content-length"])))))
 
         def _say(self, status: int, body: Any) -> None:
-            content = b"" if body is None else json.dumps(body).encode()
+            is_event = isinstance(body, str)
+            content = b"" if body is None else (f"data: {body}\n\n" if is_event else json.dumps(body)).encode()
             self.send_response(status)
-            self.send_header("content-type", "application/json")
+            self.send_header("content-type", "text/event-stream" if is_event else "application/json")
             self.send_header("content-length", str(len(content)))
             self.send_header("mcp-session-id", "1")
             self.end_headers()

@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from services.tools.calls.effects import Effect
 from services.tools.calls.records import Asked, CallKey
-from services.tools.calls.runs import Runs
+from services.tools.calls.runs import Runs, Stop
 from services.tools.http_tools.calling import HttpTool
 from services.tools.http_tools.settings import HttpToolSettings
 from services.tools.sending import TELLING_SECONDS
@@ -81,6 +81,18 @@ async def test_a_process_that_stood_still_at_the_end_of_a_call_leaves_an_unsafe_
                 await carrying
         else:
             assert (await carrying).status is OutcomeStatus.TIMED_OUT
+
+
+async def test_an_unsafe_call_that_is_stopped_here_goes_on_at_its_server_for_all_anybody_knows():
+    key = CallKey(uuid.uuid4(), "1.0")
+    asked = Asked(key, Claims(f"tasks/{key.task_id}", "default", 10, "claim", "worker"), "crm", UNSAFE, b"{}")
+    run = Runs().add(asked, 1)
+    async with scripted_http(hangs=True) as http, http_tool(http.url, UNSAFE) as tool:
+        carrying = asyncio.create_task(Effect(run, tool, {}, context(), lambda: True).carry_out(lambda _effect: None))
+        await heard(http)
+        run.request_stop(Stop.CLOSED)
+        with pytest.raises(ToolInDoubt, match="was asked to stop"):
+            await carrying
 
 
 async def test_a_call_that_is_stopped_lets_go_of_its_connection():

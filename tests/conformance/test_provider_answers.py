@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
+from uuid import UUID
 
 import grpc
 import pytest
@@ -15,6 +16,9 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from services.tools.calls.effects import Effect
+from services.tools.calls.records import Asked, CallKey
+from services.tools.calls.runs import Runs, Stop
 from services.tools.config import ToolsConfig
 from services.tools.providers.calling import Caller
 from services.tools.providers.provider import Provider
@@ -206,6 +210,24 @@ async def test_an_unsafe_call_that_ended_in_the_dark_is_in_doubt_and_sent_once(a
     with pytest.raises(ToolInDoubt, match="The provider shop was asked, and its answer was lost"):
         await called(scripted, EffectClass.UNSAFE)
     assert len(scripted.asked) == 1
+
+
+async def test_an_unsafe_call_that_is_stopped_here_goes_on_at_its_provider_for_all_anybody_knows():
+    key = CallKey(UUID(TASK), "1.0")
+    asked = Asked(key, Claims(f"tasks/{TASK}", "acme", 7, "c", "w"), "shop__t", EffectClass.UNSAFE, b"{}")
+    scripted, run = Scripted(never), Runs().add(asked, 1)
+    async with (
+        serving(scripted) as address,
+        open_channel(address) as channel,
+        Caller("shop", ProviderSettings(address=address), channel) as caller,
+    ):
+        tool = caller.tool("t", ToolDefinition("shop__t", "", "{}", EffectClass.UNSAFE))
+        effect = Effect(run, tool, {}, context(), lambda: True)
+        carrying = asyncio.create_task(effect.carry_out(lambda _effect: None))
+        await _until(lambda: len(scripted.asked) == 1)
+        run.request_stop(Stop.CLOSED)
+        with pytest.raises(ToolInDoubt, match="was asked to stop"):
+            await carrying
 
 
 @pytest.mark.parametrize("answering", [ends(grpc.StatusCode.INTERNAL), nothing, too_much, too_much_metadata])

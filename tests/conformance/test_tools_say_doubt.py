@@ -144,3 +144,16 @@ async def test_a_word_on_a_call_whose_record_was_lost_is_taken_as_if_it_were_the
     paid = await outcome_of(executor, again, Resolution(2, DidNotHappen(True), "I looked", "olga"))
     assert (paid.content, paid.call_attempt, bank.payments) == ("paid", 3, 1)
     assert await tools_database(f"{kept}'{again.asked.key.task_id}'") == [("FINISHED", 3, True, False)]
+
+
+@pytest.mark.parametrize("elsewhere", [(True, False), (False, True)])
+async def test_a_call_of_which_any_attempt_acted_elsewhere_is_proven_by_no_end_of_a_runner(
+    executor, bank, tools_database, elsewhere
+):
+    """Its tool may have come from a provider, and be one of the service's own by now."""
+    asking = request(bank)
+    for call_attempt, acts_elsewhere in enumerate(elsewhere, 1):
+        one = Request(replace(asking.asked, acts_elsewhere=acts_elsewhere), asking.work)
+        again = Resolution(call_attempt - 1, DidNotHappen(True), "I looked", "olga") if call_attempt > 1 else None
+        assert (await outcome_of(executor, one, again)).call_attempt == call_attempt
+    assert await tools_database("select call_attempt, acts_elsewhere from calls") == [(2, True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -138,6 +139,27 @@ def twice(story: Story) -> None:
     renumber(story)
 
 
+def outcome(**changes: Any):
+    """The ledger tells the outcome otherwise."""
+
+    def change(story: Story) -> None:
+        told = story.entries[first(story, facts.ToolOutcome)].body
+        assert isinstance(told, facts.ToolOutcome)
+        body(facts.ToolOutcome, outcome=replace(told.outcome, **changes))(story)
+
+    return change
+
+
+def word_afterwards(story: Story) -> None:
+    said = story.entries.pop(first(story, facts.OperatorRequest))
+    story.entries.insert(first(story, facts.ToolOutcome) + 1, said)
+    renumber(story)
+
+
+FAILED = OutcomeStatus.FAILED
+ANOTHER = "its record is IN_DOUBT"
+
+
 @pytest.mark.parametrize(
     PARAMETERS,
     [
@@ -156,6 +178,17 @@ def twice(story: Story) -> None:
         fault(
             "I15", "happened by nobody's word", other(Abandon()), "its record is IN_DOUBT", ended_before_the_tools_heard
         ),
+        fault(
+            "I15",
+            "happened by another attempt's word",
+            outcome(call_attempt=3),
+            ANOTHER,
+            ended_before_the_tools_heard,
+        ),
+        fault("I15", "failed by the word", outcome(status=FAILED), ANOTHER, ended_before_the_tools_heard),
+        fault("I15", "happened with another result", outcome(content="x"), ANOTHER, ended_before_the_tools_heard),
+        fault("I15", "happened, and not by a word", outcome(detail=""), ANOTHER, ended_before_the_tools_heard),
+        fault("I15 I40", "happened before the word", word_afterwards, ANOTHER, ended_before_the_tools_heard),
         fault("I40", "given up by nobody", other(Happened()), "nobody had said so", given_up),
     ],
 )

@@ -122,6 +122,7 @@ def test_a_word_is_told_as_it_was_given(decision: Happened | DidNotHappen | Aban
 
 def test_what_was_found_out_about_one_attempt_is_not_said_of_another() -> None:
     assert _attempt("2.1", 1, None) == 1
+    assert _attempt("2.1", 0, None) == 1  # its worker did not say which, and the tools lost the call
     assert _attempt("2.1", 2, 2) == 2
     assert _attempt("2.1", 2, 1) == 1  # the ledger refuses it
     with pytest.raises(click.UsageError, match="--attempt 2"):

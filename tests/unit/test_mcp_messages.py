@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import ssl
+from typing import Any
 
 import anyio
 import httpx2
@@ -123,6 +124,7 @@ async def exchanged(answer: httpx2.Response | Exception, **headers: str) -> tupl
         (httpx2.RemoteProtocolError("cut"), Lost, True),
         (ssl.SSLError("bad record"), Lost, True),
         (httpx2.Response(408, text="slow"), Lost, False),
+        (httpx2.Response(499, text="closed"), Lost, False),
         (httpx2.Response(502, text="<html>"), Lost, False),
         (httpx2.Response(504, json={"error": "gateway"}), Lost, False),
         (httpx2.Response(502, json={"jsonrpc": "2.0", "id": None, "error": {"code": 1, "message": "x"}}), Lost, False),
@@ -166,6 +168,21 @@ async def test_an_error_with_the_request_s_own_id_is_the_answer_whatever_the_sta
     """The effect may be there already: a call that was answered so is never sent again."""
     error, ended = await exchanged(httpx2.Response(status, text=error_message(own_id)), mcp_session_id="1")
     assert (error.message, marked_fate(error.data), ended) == ("no", None, False)
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [
+        ({"jsonrpc": "2.0", "id": 1, "method": "tools/call"}, httpx2.Response(307, headers={"location": "/there"})),
+        ({"jsonrpc": "2.0", "method": "notifications/cancelled"}, httpx2.Response(202)),
+        ({"jsonrpc": "2.0", "method": "notifications/cancelled"}, httpx2.Response(200, text="fine")),
+    ],
+)
+async def test_what_is_no_answer_to_a_call_is_passed_on(sent: dict[str, Any], answer: httpx2.Response) -> None:
+    request = httpx2.Request("POST", "http://server/mcp", json=sent)
+    response = await Exchanges(Network(answer), asyncio.Event()).handle_async_request(request)
+    assert (response.status_code, await response.aread()) == (answer.status_code, answer.content)
+    assert response.headers.get("location") == answer.headers.get("location")
 
 
 async def test_a_server_s_own_error_stays_its_own_and_cannot_pass_for_ours() -> None:

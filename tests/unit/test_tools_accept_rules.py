@@ -208,6 +208,13 @@ def test_a_call_whose_record_was_lost_is_in_doubt_still_when_a_word_comes_for_it
     assert (settled.outcome.content, settled.outcome.call_attempt) == ("paid", 4)
 
 
+def test_a_call_whose_record_and_tool_are_gone_is_not_run_whatever_is_said():
+    vanished = Outcome(OutcomeStatus.INVALID_ARGUMENTS, "no such tool")
+    again = replace(asked(clear=vanished), resolution=said(DidNotHappen(runner_is_gone=True)))
+    assert decide(None, again, IDLE) == Conclude(replace(vanished, call_attempt=4))
+    assert decide(None, replace(again, resolution=None), IDLE) == Answer(vanished)
+
+
 @pytest.mark.parametrize("known", [None, row(CallState.IN_DOUBT, EffectClass.UNSAFE)])
 def test_what_a_person_says_is_bounded_as_outputs_are(known):
     told = replace(asked(), resolution=said(Happened("y" * 5000)), output_limit_bytes=2048)

@@ -11,9 +11,9 @@ from tenure.audit.history import Effect, LedgerEntry
 from tenure.audit.reading import of_kind, own, place
 from tenure.audit.task_history import TaskHistory
 from tenure.domain.entries import OperatorRequest, ToolOutcome, Transition
-from tenure.domain.in_doubt import ABANDONED, HAPPENED, Abandon, DidNotHappen, Happened, ResolveCall
+from tenure.domain.in_doubt import ABANDONED, HAPPENED, Abandon, Decision, DidNotHappen, Happened, ResolveCall
 from tenure.domain.states import Reason, TaskState
-from tenure.domain.tools import OutcomeStatus
+from tenure.domain.tools import Outcome, OutcomeStatus
 
 _LEDGER: Final = "checkpoint"
 """Who puts tasks back whose calls turned out to be in doubt no more: that needs no word."""
@@ -42,15 +42,21 @@ def may_run_again(task: TaskHistory, effects: Sequence[Effect]) -> bool:
 
 
 def is_by_word(task: TaskHistory, entry: LedgerEntry, told: ToolOutcome) -> bool:
-    """Whether a person had said that this attempt happened: an end that comes before the word is carried to the tools
-    writes it down without them.
+    """Whether a person had said that this attempt happened, and with this result: an end that comes before the word is
+    carried to the tools writes it down without them.
     """
-    said = (told.call_id, told.outcome.call_attempt - 1)
-    return told.outcome.detail == HAPPENED and any(
-        isinstance(word.decision, Happened) and (word.call_id, word.call_attempt) == said
+    outcome = told.outcome
+    said = (told.call_id, outcome.call_attempt - 1)
+    return (outcome.status, outcome.detail) == (OutcomeStatus.SUCCEEDED, HAPPENED) and any(
+        (word.call_id, word.call_attempt) == said and _is_result_of(word.decision, outcome)
         for before, word in words(task)
         if before.sequence < entry.sequence
     )
+
+
+def _is_result_of(decision: Decision, outcome: Outcome) -> bool:
+    """Somebody who knows no result has it told in other words; a long one is cut."""
+    return isinstance(decision, Happened) and (outcome.truncated or decision.result in {"", outcome.content})
 
 
 def _next_epoch(task: TaskHistory, word: LedgerEntry) -> int:

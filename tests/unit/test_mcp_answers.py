@@ -1,0 +1,66 @@
+"""What becomes of a call by what a server over HTTP answers, over a real connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from unittest.mock import AsyncMock, Mock
+
+import pytest
+
+from services.tools.mcp.calling import MOST_SENDS, Calling
+from services.tools.mcp.opening import http_link
+from services.tools.mcp.settings import McpServer
+from services.tools.tool import CallContext, ToolAnswer, ToolFailed, ToolInDoubt
+from tenure.domain.tools import EffectClass, ToolDefinition
+from tests.http_mcp_server import http_mcp_server
+from tests.patience import CALL_SECONDS
+
+KEYED, UNSAFE = EffectClass.KEYED, EffectClass.UNSAFE
+
+
+async def paid(port: int, effect_class: EffectClass) -> ToolAnswer:
+    definition = ToolDefinition("bank__pay", "", "{}", effect_class, CALL_SECONDS, 65536)
+    context = CallContext("acme", "t", "1.0", "t/1.0", 1, lambda _text: None, timeout_seconds=CALL_SECONDS)
+    with ThreadPoolExecutor(1) as threads:
+        async with http_link(McpServer(url=f"http://127.0.0.1:{port}/")) as link:
+            calling = Calling(Mock(link=AsyncMock(return_value=link)), "pay", definition, Mock(), threads)
+            return await calling.run(context, {})
+
+
+UNREADABLE = {
+    "no result of a tool": lambda own_id: {"jsonrpc": "2.0", "id": own_id, "result": {"content": 7}},
+    "no message": lambda _: {"done": True},
+    "an event that is no message": lambda _: '{"jsonrpc": "2.0", "result',
+}
+
+
+@pytest.mark.parametrize("answer", UNREADABLE.values(), ids=UNREADABLE)
+@pytest.mark.parametrize("effect_class", [KEYED, UNSAFE])
+async def test_a_call_whose_answer_nobody_can_read_is_sent_once_and_unknown_where_it_must_not_be_repeated(
+    answer: Callable[[Any], Any], effect_class: EffectClass
+) -> None:
+    with http_mcp_server(200, answer) as server:
+        with pytest.raises(ToolInDoubt if effect_class is UNSAFE else ToolFailed, match="no answer that can be read"):
+            await paid(server.port, effect_class)
+        assert server.paid == ["t/1.0"]
+
+
+@pytest.mark.parametrize("effect_class", [KEYED, UNSAFE])
+async def test_a_call_that_a_gateway_lost_is_sent_again_with_its_key_where_that_is_harmless(
+    effect_class: EffectClass,
+) -> None:
+    with http_mcp_server(502, lambda _: {"error": "a gateway's"}) as server:
+        with pytest.raises(ToolInDoubt if effect_class is UNSAFE else ToolFailed, match="lost in the middle"):
+            await paid(server.port, effect_class)
+        assert server.paid == ["t/1.0"] * (1 if effect_class is UNSAFE else MOST_SENDS)
+
+
+def an_event(own_id: Any) -> str:
+    return f'{{"jsonrpc": "2.0", "id": {own_id}, "result": {{"content": [{{"type": "text", "text": "paid"}}]}}}}'
+
+
+async def test_an_answer_may_come_as_an_event() -> None:
+    with http_mcp_server(200, an_event) as server:
+        assert (await paid(server.port, UNSAFE)).content == "paid"

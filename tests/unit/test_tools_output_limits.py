@@ -1,0 +1,26 @@
+"""How much of an output a model is shown: by its task, by its tool, or by both."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.tools.builtin.definitions import define
+from services.tools.servicer import _output_limit_bytes
+from services.tools.tool import Tool, ToolAnswer
+from tenure.domain.tools import EffectClass
+from tenure.v1 import tool_service_pb2
+
+
+async def never(_context: object, _arguments: object) -> ToolAnswer:
+    raise AssertionError
+
+
+@pytest.mark.parametrize(("of_task", "of_tool", "limit"), [(0, 4096, 4096), (2048, 4096, 2048), (8192, 4096, 4096)])
+def test_what_a_person_says_of_a_call_is_bounded_by_its_task_and_its_tool(
+    of_task: int, of_tool: int, limit: int
+) -> None:
+    """A call that was in doubt is settled by words that no tool has cut."""
+    tool = Tool(define("pay", EffectClass.UNSAFE, "pays", {}, output_limit_bytes=of_tool), never)
+    request = tool_service_pb2.ExecuteRequest(output_limit_bytes=of_task)
+    assert _output_limit_bytes(request, tool) == limit
+    assert _output_limit_bytes(request, None) == of_task

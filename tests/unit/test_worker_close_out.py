@@ -1,0 +1,57 @@
+"""How a worker leaves a task: what it writes of the calls that are open."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from services.worker.close_out import leave
+from services.worker.holdings import Holding
+from tenure.domain import entries as facts
+from tenure.domain.fold import ResumePoint
+from tenure.domain.in_doubt import Decision, DidNotHappen, Happened, Resolution
+from tenure.domain.states import Reason, TaskState
+from tenure.domain.token import Claims
+from tenure.domain.tools import CallState, OutcomeStatus, Standing
+from tenure.v1 import token_pb2
+
+
+class Tools:
+    """One call, in doubt at its first attempt."""
+
+    async def fence(self, _token: token_pb2.FencingToken, *, close: bool) -> dict[str, Standing]:
+        assert close
+        return {"1.0": Standing(CallState.IN_DOUBT, None, 1)}
+
+
+class Ledger:
+    """Opened after a person gave this word, which nobody has carried to the tools yet."""
+
+    def __init__(self, decision: Decision) -> None:
+        self.point = ResumePoint(intents={"1.0": facts.ToolIntent("1.0", "use-1", "pay", "{}")})
+        self.point.resolutions["1.0"] = Resolution(1, decision, "I looked", "olga")
+        self.left: list[Any] = []
+
+    async def leave(self, own: list[Any], _transition: facts.Transition) -> None:
+        self.left += own
+
+
+@pytest.mark.parametrize(
+    ("decision", "told"),
+    [
+        (Happened("paid"), (OutcomeStatus.SUCCEEDED, "paid")),
+        (DidNotHappen(runner_is_gone=True), (OutcomeStatus.IN_DOUBT, "It is not known")),
+    ],
+)
+async def test_a_worker_that_ends_a_task_writes_down_what_a_person_had_said_of_its_calls(
+    decision: Decision, told: tuple[OutcomeStatus, str]
+) -> None:
+    held = Holding(Claims("tasks/t1", "default", 7, "c1", "w1"), token_pb2.FencingToken(), "messages")
+    ledger, parts = Ledger(decision), cast("Any", SimpleNamespace(tools=Tools()))
+    ending = facts.Transition(TaskState.CANCELLED, Reason.CANCEL_REQUESTED)
+    await leave(parts, held, cast("Any", ledger), [], ending)
+    ((_, body),) = ledger.left
+    assert (body.call_id, body.outcome.status) == ("1.0", told[0])
+    assert body.outcome.content.startswith(told[1])
