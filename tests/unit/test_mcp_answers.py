@@ -20,13 +20,16 @@ from tests.patience import CALL_SECONDS
 KEYED, UNSAFE = EffectClass.KEYED, EffectClass.UNSAFE
 
 
-async def paid(port: int, effect_class: EffectClass) -> ToolAnswer:
+async def paid(port: int, effect_class: EffectClass) -> ToolAnswer | ToolFailed | ToolInDoubt:
     definition = ToolDefinition("bank__pay", "", "{}", effect_class, CALL_SECONDS, 65536)
     context = CallContext("acme", "t", "1.0", "t/1.0", 1, lambda _text: None, timeout_seconds=CALL_SECONDS)
     with ThreadPoolExecutor(1) as threads:
         async with http_link(McpServer(url=f"http://127.0.0.1:{port}/")) as link:
             calling = Calling(Mock(link=AsyncMock(return_value=link)), "pay", definition, Mock(), threads)
-            return await calling.run(context, {})
+            try:
+                return await calling.run(context, {})
+            except (ToolFailed, ToolInDoubt) as error:
+                return error
 
 
 UNREADABLE = {
@@ -42,8 +45,9 @@ async def test_a_call_whose_answer_nobody_can_read_is_sent_once_and_unknown_wher
     answer: Callable[[Any], Any], effect_class: EffectClass
 ) -> None:
     with http_mcp_server(200, answer) as server:
-        with pytest.raises(ToolInDoubt if effect_class is UNSAFE else ToolFailed, match="no answer that can be read"):
-            await paid(server.port, effect_class)
+        told = await paid(server.port, effect_class)
+        assert isinstance(told, ToolInDoubt if effect_class is UNSAFE else ToolFailed)
+        assert "no answer that can be read" in told.message
         assert server.paid == ["t/1.0"]
 
 
@@ -52,8 +56,9 @@ async def test_a_call_that_a_gateway_lost_is_sent_again_with_its_key_where_that_
     effect_class: EffectClass,
 ) -> None:
     with http_mcp_server(502, lambda _: {"error": "a gateway's"}) as server:
-        with pytest.raises(ToolInDoubt if effect_class is UNSAFE else ToolFailed, match="lost in the middle"):
-            await paid(server.port, effect_class)
+        told = await paid(server.port, effect_class)
+        assert isinstance(told, ToolInDoubt if effect_class is UNSAFE else ToolFailed)
+        assert "lost in the middle" in told.message
         assert server.paid == ["t/1.0"] * (1 if effect_class is UNSAFE else MOST_SENDS)
 
 
@@ -63,4 +68,6 @@ def an_event(own_id: Any) -> str:
 
 async def test_an_answer_may_come_as_an_event() -> None:
     with http_mcp_server(200, an_event) as server:
-        assert (await paid(server.port, UNSAFE)).content == "paid"
+        told = await paid(server.port, UNSAFE)
+    assert isinstance(told, ToolAnswer)
+    assert told.content == "paid"
