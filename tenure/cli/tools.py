@@ -143,7 +143,7 @@ async def _doubted_attempt(client: Client, task_id: str, call_id: str) -> int:
     calls = {one.call.call_id: one.call.call_attempt async for one in client.in_doubt(task_id, include_all=True)}
     if call_id not in calls:
         waited_for = (await client.get(task_id)).calls_in_doubt
-        calls |= {one.call_id: one.call_attempt for one in waited_for if one.call_id not in calls}
+        calls |= {one.call_id: one.call_attempt for one in waited_for}
     if call_id in calls:
         return calls[call_id]
     others = ", ".join(calls)

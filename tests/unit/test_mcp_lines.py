@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import mcp_types as types
 import pytest
 from mcp.shared.message import SessionMessage
 
+from services.tools.mcp import lines
 from services.tools.mcp import link as links
 from services.tools.mcp.lines import LONGEST_ID, MOST_UNREAD_BYTES, LineReads, LineWrites
 from services.tools.mcp.link import Link
+from services.tools.mcp.opening import program_link
 from services.tools.mcp.pace import MOST_A_SECOND, Pace
 from services.tools.mcp.settings import McpServer
 from services.tools.mcp.sources import ToolsOfServer
+from services.tools.mcp.wire import WatchedReads
 from services.tools.registry import Registry
 from services.tools.source_facts import MOST_PROBLEMS
 from services.tools.tool import CallContext
@@ -57,6 +61,88 @@ async def test_a_server_that_asks_and_reads_no_answers_loses_its_link_and_they_d
             await writes.send(answer)
         assert ended.is_set()
         assert stdin.transport.get_write_buffer_size() <= MOST_UNREAD_BYTES
+
+
+async def test_answers_that_were_read_and_long_calls_of_ours_cost_a_server_nothing() -> None:
+    answer = SessionMessage(types.JSONRPCResponse(jsonrpc="2.0", id="x" * 200, result={}))
+    long = {"a": "x" * (2 * MOST_UNREAD_BYTES)}
+    call = SessionMessage(types.JSONRPCRequest(jsonrpc="2.0", id=1, method="tools/call", params=long))
+    pipe, count = asyncio.subprocess.PIPE, 1 + 2 * MOST_UNREAD_BYTES // 200
+    process = await asyncio.create_subprocess_exec("wc", "-l", stdin=pipe, stdout=pipe)
+    assert process.stdin is not None
+    process.stdin.transport.set_write_buffer_limits(0)
+    ended = asyncio.Event()
+    writes = LineWrites(process.stdin, ended)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await writes.send(call)
+        for _ in range(count - 1):
+            await writes.send(answer)
+            await process.stdin.drain()
+        await writes.aclose()
+        told, _ = await process.communicate()
+    assert (int(told), ended.is_set()) == (count, False)
+
+
+ASKS_WITHOUT_END = """
+import json, sys
+while True:
+    asked = json.loads(sys.stdin.readline())
+    said = {"jsonrpc": "2.0", "id": asked.get("id"), "error": {"code": -32601, "message": "unknown"}}
+    if asked["method"] == "initialize":
+        del said["error"]
+        version = asked["params"]["protocolVersion"]
+        said["result"] = {"protocolVersion": version, "capabilities": {}, "serverInfo": {"name": "a", "version": "1"}}
+    print(json.dumps(said), flush=True)
+    while asked["method"] == "initialize":
+        print(json.dumps({"jsonrpc": "2.0", "id": "x" * 200, "method": "ping"}), flush=True)
+"""
+
+
+async def test_a_program_that_asks_and_reads_no_answers_loses_its_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MOST_UNREAD_BYTES", 4096)
+    settings = McpServer(command=sys.executable, args=("-c", ASKS_WITHOUT_END))
+    async with asyncio.timeout(PATIENCE_SECONDS), program_link("a", settings, {}) as link:
+        await link.ended.wait()
+
+
+async def test_others_have_their_turn_while_a_program_s_lines_are_taken() -> None:
+    stream, turns = asyncio.StreamReader(limit=2**20), 0
+    stream.feed_data(b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n' * 100)
+    stream.feed_eof()
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    running = asyncio.create_task(other())
+    taken = [item async for item in LineReads(stream, "it")]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert len(taken) == 100
+    assert turns >= 99
+
+
+async def test_every_message_keeps_the_pace_whatever_it_came_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    may = asyncio.Event()
+    monkeypatch.setattr(Pace, "next", lambda _self: may.wait())
+    inner = Mock(receive=AsyncMock())
+    taking = asyncio.create_task(WatchedReads(inner, asyncio.Event()).receive())
+    await asyncio.sleep(0)
+    assert not inner.receive.called
+    may.set()
+    await taking
+    assert inner.receive.called
+
+
+async def test_a_link_tells_whoever_waits_that_its_last_call_is_over() -> None:
+    session, told = Session(), Mock()
+    session.gate.set()
+    link = Link(Mock(session=session), Mock(begun=set()), asyncio.Event(), asyncio.Event())
+    link.tell_idle = told
+    await link.call("t", {}, context(PATIENCE_SECONDS))
+    told.assert_called_once_with()
 
 
 async def test_others_have_their_turn_between_messages_and_one_beyond_the_pace_waits() -> None:

@@ -108,8 +108,12 @@ class Idler:
 
     def __init__(self) -> None:
         self.ended, self.idle, self.hangs = asyncio.Event(), asyncio.Event(), False
+        self.changed = asyncio.Event()
         self.idle.set()
         self.tell_idle: Callable[[], None] = lambda: None
+
+    async def list_tools(self) -> list[types.Tool]:
+        return []
 
     async def watch(self) -> None: ...
 
@@ -154,12 +158,14 @@ async def test_the_end_of_an_older_epoch_does_not_end_the_server_of_a_newer_one(
     starts = Starts()
     starts.may_start.set()
     async with task_servers(starts, most=1) as servers:
+        runs = Runs()
+        runs.accompany(servers)
         link = await servers.link(context(epoch=5))
         await servers.link(context(epoch=7))
-        servers.end_task(TASK, 6)
+        runs.stop_task(UUID(TASK), 6)
         assert servers.task_ids() == [TASK]
         assert not link.ended.is_set()
-        servers.end_task(TASK, 7)
+        runs.stop_task(UUID(TASK), 7)
         assert servers.task_ids() == []
 
 

@@ -144,5 +144,12 @@ async def test_a_workspace_that_cannot_be_measured_is_too_large(sandbox: Sandbox
     assert await looking.finds_too_much()
 
 
+async def test_descriptors_that_are_handed_on_are_nothing_and_those_that_stay_the_most_they_may_be(
+    sandbox: Sandbox, workspace: Path
+) -> None:
+    looking = Looking(sandbox_program(sandbox, workspace))
+    assert [looking._stays_in_flight(count) for count in (3, 2, 0, 5)] == [0, 2 * LIMITS.file_bytes, 0, 0]
+
+
 def sandbox_program(sandbox: Sandbox, workspace: Path) -> Program:
     return sandbox._program(b"", workspace, LIMITS, None, NOTHING)

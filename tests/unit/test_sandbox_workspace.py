@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from services.tools.sandbox.owned import _open_up
 from services.tools.sandbox.workspace import MAX_DEPTH, Usage, hand_over, identity, measure, take_over
+from services.tools.workspace.directories import Workspaces
 
 UID = 61_234
 ANY_USER = 61_235
@@ -128,6 +132,41 @@ def test_what_another_closed_is_not_known() -> None:
         (workspace / "folder").mkdir(mode=0)
         os.seteuid(ANY_USER)
         assert not measure(workspace).complete
+
+
+@pytest.mark.parametrize("call", ["listdir", "stat"])
+@pytest.mark.parametrize(("number", "complete"), [(errno.ENOENT, True), (errno.EACCES, False), (errno.EIO, False)])
+def test_what_went_away_is_nothing_and_what_cannot_be_looked_at_is_not_known(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, complete: bool
+) -> None:
+    """A program may remove it, or close it again, between two looks."""
+    (workspace / "file").touch()
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(number, "")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, fails)
+        usage = measure(workspace)
+    assert usage == Usage(0, 0, complete)
+
+
+def test_a_link_in_the_place_of_a_directory_is_not_opened_up(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir(mode=0o500)
+    (tmp_path / "link").symlink_to("theirs")
+    with pytest.raises(OSError, match="link"):
+        _open_up(str(tmp_path / "link"), None, 0o700)
+    assert stat.S_IMODE((tmp_path / "theirs").stat().st_mode) == 0o500
+
+
+def test_a_workspace_that_its_programs_closed_is_opened() -> None:
+    with as_an_ordinary_user() as root:
+        workspaces = Workspaces(root)
+        path = workspaces.directory("default", "task")
+        for opened in (workspaces.opened, workspaces.existing):
+            path.chmod(0)
+            with opened("default", "task") as workspace:
+                assert stat.S_IMODE(os.fstat(workspace).st_mode) == 0o700
 
 
 @contextmanager

@@ -125,6 +125,10 @@ def test_a_call_whose_tool_became_unsafe_is_not_run_again():
     assert decide(dead, replace(asked(), effect_class=EffectClass.UNSAFE), IDLE) == Doubt(3)
     assert decide(replace(dead, effect_class=EffectClass.UNSAFE), asked(), IDLE) == Doubt(3)
     assert decide(dead, asked(), IDLE) == Run(4)
+    gone = Outcome(OutcomeStatus.INVALID_ARGUMENTS, "no such tool")
+    told = decide(dead, replace(asked(clear=gone), effect_class=EffectClass.UNSAFE), IDLE)
+    assert isinstance(told, Conclude)
+    assert told.outcome.status is OutcomeStatus.INVALID_ARGUMENTS
 
 
 def test_an_accepted_call_is_joined_by_its_own_claim_and_taken_over_by_everybody_else():

@@ -169,5 +169,23 @@ def test_sources_have_room_for_so_many_characters_and_no_more():
     ]
     told = [registry.put(f"s{n}", [wide(f"s{n}__x")]) for n in range(1, 6)]
     assert told == [[], [], [], [], ["s5__x: all tools have more than 1048576 characters together"]]
+    narrow = [Tool(replace(tool(f"s6__{n}").definition, description="d" * (16 * 1024)), never) for n in range(3)]
+    assert registry.put("s6", narrow) == ["s6__1: all tools have more than 1048576 characters together"]
     assert registry.put("s0", []) == []
     assert registry.put("s5", [wide("s5__x")]) == []
+
+
+def test_ours_may_be_as_long_as_they_are():
+    wide = [Tool(replace(tool(name).definition, description="d" * (200 * 1024)), never) for name in ("a", "b")]
+    assert Registry(wide).find("b") is wide[1]
+
+
+def test_a_source_s_patterns_are_not_matched_and_ours_are():
+    def patterned(name: str) -> Tool:
+        schema = '{"type": "object", "properties": {"a": {"pattern": "^b$"}}}'
+        return Tool(replace(tool(name).definition, input_schema_json=schema), never)
+
+    registry = Registry([patterned("a")])
+    assert registry.put("s", [patterned("s__a")]) == []
+    assert registry.judge(ALL, "s__a", '{"a": "x"}') == {"a": "x"}
+    assert isinstance(registry.judge(ALL, "a", '{"a": "x"}'), Outcome)

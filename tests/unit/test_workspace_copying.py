@@ -17,6 +17,7 @@ from threading import Event
 
 import pytest
 
+from services.tools.builtin import files
 from services.tools.builtin.files import file_tools
 from services.tools.tool import CallContext, Tool, ToolAnswer, ToolFailed
 from services.tools.workspace import beneath
@@ -25,8 +26,9 @@ from services.tools.workspace.copying import Stopped, copy_workspace
 from services.tools.workspace.directories import Workspaces, write_file
 from services.tools.workspace.listing import list_page
 from services.tools.workspace.reading import OpenFile
+from services.tools.workspace.removal import ENTRIES_A_STEP
 from services.tools.workspace.requests import FileRequests
-from tenure.domain.errors import Unavailable, WrongState
+from tenure.domain.errors import InvalidRequest, Unavailable, WrongState
 from tests.patience import PATIENCE_SECONDS
 from tests.small_disk import SmallDisk
 
@@ -218,6 +220,31 @@ def test_a_full_disk_is_told_and_nothing_is_left_of_the_copy(
             asyncio.run(ran(tools["write_file"], context, {"path": "file", "content": "y" * 3_000_000}))
         assert failed.value.detail == "STORAGE_FULL"
         assert {path.name: path.stat().st_size for path in source.iterdir()} == {"file": 3_000_000}
+
+
+def test_more_than_one_step_deletes_is_deleted_and_what_is_never_empty_is_told(
+    workspaces: Workspaces, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete = next(tool for tool in file_tools(workspaces) if tool.name == "delete_file")
+    context = CallContext("default", "source", "1.0", "key", 1, lambda _text: None)
+    for number in range(ENTRIES_A_STEP + 1):
+        (source / str(number)).touch()
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "_MOST_STEPS", 1)
+        with pytest.raises(ToolFailed) as failed:
+            asyncio.run(ran(delete, context, {"path": "."}))
+    assert failed.value.detail == "NOT_ALL_DELETED"
+    for number in range(ENTRIES_A_STEP):
+        (source / str(number)).touch()
+    assert asyncio.run(ran(delete, context, {"path": "."})).content == "The workspace is empty."
+    assert list(source.iterdir()) == []
+
+
+def test_a_name_that_no_file_can_have_is_refused(source: Path, tmp_path: Path) -> None:
+    asked = FileRequests(tmp_path / "root", Bounds(), ThreadPoolExecutor(1), ThreadPoolExecutor(1))
+    with pytest.raises(InvalidRequest) as refused:
+        asked._open("default", "source", "x" * 300, 0, "")
+    assert refused.value.reason == "BAD_PATH"
 
 
 async def ran(tool: Tool, context: CallContext, arguments: dict[str, str]) -> ToolAnswer:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from services.tools.workspace import removal
 from services.tools.workspace.removal import empty_some, remove_some, remove_some_of
 
 
@@ -102,6 +103,26 @@ def test_one_entry_goes_and_those_beside_it_stay(workspace: Path) -> None:
             assert remove_some_of(name, parent)
         assert [path.name for path in workspace.iterdir()] == ["stays"]
         assert empty_some(parent)
+    finally:
+        os.close(parent)
+    assert list(workspace.iterdir()) == []
+
+
+def test_a_directory_that_is_written_to_meanwhile_is_not_gone_yet(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (workspace / "folder").mkdir()
+
+    def written_to_after(top: int, _most: int) -> bool:
+        os.close(os.open("late", os.O_CREAT, dir_fd=top))
+        return True
+
+    parent = os.open(workspace, os.O_RDONLY)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(removal, "empty_some", written_to_after)
+            assert not remove_some_of("folder", parent)
+        assert remove_some_of("folder", parent)
     finally:
         os.close(parent)
     assert list(workspace.iterdir()) == []

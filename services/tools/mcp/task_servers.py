@@ -139,8 +139,7 @@ class TaskServers:
     def _let_go(self, task_id: str) -> HeldLink:
         held = self._servers.pop(task_id).held
         held.let_go()
-        if not held.is_gone:
-            self._ending.add(held)
+        self._ending.add(held)
         return held
 
     def _gone(self, held: HeldLink) -> None:
