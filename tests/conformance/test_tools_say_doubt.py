@@ -105,8 +105,9 @@ async def test_an_unsafe_call_whose_tool_does_not_know_is_in_doubt_for_everybody
     assert await outcome_of(executor, asking) == first
     recorded = "select state, call_attempt, doubted_at is not null, doubt_note from calls"
     assert await tools_database(recorded) == [("IN_DOUBT", 1, True, LOST.replace("\0", "\ufffd"))]
-    refused = await outcome_of(executor, asking, Resolution(1, DidNotHappen(), "I looked", "olga"))
-    assert (refused.status, refused.detail, bank.payments) == (OutcomeStatus.IN_DOUBT, "RUNNER_NOT_GONE", 1)
+    for unproven in (DidNotHappen(), DidNotHappen(runner_proven_gone=True)):  # what it said itself is no proof
+        refused = await outcome_of(executor, asking, Resolution(1, unproven, "I looked", "olga"))
+        assert (refused.status, refused.detail, bank.payments) == (OutcomeStatus.IN_DOUBT, "RUNNER_NOT_GONE", 1)
     bank.answers = True
     again = await outcome_of(executor, asking, Resolution(1, DidNotHappen(True), "I looked", "olga"))
     assert (again.status, again.content, again.call_attempt) == (OutcomeStatus.SUCCEEDED, "paid", 2)
