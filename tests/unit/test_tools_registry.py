@@ -169,7 +169,7 @@ def test_sources_have_room_for_so_many_characters_and_no_more():
     ]
     told = [registry.put(f"s{n}", [wide(f"s{n}__x")]) for n in range(1, 6)]
     assert told == [[], [], [], [], ["s5__x: all tools have more than 1048576 characters together"]]
-    narrow = [Tool(replace(tool(f"s6__{n}").definition, description="d" * (16 * 1024)), never) for n in range(3)]
+    narrow = [Tool(replace(tool(f"s6__{n}").definition, description="d" * (16 * 1024)), never) for n in range(2)]
     assert registry.put("s6", narrow) == ["s6__1: all tools have more than 1048576 characters together"]
     assert registry.put("s0", []) == []
     assert registry.put("s5", [wide("s5__x")]) == []
