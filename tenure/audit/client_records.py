@@ -16,6 +16,7 @@ class Method(StrEnum):
     GET = "get"
     CANCEL = "cancel"
     COMMIT = "commit"
+    RESOLVE = "resolve"
 
 
 class Answer(StrEnum):
@@ -33,6 +34,7 @@ class Operation:
     `request_hash`: equal for equal payloads. `task_id` "": not known. `reason`: of a refusal, UPPER_SNAKE.
     `sequence`, `state`, `result`, `seen_tenant`: of the task in the answer. COMMIT (own loops only): `fence`,
     `request_id` is the commit_id, `body_hashes` are those of its entries in order, `sequence` is that of the answer.
+    `call_id`, `call_attempt`: what a word was about (RESOLVE).
     """
 
     client: str
@@ -49,6 +51,8 @@ class Operation:
     seen_tenant: str = ""
     fence: Fence | None = None
     body_hashes: tuple[bytes, ...] = ()
+    call_id: str = ""
+    call_attempt: int = 0
     invoked_monotonic: float = 0.0
     returned_monotonic: float | None = None
 

@@ -43,6 +43,7 @@ def doubted() -> Story:
 def say(story: Story, decision: Decision) -> None:
     request = facts.OperatorRequest("I looked", ResolveCall("1.0", 1, decision))
     story.entry(request, owned=False, actor="olga")
+    story.operation(seen.Method.RESOLVE, call_id="1.0", call_attempt=1)
     put_back(story, "olga")
 
 
@@ -133,6 +134,28 @@ def both_before_the_word(story: Story) -> None:
     story.effects[1] = replace(story.effects[1], epoch=story.effects[0].epoch)
 
 
+def same_attempt(story: Story) -> None:
+    index = first(story, facts.ToolOutcome)
+    told = story.entries[index].body
+    story.entries[index] = replace(
+        story.entries[index], body=replace(told, outcome=replace(told.outcome, call_attempt=1))
+    )
+
+
+def started_again(story: Story) -> None:
+    word = story.entries[first(story, facts.OperatorRequest)]
+    story.calls["1.0"] = replace(story.calls["1.0"], call_attempt=1, started_at=word.recorded_at + 1.0)
+
+
+def never_recorded(story: Story) -> None:
+    """The word that was acknowledged was about another attempt than the one in the ledger."""
+    story.operation(seen.Method.RESOLVE, call_id="1.0", call_attempt=2)
+
+
+def nobody_gave_it(story: Story) -> None:
+    story.operations = [one for one in story.operations if one.method is not seen.Method.RESOLVE]
+
+
 def twice(story: Story) -> None:
     index = first(story, facts.OperatorRequest)
     story.entries.insert(index + 1, replace(story.entries[index], recorded_at=story.entries[index].recorded_at + 0.1))
@@ -176,10 +199,14 @@ ANOTHER = "its record is IN_DOUBT"
             happened,
         ),
         fault(
-            "I15", "happened by nobody's word", other(Abandon()), "its record is IN_DOUBT", ended_before_the_tools_heard
+            "I15 I40",
+            "happened by nobody's word",
+            other(Abandon()),
+            "its record is IN_DOUBT",
+            ended_before_the_tools_heard,
         ),
         fault(
-            "I15",
+            "I15 I40",
             "happened by another attempt's word",
             outcome(call_attempt=3),
             ANOTHER,
@@ -189,7 +216,13 @@ ANOTHER = "its record is IN_DOUBT"
         fault("I15", "happened with another result", outcome(content="x"), ANOTHER, ended_before_the_tools_heard),
         fault("I15", "happened, and not by a word", outcome(detail=""), ANOTHER, ended_before_the_tools_heard),
         fault("I15 I40", "happened before the word", word_afterwards, ANOTHER, ended_before_the_tools_heard),
+        fault("I40", "happened by nobody, at the tools", other(Abandon()), "happened by somebody's word", happened),
         fault("I40", "given up by nobody", other(Happened()), "nobody had said so", given_up),
+        fault("I40", "settled as the same attempt", same_attempt, "nobody had said so of that attempt", given_up),
+        fault("I40", "not happened, by nobody's word", other(DidNotHappen()), "neither by proof", run_again),
+        fault("I40", "run again as the same attempt", started_again, "a word on that very attempt", run_again),
+        fault("I9", "a word that is not there", never_recorded, "does not have it", happened, seen_by_clients=True),
+        fault("I10", "a word nobody gave", nobody_gave_it, "and nobody gave it", happened, seen_by_clients=True),
     ],
 )
 def test_a_spoiled_doubt_is_told(story, change, invariants, says, seen_by_clients) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 from tenure.audit.check import Check
 from tenure.audit.history import Effect, LedgerEntry
-from tenure.audit.reading import of_kind, own, place
+from tenure.audit.reading import TIME_GRAIN_SECONDS, of_kind, own, place
 from tenure.audit.task_history import TaskHistory
 from tenure.domain.entries import OperatorRequest, ToolOutcome, Transition
 from tenure.domain.in_doubt import ABANDONED, HAPPENED, Abandon, Decision, DidNotHappen, Happened, ResolveCall
@@ -90,22 +90,53 @@ def words_are_waited_for(task: TaskHistory) -> Iterator[str]:
                 pass
 
 
-def what_was_given_up_was_so_by_somebody(task: TaskHistory) -> Iterator[str]:
-    """I40, of outcomes."""
-    given_up = {
-        (word.call_id, word.call_attempt): entry.sequence
-        for entry, word in words(task)
-        if isinstance(word.decision, Abandon)
+def what_was_settled_was_so_by_somebody(task: TaskHistory) -> Iterator[str]:
+    """I40, of outcomes: each is of the attempt after the one that the word was about."""
+    said = {
+        (type(word.decision), word.call_id, word.call_attempt + 1): entry.sequence
+        for entry, word in reversed([*words(task)])
     }
     for entry, told in of_kind(own(task.entries), ToolOutcome):
         outcome = told.outcome
-        if outcome.status is not OutcomeStatus.IN_DOUBT or outcome.detail != ABANDONED:
+        if outcome.status is OutcomeStatus.IN_DOUBT and outcome.detail == ABANDONED:
+            kind, as_it_says = Abandon, "was given up"
+        elif outcome.status is OutcomeStatus.SUCCEEDED and outcome.detail == HAPPENED:
+            kind, as_it_says = Happened, "happened by somebody's word"
+        else:
             continue
-        if given_up.get((told.call_id, outcome.call_attempt - 1), entry.sequence) >= entry.sequence:
-            yield f"{place(entry)} says that call {told.call_id} was given up, and nobody had said so of that attempt"
+        if said.get((kind, told.call_id, outcome.call_attempt), entry.sequence) >= entry.sequence:
+            yield f"{place(entry)} says that call {told.call_id} {as_it_says}, and nobody had said so of that attempt"
+
+
+def what_did_not_happen_cannot_happen_any_more(task: TaskHistory) -> Iterator[str]:
+    """I40: nobody is believed that a call did not happen while its runner may still make it happen."""
+    for entry, word in words(task):
+        said = word.decision
+        if isinstance(said, DidNotHappen) and not (said.runner_is_gone or said.runner_proven_gone):
+            neither = "its runner was gone neither by proof nor by somebody's word"
+            yield f"{place(entry)} says that call {word.call_id} did not happen, and {neither}"
+
+
+def what_is_run_again_is_another_attempt(task: TaskHistory) -> Iterator[str]:
+    """I40: else the old runner's start, withdrawal and outcome would count for the new one."""
+    calls = {call.call_id: call for call in task.calls}
+    for entry, word in words(task):
+        call = calls.get(word.call_id)
+        if call is None or call.started_at is None or call.call_attempt != word.call_attempt:
+            continue
+        if call.started_at > entry.recorded_at + task.clock_slack_seconds + TIME_GRAIN_SECONDS:
+            attempt = f"attempt {call.call_attempt}"
+            yield f"call {word.call_id} was started as {attempt} after {place(entry)}, a word on that very attempt"
 
 
 CHECKS: Final = (
     Check("I40", "a word on a call in doubt is waited for", ("entries",), words_are_waited_for),
-    Check("I40", "what was given up was so by somebody", ("entries",), what_was_given_up_was_so_by_somebody),
+    Check("I40", "what was settled by a word was so by somebody", ("entries",), what_was_settled_was_so_by_somebody),
+    Check(
+        "I40",
+        "did not happen is said when it cannot any more",
+        ("entries",),
+        what_did_not_happen_cannot_happen_any_more,
+    ),
+    Check("I40", "what is run again is another attempt", ("calls", "entries"), what_is_run_again_is_another_attempt),
 )

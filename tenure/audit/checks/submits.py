@@ -9,6 +9,7 @@ from typing import Final
 
 from tenure.audit.check import Check, SumCheck
 from tenure.audit.checks.fencing import OWNERS_ONLY
+from tenure.audit.checks.in_doubt import words
 from tenure.audit.history import Answer, Method, Operation
 from tenure.audit.reading import claim, of_kind, own, place
 from tenure.audit.task_history import TaskHistory
@@ -18,7 +19,7 @@ from tenure.domain.states import TaskState
 
 
 def what_was_acknowledged_is_there(task: TaskHistory) -> Iterator[str]:
-    """I9, of submits, cancels and reads."""
+    """I9, of submits, cancels, words on calls in doubt, and reads."""
     for done in task.operations:
         if done.answer is not Answer.OK or not task.task_id:
             continue
@@ -28,6 +29,8 @@ def what_was_acknowledged_is_there(task: TaskHistory) -> Iterator[str]:
             yield f"{done.client} was told of sequence {done.sequence}, the ledger ends at {task.row.sequence}"
         elif done.method is Method.CANCEL and not _is_cancelled(task):
             yield f"the cancel of {done.client} was acknowledged, and the ledger has no request of it"
+        elif done.method is Method.RESOLVE and (done.call_id, done.call_attempt) not in _said(task):
+            yield f"the word of {done.client} on call {done.call_id} was acknowledged, and the ledger does not have it"
 
 
 def commits_that_were_acknowledged_are_there(task: TaskHistory) -> Iterator[str]:
@@ -46,7 +49,7 @@ def commits_that_were_acknowledged_are_there(task: TaskHistory) -> Iterator[str]
 
 
 def nothing_came_from_nowhere(task: TaskHistory) -> Iterator[str]:
-    """I10: submits and cancels have a client, and what own loops wrote was in a commit of theirs."""
+    """I10: submits, cancels and words have a client, and what own loops wrote was in a commit of theirs."""
     asked = [op for op in task.operations if op.answer is not Answer.FAILED]
     methods = {op.method for op in asked}
     if task.entries and Method.SUBMIT not in methods and not _may_be_submitted(task):
@@ -54,6 +57,10 @@ def nothing_came_from_nowhere(task: TaskHistory) -> Iterator[str]:
     for entry, _ in of_kind(task.entries, CancelRequest):
         if Method.CANCEL not in methods:
             yield f"{place(entry)} asks for the end, and no client did"
+    given = {(op.call_id, op.call_attempt) for op in asked if op.method is Method.RESOLVE}
+    for entry, word in words(task):
+        if (word.call_id, word.call_attempt) not in given:
+            yield f"{place(entry)} is a word on attempt {word.call_attempt} of call {word.call_id}, and nobody gave it"
     sent = {(op.fence, body) for op in asked if op.method is Method.COMMIT for body in op.body_hashes}
     logged = {fence for fence, _ in sent}
     for entry in task.entries:
@@ -65,10 +72,10 @@ def nothing_came_from_nowhere(task: TaskHistory) -> Iterator[str]:
 def facts_come_once(task: TaskHistory) -> Iterator[str]:
     """I11: a request that was sent again did its work once."""
     first: dict[str, str] = {}
-    for entry, words in of_kind(own(task.entries), UserMessage):
-        if words.request_id and words.request_id in first:
-            yield f"{place(entry)} repeats request {words.request_id} of {first[words.request_id]}"
-        first.setdefault(words.request_id, place(entry))
+    for entry, message in of_kind(own(task.entries), UserMessage):
+        if message.request_id and message.request_id in first:
+            yield f"{place(entry)} repeats request {message.request_id} of {first[message.request_id]}"
+        first.setdefault(message.request_id, place(entry))
     cancels = [entry for entry, _ in of_kind(task.entries, CancelRequest)]
     for entry in cancels[1:]:
         yield f"{place(entry)} asks for the end again, after {place(cancels[0])}"
@@ -147,6 +154,10 @@ class _Submits:
 def _is_cancelled(task: TaskHistory) -> bool:
     assert task.row is not None
     return task.row.state is TaskState.CANCELLED or any(True for _ in of_kind(task.entries, CancelRequest))
+
+
+def _said(task: TaskHistory) -> set[tuple[str, int]]:
+    return {(word.call_id, word.call_attempt) for _, word in words(task)}
 
 
 def _may_be_submitted(task: TaskHistory) -> bool:
