@@ -84,9 +84,13 @@ def heed_cancellation() -> None:
 
 
 def _tell(error: Exception, failures: int) -> None:
-    """A part that is away is no fault of ours: a line is enough. Anything else is, and comes with its stack."""
+    """A part that is away is no fault of ours: a line is enough. Anything else is, and comes with its stack. A duty with
+    a group of tasks raises all that failed in it.
+    """
     facts: dict[str, object] = {"failures": failures}
-    if isinstance(error, TryLater):
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    if isinstance(error, TryLater) or (isinstance(error, ExceptionGroup) and error.split(TryLater)[1] is None):
         _log.warning("a duty failed and will be started again", extra={**facts, "error": error})
     else:
         _log.error("a duty failed and will be started again", extra=facts, exc_info=error)

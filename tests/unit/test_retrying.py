@@ -82,6 +82,27 @@ async def test_a_duty_that_fails_is_counted_told_and_started_again(caplog):
     assert [record.error.message for record in caplog.records if hasattr(record, "error")] == ["second"]
 
 
+async def test_a_part_that_is_away_is_no_fault_of_a_duty_with_a_group(caplog):
+    failed_twice = asyncio.Event()
+    failures = [[Unavailable("Postgres is away")], [Unavailable("and"), Unavailable("still")]]
+
+    async def fail(error: Exception) -> None:
+        raise error
+
+    async def duty() -> None:
+        if not failures:
+            failed_twice.set()
+            return
+        async with asyncio.TaskGroup() as group:
+            for error in failures.pop(0):
+                group.create_task(fail(error))
+
+    async with Duties(QUICK) as duties, asyncio.timeout(PATIENCE_SECONDS):
+        duties.start("sending", duty)
+        await failed_twice.wait()
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+
+
 async def test_no_duty_outlives_its_company():
     ended = []
 
