@@ -18,21 +18,23 @@ from typing import Any, Self
 
 from tenure.audit.collect import collect_tasks
 from tenure.audit.files import read_effects
-from tenure.audit.history import History
+from tenure.audit.history import Answer, History, Method, Operation
 from tenure.client import Client
-from tenure.domain.states import TaskState
+from tenure.domain.in_doubt import CallInDoubt, Decision, Resolution
+from tenure.domain.states import Reason, TaskState
 from tenure.domain.tools import Outcome
 from tenure.runtime.rpc_channel import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tenure.v1 import ledger_pb2, task_pb2, tool_service_pb2
+from tenure.v1 import ledger_pb2, task_pb2, tool_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tenure.wire.enums import STATES
+from tenure.wire.in_doubt import calls_in_doubt_to_wire, resolution_to_wire
 from tenure.wire.tools import outcome_to_domain, outcome_to_wire
 from tests.fault.mutants.catalogue import MUTATIONS
 from tests.fault.mutants.lifting import lift
 from tests.fault.remembered import RememberedLedger, without_overlap
 from tests.fix_checkpoint import Checkpoint, Owner, entry, reserve
-from tests.patience import CALL_SECONDS
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 from tests.service_process import ServiceProcess
 
 TOOL, CALL = "append_record_unsafe", "1.0"
@@ -66,11 +68,15 @@ class Arena:
         await owner.commit(*_asked_for(arguments))
         return owner
 
-    async def execute(self, owner: Owner, tools: Any = None) -> Outcome:
-        """The call of owner_with_a_call, to its outcome. Raises what the tool service refuses."""
+    async def execute(self, owner: Owner, tools: Any = None, word: Resolution | None = None) -> Outcome:
+        """The call of owner_with_a_call, to its outcome. Raises what the tool service refuses. `word`: of a person who
+        knows what came of it.
+        """
         request = tool_service_pb2.ExecuteRequest(
             token=owner.token, call_id=CALL, tool=TOOL, arguments_json=self.arguments_json
         )
+        if word is not None:
+            request.resolution.CopyFrom(resolution_to_wire(word))
         answers = [answer async for answer in (tools or self.tools).Execute(request, timeout=CALL_SECONDS)]
         return outcome_to_domain(answers[-1].outcome)
 
@@ -84,6 +90,39 @@ class Arena:
         settled = ledger_pb2.ToolOutcome(call_id=CALL, outcome=outcome_to_wire(outcome))
         move = pb.Transition(to_state=STATES.to_wire(state), reason="FINAL_ANSWER", result="done")
         await owner.commit(entry(1, tool_outcome=settled), transition=move)
+
+    async def loses_its_runner(
+        self, owner: Owner, failpoint: str = "tools.before_effect=kill9", word: Resolution | None = None
+    ) -> Outcome:
+        """The call is executed by a replica that is lost in the middle of it; what the others say, which give it up."""
+        async with self.another_replica(failpoint) as lost:
+            first = asyncio.create_task(self.execute(owner, lost, word))
+            await self.stands(owner, tool_pb2.CALL_STATE_STARTED)
+            outcome = await self.execute(owner, word=word)
+            first.cancel()
+            await asyncio.wait([first])
+        return outcome
+
+    async def stands(self, owner: Owner, state: tool_pb2.CallState.ValueType) -> None:
+        """Waits until the call stands like this."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while state not in {call.state for call in (await self.fence(owner)).values()}:
+                await asyncio.sleep(0.02)
+
+    async def wait_for_word(self, owner: Owner, call_attempt: int) -> None:
+        """As a worker does whose call is in doubt."""
+        doubts = calls_in_doubt_to_wire([CallInDoubt(CALL, call_attempt)])
+        waits = {"to_state": task_pb2.TASK_STATE_WAITING_USER, "reason": Reason.TOOL_IN_DOUBT}
+        await owner.commit(transition=pb.Transition(calls_in_doubt=doubts, **waits))
+
+    async def say(self, owner: Owner, call_attempt: int, decision: Decision) -> Resolution:
+        """A word, over the gateway; what the task's next owner is to pass along. Raises WrongState."""
+        task_id = owner.task.task_id
+        await self.auditor.resolve_call(task_id, CALL, call_attempt, decision, "I looked")
+        known = {"task_id": task_id, "call_id": CALL, "call_attempt": call_attempt}
+        said = Operation(client="olga", method=Method.RESOLVE, answer=Answer.OK, **known)
+        self.remembered.operations.append(said)
+        return Resolution(call_attempt, decision, "I looked", "olga")
 
     @asynccontextmanager
     async def another_replica(self, failpoints: str = "") -> AsyncIterator[Any]:

@@ -10,18 +10,20 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from tenure.domain.errors import TenureError
+from tenure.domain.in_doubt import DidNotHappen, Happened
 from tenure.domain.states import TaskState
-from tenure.domain.tools import NOT_RUN
+from tenure.domain.tools import NOT_RUN, OutcomeStatus
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2, tool_pb2
 from tests.fault.mutation_bench import Arena
 from tests.fix_checkpoint import Owner, answer, reserve, words
 from tests.fix_tools import appear
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.patience import CALL_SECONDS
 
 REFUSED = suppress(TenureError)
 """What a stale caller hears. With the guard gone it hears nothing, and what follows may be refused instead."""
 
+GONE = DidNotHappen(runner_is_gone=True)
 QUEUED = pb.Transition(to_state=task_pb2.TASK_STATE_QUEUED, reason="WORKER_DRAINED")
 
 
@@ -181,9 +183,7 @@ async def a_call_is_asked_for_again(arena: Arena) -> None:
 async def a_running_call_is_asked_for_again(arena: Arena) -> None:
     owner = await arena.owner_with_a_call(delay_ms=500)
     first = asyncio.create_task(arena.execute(owner))
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while tool_pb2.CALL_STATE_STARTED not in {call.state for call in (await arena.fence(owner)).values()}:
-            await asyncio.sleep(0.02)
+    await arena.stands(owner, tool_pb2.CALL_STATE_STARTED)
     outcome = await arena.execute(owner)
     with REFUSED:
         await first
@@ -196,6 +196,38 @@ async def the_call_of_a_dead_runner_is_asked_for_again(arena: Arena) -> None:
         with REFUSED:
             await arena.execute(owner, dying)
     await arena.end(owner, await arena.execute(owner))
+
+
+async def a_word_has_the_call_run_again(arena: Arena) -> None:
+    owner = await arena.owner_with_a_call()
+    await arena.loses_its_runner(owner)
+    await arena.wait_for_word(owner, 1)
+    word = await arena.say(owner, 1, GONE)
+    new = await arena.ledger.claim(owner.task.task_id, holder="worker-2")
+    await arena.end(new, await arena.execute(new, word=word))
+
+
+async def a_word_comes_again_when_the_call_is_in_doubt_anew(arena: Arena) -> None:
+    owner = await arena.owner_with_a_call()
+    await arena.loses_its_runner(owner)
+    await arena.wait_for_word(owner, 1)
+    word = await arena.say(owner, 1, GONE)
+    new = await arena.ledger.claim(owner.task.task_id, holder="worker-2")
+    outcome = await arena.loses_its_runner(new, "tools.after_effect=kill9", word)
+    if outcome.status is OutcomeStatus.IN_DOUBT:
+        await arena.wait_for_word(new, 2)
+        word = await arena.say(new, 2, Happened("it is there"))
+        new = await arena.ledger.claim(owner.task.task_id, holder="worker-3")
+        outcome = await arena.execute(new, word=word)
+    await arena.end(new, outcome)
+
+
+async def a_word_is_given_while_the_runner_is_only_frozen(arena: Arena) -> None:
+    owner = await arena.owner_with_a_call()
+    await arena.loses_its_runner(owner, "tools.before_effect=freeze")
+    await arena.wait_for_word(owner, 1)
+    with REFUSED:
+        await arena.say(owner, 1, DidNotHappen())
 
 
 async def a_family(arena: Arena, max_tokens: int) -> tuple[Owner, Owner]:
@@ -255,6 +287,9 @@ SCENARIOS: dict[str, Callable[[Arena], Awaitable[None]]] = {
     "call_started": a_call_was_accepted_before_it_was_taken_over,
     "call_record": a_call_is_asked_for_again,
     "call_joined": a_running_call_is_asked_for_again,
+    "word_is_another_attempt": a_word_has_the_call_run_again,
+    "word_is_about_one_attempt": a_word_comes_again_when_the_call_is_in_doubt_anew,
+    "word_needs_proof": a_word_is_given_while_the_runner_is_only_frozen,
     "call_in_doubt": the_call_of_a_dead_runner_is_asked_for_again,
 }
 HELD = {"tools": "tools.after_accept=touch({folder}/accepted)->wait({folder}/go-on)"}

@@ -8,30 +8,23 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from datetime import UTC, datetime
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 from uuid import uuid4
 
 from tenure.client.client import RETURN_PATIENCE
-from tenure.domain.errors import Fenced, NotFound, StaleEpoch, TryLater
-from tenure.domain.states import Reason, TaskState
-from tenure.domain.token import Claims
+from tenure.domain.errors import Fenced, NotFound, TryLater
 from tenure.runtime.retrying import retrying
-from tenure.runtime.rpc_channel import open_channel
-from tenure.runtime.signing import Signer
-from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1 import webhook_service_pb2 as webhooks
-from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
-from tenure.wire.enums import STATES
-from tenure.wire.token import sign_claims
 from tests.fault.suite.forks import fork
 from tests.fault.suite.installation import Installation
+from tests.fault.suite.late_writers import late_calls, stale_write
+from tests.fault.suite.lost_runners import runner_of_unsafe_calls
 from tests.fault.suite.prunes import prune, until_answered
 from tests.fault.suite.scenarios import model_of
 from tests.fault.suite.schedule import PlannedFault, Schedule
@@ -65,6 +58,8 @@ def label(fault: PlannedFault) -> str:
     if fault.kind == "arm":
         name, _, terms = fault.detail.partition("=")
         return f"{terms.rpartition('#')[2].rpartition('*')[2].partition('(')[0]} at {name}"
+    if fault.kind == "lose_runner":
+        return f"{fault.detail} tools with calls that must not be repeated"
     target = ">".join(part.partition("-")[0] for part in fault.target.split(">"))
     return f"{fault.kind} {target}"
 
@@ -117,6 +112,12 @@ async def freeze(install: Installation, fault: PlannedFault) -> None:
     return None
 
 
+async def lose_runner(install: Installation, fault: PlannedFault) -> None:
+    """Killed or frozen, in the middle of calls that must not be repeated; nothing happens while there are none."""
+    if (runner := await runner_of_unsafe_calls(install)) is not None:
+        await {"kill": kill, "freeze": freeze}[fault.detail](install, replace(fault, target=runner))
+
+
 async def arm(install: Installation, fault: PlannedFault) -> None:
     """Started anew with failpoints, as after a crash. Returns when they killed it, or `seconds` after it serves."""
     before = len(install.keeper.deaths)
@@ -153,32 +154,6 @@ async def refuse(install: Installation, fault: PlannedFault) -> None:
 async def reset(install: Installation, fault: PlannedFault) -> None:
     """Connections end by RST."""
     await install.links.by_name[fault.target].reset()
-
-
-async def stale_write(install: Installation, _fault: PlannedFault) -> None:
-    """A commit under an epoch of long ago, for a task that runs: as a worker sends it that was away."""
-    ends_at = time.monotonic() + RUNNING_SECONDS
-    async with open_channel(install.stack.replicas("checkpoint")[0].address) as channel:
-        ledger = CheckpointServiceStub(channel)
-        while time.monotonic() < ends_at:
-            with suppress(TryLater):
-                answer = await ledger.ListRunning(pb.ListRunningRequest(page_size=1), timeout=CALL_SECONDS)
-                if answer.running:
-                    await _write_stale(install, ledger, answer.running[0].task_id)
-                    return
-            await asyncio.sleep(PAUSE_SECONDS)
-
-
-async def _write_stale(install: Installation, ledger: Any, task_id: str) -> None:
-    claims = Claims(f"tasks/{task_id}", "default", 1, str(uuid4()), "worker-of-old", None)
-    token = sign_claims(Signer.load(install.stack.layout.signing_key), claims, datetime.now(UTC))
-    drained = pb.Transition(to_state=STATES.to_wire(TaskState.QUEUED), reason=Reason.WORKER_DRAINED)
-    request = pb.CommitRequest(token=token, commit_id=str(uuid4()), commit_number=1, transition=drained)
-    try:
-        await ledger.Commit(request, timeout=CALL_SECONDS)
-    except StaleEpoch:
-        return
-    raise AssertionError("a commit of a stale epoch was taken")
 
 
 async def use_lease(install: Installation, fault: PlannedFault) -> None:
@@ -253,6 +228,7 @@ INJECTORS: Final[dict[str, Inject]] = {
     "kill": kill,
     "terminate": terminate,
     "freeze": freeze,
+    "lose_runner": lose_runner,
     "arm": arm,
     "dies": dies,
     "replace_etcd": replace_etcd,
@@ -263,6 +239,7 @@ INJECTORS: Final[dict[str, Inject]] = {
     "model": model,
     "lose_generation": lose_generation,
     "stale_write": stale_write,
+    "late_calls": late_calls,
     "use_lease": use_lease,
     "drain_worker": drain_worker,
     "send_signals": send_signals,

@@ -17,6 +17,7 @@ from tenure.dev.postgres_process import PostgresProcess
 from tenure.dev.stack import Stack, StackOptions
 from tenure.dev.stack.child import ChildProcess
 from tenure.dev.stack.database import ensure_database
+from tests.fault.suite.client_log import ClientLog
 from tests.fault.suite.etcd_log import EtcdLog
 from tests.fault.suite.keeper import Keeper
 from tests.fault.suite.links import Links, address_of_dsn, lay
@@ -43,7 +44,7 @@ class Size:
 
 @dataclass(slots=True)
 class Installation:
-    """Runs. `users` are clients of the gateways, each with a connection of its own."""
+    """Runs. `users` are clients of the gateways, each with a connection of its own; `log`: what this seed's did."""
 
     stack: Stack
     postgres: PostgresProcess
@@ -53,6 +54,7 @@ class Installation:
     etcd_log: EtcdLog
     simulator: SimulatorControl
     users: list[Client] = field(default_factory=list)
+    log: ClientLog = field(default_factory=ClientLog)
     store_locks: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     duties: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -119,6 +121,12 @@ async def _options(
         "TENURE_CHECKPOINT_WEBHOOK_TURN_SECONDS": "3",
         "TENURE_CHECKPOINT_WEBHOOK_REQUEST_TIMEOUT_SECONDS": "1",
     }
+    # Calls of a lost runner are given up so soon that people can settle them, and it can wake up, while the seed runs.
+    for name in names("tools"):
+        environment[name] |= {
+            "TENURE_TOOLS_RUNNER_TTL_SECONDS": "3",
+            "TENURE_TOOLS_RUNNER_RENEW_INTERVAL_SECONDS": "0.5",
+        }
     environment["*"] = {"PYTHONPATH": str(REPOSITORY)}  # the code beside these tests, wherever that was checked out
     return StackOptions(**values, environment=environment)  # type: ignore[arg-type]  # its own fields
 

@@ -91,8 +91,8 @@ def _seeds(arguments: argparse.Namespace) -> Iterable[int]:
     if arguments.seed is not None:
         return [arguments.seed]
     if arguments.seeds:
-        first, _, last = arguments.seeds.partition("..")
-        return range(int(first), int(last or first) + 1)
+        spans = (each.partition("..") for each in arguments.seeds.split(","))
+        return [seed for first, _, last in spans for seed in range(int(first), int(last or first) + 1)]
     return itertools.count(random.randrange(FIRST_SEEDS))
 
 
@@ -105,7 +105,7 @@ def main() -> int:
     """0: nothing was broken that must not be."""
     parser = argparse.ArgumentParser(prog="python -m tests.fault.suite", description=__doc__)
     parser.add_argument("--minutes", type=float, default=0.0, help="go on with new seeds for so long")
-    parser.add_argument("--seeds", default="", help="FIRST..LAST")
+    parser.add_argument("--seeds", default="", help="FIRST..LAST, or several with commas")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--mode", choices=[mode.value for mode in Mode], default=None, help="else by the seed")
     parser.add_argument("--replicas", type=int, default=2)

@@ -26,6 +26,9 @@ SHAPED: Final = "shaped"
 """Of tasks whose result must fit a schema."""
 RESULT_SCHEMA: Final = '{"type": "object", "required": ["lines"]}'
 
+UNSAFE: Final = frozenset({"unsafe", "slow-tools", "siblings"})
+"""Of tasks with calls that must not be repeated and take so long that their runner can be lost in the middle."""
+
 END: Final = {"text": "All of it is done.", "latency_ms": 100}
 LIST: Final = {"name": "list_files", "arguments": {"path": ""}}
 SEARCH: Final = {"name": "web_search", "arguments": {"query": "help desk", "num_results": 1}}
@@ -35,7 +38,7 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
     "plain": [END],
     "long": [{"text": "word " * 200, "latency_ms": 2000, "deltas": 40}],
     "keyed": [*(_calls(_append("append_record", f"keyed {n}", 100), latency_ms=250) for n in range(7)), END],
-    "unsafe": [*(_calls(_append("append_record_unsafe", f"unsafe {n}", 400)) for n in range(5)), END],
+    "unsafe": [*(_calls(_append("append_record_unsafe", f"unsafe {n}", 1200)) for n in range(3)), END],
     "slow-tools": [
         _calls(_append("append_record_unsafe", "unsafe 0", 2500), _append("append_record", "keyed 0", 2000)),
         END,
@@ -75,8 +78,8 @@ WEIGHTS: Final[dict[str, int]] = {
     "plain": 3,
     "long": 2,
     "keyed": 5,
-    "unsafe": 4,
-    "slow-tools": 3,
+    "unsafe": 8,
+    "slow-tools": 5,
     "siblings": 1,
     "mixed": 5,
     "files": 2,

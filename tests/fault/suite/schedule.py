@@ -25,6 +25,17 @@ class Mode(StrEnum):
     LIVENESS = "liveness"
 
 
+class Manner(StrEnum):
+    """How a person settles calls in doubt. CAREFUL looks once the runner is proven gone, HASTY at once, others not."""
+
+    CAREFUL = "careful"
+    HASTY = "hasty"
+    VOUCHES = "vouches that the runner is gone"
+    BELIEVES = "believes that it happened"
+    GIVES_UP = "gives up"
+    SAYS_NOTHING = "says nothing"
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What there is to break: the names of the processes, of the links between them (`who>whom`), and of the stores."""
@@ -39,7 +50,10 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class PlannedTask:
-    """One task and what its client does. Times in seconds: `at` from the start, the others from `at`."""
+    """One task and what its client does. Times in seconds: `at` from the start, the others from `at`.
+
+    `manner`: of whoever settles its calls in doubt; `contested`: somebody else says another word at the same time.
+    """
 
     at: float
     scenario: str
@@ -51,6 +65,8 @@ class PlannedTask:
     slow: bool = False
     reads: bool = False
     timeout_seconds: float | None = None
+    manner: Manner = Manner.CAREFUL
+    contested: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +118,23 @@ def plan(seed: int, shape: Shape, mode: Mode | None = None) -> Schedule:
     )
 
 
+MANNERS: Final = {
+    Manner.CAREFUL: 5,
+    Manner.HASTY: 2,
+    Manner.VOUCHES: 2,
+    Manner.BELIEVES: 1,
+    Manner.GIVES_UP: 2,
+    Manner.SAYS_NOTHING: 1,
+}
+"""How often each is chosen."""
+
+
 def _task(luck: random.Random) -> PlannedTask:
     [scenario] = luck.choices(list(WEIGHTS), weights=list(WEIGHTS.values()))
     return PlannedTask(
         at=luck.uniform(0, TRAFFIC_SECONDS * 0.7),
         scenario=scenario,
-        tells_model=luck.random() < 0.5,
+        tells_model=luck.random() < 0.3,
         repeats=luck.choice([0, 0, 0, 1, 3]),
         loses_answer=luck.random() < 0.2,
         cancel_after=luck.uniform(0.0, 5.0) if luck.random() < 0.2 else None,
@@ -115,6 +142,8 @@ def _task(luck: random.Random) -> PlannedTask:
         slow=luck.random() < 0.2,
         reads=luck.random() < 0.5,
         timeout_seconds=luck.uniform(1.0, 8.0) if luck.random() < 0.05 else None,
+        manner=luck.choices(list(MANNERS), weights=list(MANNERS.values()))[0],
+        contested=luck.random() < 0.2,
     )
 
 
@@ -124,6 +153,8 @@ def _fault(luck: random.Random, shape: Shape) -> PlannedFault:
         _terminate: 2,
         _freeze: 3,
         _zombie: 2,
+        _late_calls: 2,
+        _lost_runner: 4,
         _failpoint_kill: 6,
         _failpoint_other: 2,
         _cut: 4,
@@ -160,6 +191,18 @@ def _freeze(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
 def _zombie(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
     """The worker without guards of its own, taken for dead, wakes up and goes on: only the fences stop it."""
     return PlannedFault(at, "freeze", shape.of("worker")[-1], luck.uniform(6.0, 9.0))
+
+
+def _late_calls(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
+    """The same, but it falls asleep between intents and calls, and its tasks are ended before it wakes up."""
+    return PlannedFault(at * EARLY, "late_calls", shape.of("worker")[-1], 0.0, f"{luck.choice(NTH)}#freeze")
+
+
+def _lost_runner(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
+    """Of calls that must not be repeated, whichever tool service that is by then. Frozen until they are given up."""
+    if luck.random() < 0.5:
+        return PlannedFault(at, "lose_runner", shape.of("tools")[0], luck.uniform(0.0, 2.0), "kill")
+    return PlannedFault(at, "lose_runner", shape.of("tools")[0], luck.uniform(4.0, 9.0), "freeze")
 
 
 def _failpoint_kill(luck: random.Random, at: float, shape: Shape) -> PlannedFault:

@@ -97,17 +97,7 @@ class Traffic:
     async def _cancel(self, task: Submitted, client: str, user: Client) -> None:
         assert task.planned.cancel_after is not None
         await asyncio.sleep(task.planned.cancel_after)
-        await self.cancel(task, client, user)
-
-    async def cancel(self, task: Submitted, client: str, user: Client) -> None:
-        """Until it is answered, or refused because the task has ended."""
-        for _ in range(20):
-            with self.log.call(client, Method.CANCEL, task_id=task.task_id) as call:
-                asked = api.CancelTaskRequest(task_id=task.task_id, reason="no longer wanted")
-                call.answered((await user.tasks.CancelTask(asked, timeout=CALL_SECONDS)).task)
-            if self.log.operations[-1].answer is not Answer.UNKNOWN:
-                return
-            await asyncio.sleep(PAUSE_SECONDS)
+        await cancel(self.log, task.task_id, client, user)
 
     async def _read(self, task: Submitted, client: str, user: Client) -> None:
         """GetTask at random moments: its answers must never go back."""
@@ -153,6 +143,17 @@ class Traffic:
             stream.ended = True
         finally:
             watching.cancel()
+
+
+async def cancel(log: ClientLog, task_id: str, client: str, user: Client) -> None:
+    """Until it is answered, or refused because the task has ended."""
+    for _ in range(20):
+        with log.call(client, Method.CANCEL, task_id=task_id) as call:
+            asked = api.CancelTaskRequest(task_id=task_id, reason="no longer wanted")
+            call.answered((await user.tasks.CancelTask(asked, timeout=CALL_SECONDS)).task)
+        if log.operations[-1].answer is not Answer.UNKNOWN:
+            return
+        await asyncio.sleep(PAUSE_SECONDS)
 
 
 def _submission(planned: PlannedTask, goal: str) -> Submitted:

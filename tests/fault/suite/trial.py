@@ -18,8 +18,9 @@ from tests.fault.suite import faults
 from tests.fault.suite.evidence import Marks, collect
 from tests.fault.suite.installation import Installation
 from tests.fault.suite.judging import judge
-from tests.fault.suite.schedule import Mode, Schedule
-from tests.fault.suite.traffic import Submitted, Traffic
+from tests.fault.suite.operators import Operators, careful_words_repeat_nothing
+from tests.fault.suite.schedule import Manner, Mode, Schedule
+from tests.fault.suite.traffic import Submitted, Traffic, cancel
 from tests.patience import slowness_now
 
 REST_SECONDS: Final = 30.0
@@ -57,12 +58,16 @@ class Trial:
         self.install.check_duties()
         began, marks, deaths = time.monotonic(), Marks.of(self.install), len(self.install.keeper.deaths)
         traffic = Traffic(self.install.users, self.schedule)
+        self.install.log = traffic.log
+        people = Operators(self.install.users[0], traffic, self.install.stack.layout.records)
         async with asyncio.timeout(PATIENCE_SECONDS * 2), asyncio.TaskGroup() as running:
             clients = running.create_task(traffic.carry_out())
+            settling = running.create_task(people.run())
             await faults.carry_out(self.install, self.schedule, self.injected)
             await faults.mend(self.install)
             slowness = slowness_now()
             rested = await self._rest(traffic, REST_SECONDS * slowness)
+            settling.cancel()
             await self._end_what_waits(traffic)
             await asyncio.wait([clients], timeout=PATIENCE_SECONDS)
             if not clients.done():
@@ -75,7 +80,11 @@ class Trial:
         report = examine(history)
         return Verdict(
             schedule=self.schedule,
-            violations=[*self.late, *judge(self.install, traffic, report, marks, died)],
+            violations=[
+                *self.late,
+                *judge(self.install, traffic, report, marks, died),
+                *careful_words_repeat_nothing(traffic, history),
+            ],
             injected=self.injected,
             hit=Counter(death.armed.partition("=")[0] for death in died if death.by_failpoint),
             figures=figures_of(traffic, history),
@@ -116,6 +125,8 @@ class Trial:
         if not task.task_id:
             return False
         state = await self._state(task)
+        if state is TaskState.WAITING_USER and task.planned.manner is not Manner.SAYS_NOTHING:
+            return False  # somebody will have a word for it
         asked_to_end = any(
             one.method is Method.CANCEL and one.answer is Answer.OK and one.task_id == task.task_id
             for one in traffic.log.operations
@@ -133,7 +144,7 @@ class Trial:
         """Those that wait for a person are cancelled by one."""
         for task in traffic.tasks:
             if task.task_id and await self._state(task) in WAITING:
-                await traffic.cancel(task, "operator", self.install.users[0])
+                await cancel(traffic.log, task.task_id, "operator", self.install.users[0])
 
 
 def figures_of(traffic: Traffic, history: History) -> Counter[str]:
@@ -144,5 +155,8 @@ def figures_of(traffic: Traffic, history: History) -> Counter[str]:
         told["takeovers"] += max(0, task.claim_count - 1)
     for name in ("entries", "effects", "refusals", "model_calls", "grants", "calls", "operations"):
         told[name] = len(getattr(history, name) or ())
+    words = [one for one in history.operations or () if one.method is Method.RESOLVE]
+    told["words on calls in doubt"] = sum(one.answer is Answer.OK for one in words)
+    told["words refused"] = sum(one.answer is Answer.FAILED for one in words)
     told["streams"] = len(history.subscriptions or ())
     return told
