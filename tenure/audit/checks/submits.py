@@ -161,9 +161,11 @@ def _said(task: TaskHistory) -> set[tuple[str, int]]:
 
 
 def _may_be_submitted(task: TaskHistory) -> bool:
-    """A submit whose answer was lost does not know its task; its request id is looked for among those without one."""
+    """A submit whose answer was lost does not know its task; its request id is looked for among those without one. A
+    sub-agent is asked for by its parent.
+    """
     goal = next(of_kind(task.entries, Submitted), None)
-    return goal is None or goal[1].request_id in task.lost_request_ids
+    return goal is None or goal[1].spawned_by is not None or goal[1].request_id in task.lost_request_ids
 
 
 def _has_run(kept: list[bytes], wanted: tuple[bytes, ...]) -> bool:

@@ -37,7 +37,7 @@ class Marks:
 
 async def collect(install: Installation, traffic: Traffic, marks: Marks, *, settled: bool) -> History:
     """What the checker wants to see."""
-    task_ids = sorted({task.task_id for task in traffic.tasks if task.task_id})
+    task_ids = sorted(traffic.task_ids)
     history = await collect_tasks(install.users[0], task_ids)
     await install.etcd_log.caught_up()
     known, model_log = set(task_ids), install.stack.layout.model_log

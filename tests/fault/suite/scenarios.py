@@ -26,12 +26,20 @@ SHAPED: Final = "shaped"
 """Of tasks whose result must fit a schema."""
 RESULT_SCHEMA: Final = '{"type": "object", "required": ["lines"]}'
 
+FAMILY: Final = "family"
+MEMBER: Final = "member"
+"""Of tasks that have others work for them, and of those others."""
+
 UNSAFE: Final = frozenset({"unsafe", "slow-tools", "siblings"})
 """Of tasks with calls that must not be repeated and take so long that their runner can be lost in the middle."""
 
 END: Final = {"text": "All of it is done.", "latency_ms": 100}
 LIST: Final = {"name": "list_files", "arguments": {"path": ""}}
 SEARCH: Final = {"name": "web_search", "arguments": {"query": "help desk", "num_results": 1}}
+SPAWN: Final = {
+    "name": "spawn_sub_agents",
+    "arguments": {"goals": [f"{PREFIX}{MEMBER} {name} {{{{goal}}}}" for name in ("a", "b", "c")]},
+}
 PYTHON: Final = {"name": "execute_python", "arguments": {"code": "import time; time.sleep(0.3); print(6 * 7)"}}
 
 SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
@@ -63,6 +71,16 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
     "files": [*(_calls(_file(n), latency_ms=50) for n in range(5)), _calls(LIST), END],
     "python": [_calls(PYTHON, _append("append_record", "keyed 0")), END],
     "refused-often": [{**END, "fault": {"status": 529, "times": 2, "retry_after_seconds": 0.2}}],
+    FAMILY: [
+        _calls(
+            {"name": "spawn_sub_agents", "arguments": {"goals": [f"{PREFIX}{MEMBER} {n} {{{{goal}}}}" for n in "abc"]}}
+        ),
+        END,
+    ],
+    MEMBER: [
+        _calls({"name": "append_record", "arguments": {"file": "members", "line": "{{goal}}", "delay_ms": 300}}),
+        END,
+    ],
     SHAPED: [
         _calls(_append("append_record", "keyed 0")),
         {"text": "It is done, and there was 1 line.", "latency_ms": 100},
@@ -92,7 +110,13 @@ WEIGHTS: Final[dict[str, int]] = {
 
 
 def model_of(scenario: str) -> str:
-    return f"sim-{PREFIX}{scenario}"
+    """Members of a family have the model of its head, and say by their goals what they do."""
+    return "sim-by-goal" if scenario == FAMILY else f"sim-{PREFIX}{scenario}"
+
+
+def goal_of(scenario: str, goal: str) -> str:
+    """What the task is told to do."""
+    return f"{PREFIX}{scenario} {goal}" if scenario == FAMILY else goal
 
 
 def write_scenarios(folder: Path) -> Path:

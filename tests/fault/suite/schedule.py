@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from tenure.runtime.failpoint_names import FAILPOINTS
-from tests.fault.suite.scenarios import WEIGHTS
+from tests.fault.suite.scenarios import FAMILY, WEIGHTS
 
 TRAFFIC_SECONDS: Final = 12.0
 NTH: Final = (1, 1, 1, 2, 3)
@@ -67,6 +67,7 @@ class PlannedTask:
     timeout_seconds: float | None = None
     manner: Manner = Manner.CAREFUL
     contested: bool = False
+    max_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,7 @@ def plan(seed: int, shape: Shape, mode: Mode | None = None) -> Schedule:
     tasks = [_task(luck) for _ in range(luck.randint(20, 32))]
     count = luck.randint(6, 12) if chosen is Mode.SAFETY else luck.randint(3, 6)
     faults = [_fault(luck, shape) for _ in range(count)]
+    tasks += [_family(luck) for _ in range(luck.randint(1, 2))]
     return Schedule(
         seed,
         chosen,
@@ -144,6 +146,19 @@ def _task(luck: random.Random) -> PlannedTask:
         timeout_seconds=luck.uniform(1.0, 8.0) if luck.random() < 0.05 else None,
         manner=luck.choices(list(MANNERS), weights=list(MANNERS.values()))[0],
         contested=luck.random() < 0.2,
+    )
+
+
+def _family(luck: random.Random) -> PlannedTask:
+    """Four agents with one budget: sometimes it is too small for all of them."""
+    return PlannedTask(
+        at=luck.uniform(0, TRAFFIC_SECONDS * 0.5),
+        scenario=FAMILY,
+        repeats=luck.choice([0, 1]),
+        cancel_after=luck.uniform(1.0, 5.0) if luck.random() < 0.3 else None,
+        watchers=luck.choice([0, 1]),
+        reads=luck.random() < 0.5,
+        max_tokens=luck.choice([None, 40_000, 7_000]),
     )
 
 

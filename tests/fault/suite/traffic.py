@@ -18,7 +18,7 @@ from tenure.runtime.status import PeerFailed
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.fault.suite.client_log import ClientLog, Stream, request_hash
-from tests.fault.suite.scenarios import RESULT_SCHEMA, SHAPED, model_of
+from tests.fault.suite.scenarios import RESULT_SCHEMA, SHAPED, goal_of, model_of
 from tests.fault.suite.schedule import PlannedTask, Schedule
 
 CALL_SECONDS: Final = 5.0
@@ -31,12 +31,13 @@ RETRY: Final = {"max_attempts": 5, "factor": 1.5}
 
 @dataclass(slots=True)
 class Submitted:
-    """A planned task and what became of it: `task_id` empty while nobody was told."""
+    """A planned task and what became of it: `task_id` empty while nobody was told. `below`: its sub-agents."""
 
     planned: PlannedTask
     goal: str
     request: api.SubmitTaskRequest
     task_id: str = ""
+    below: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -53,6 +54,11 @@ class Traffic:
         self._luck.seed(self.schedule.seed)
         run = f"{self.schedule.seed}-{time.time_ns():x}"
         self.tasks = [_submission(planned, f"s{run}-{n}") for n, planned in enumerate(self.schedule.tasks)]
+
+    @property
+    def task_ids(self) -> set[str]:
+        """All that are known, with their sub-agents."""
+        return {task_id for task in self.tasks if task.task_id for task_id in (task.task_id, *task.below)}
 
     async def carry_out(self) -> None:
         """Returns once every submit is answered, every cancel asked for, and every watcher saw its task's end."""
@@ -160,13 +166,15 @@ def _submission(planned: PlannedTask, goal: str) -> Submitted:
     in_doubt = task_pb2.IN_DOUBT_POLICY_TELL_MODEL if planned.tells_model else task_pb2.IN_DOUBT_POLICY_WAIT_FOR_PERSON
     request = api.SubmitTaskRequest(
         request_id=goal,
-        goal=goal,
+        goal=goal_of(planned.scenario, goal),
         agent=task_pb2.AgentSpec(model=model_of(planned.scenario), max_output_tokens=2048),
         policy=task_pb2.TaskPolicy(on_in_doubt=in_doubt, retry=task_pb2.RetryPolicy(**RETRY)),
         result_schema_json=RESULT_SCHEMA if planned.scenario == SHAPED else "",
     )
     if planned.timeout_seconds is not None:
         request.limits.timeout.FromMilliseconds(round(planned.timeout_seconds * 1000))
+    if planned.max_tokens is not None:
+        request.limits.max_tokens = planned.max_tokens
     request.policy.retry.initial_backoff.FromMilliseconds(500)
     request.policy.retry.max_backoff.FromSeconds(2)
     return Submitted(planned, goal, request)

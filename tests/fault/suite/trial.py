@@ -19,6 +19,7 @@ from tests.fault.suite.evidence import Marks, collect
 from tests.fault.suite.installation import Installation
 from tests.fault.suite.judging import judge
 from tests.fault.suite.operators import Operators, careful_words_repeat_nothing
+from tests.fault.suite.scenarios import FAMILY
 from tests.fault.suite.schedule import Manner, Mode, Schedule
 from tests.fault.suite.traffic import Submitted, Traffic, cancel
 from tests.patience import slowness_now
@@ -117,21 +118,39 @@ class Trial:
         """Waits until etcd has no claim of theirs. One that nobody works under may stay for some seconds, not for ever:
         the checker tells.
         """
-        task_ids, ends_at = {task.task_id for task in traffic.tasks}, time.monotonic() + within_seconds
-        while self.install.etcd_log.held(task_ids) and time.monotonic() < ends_at:
+        ends_at = time.monotonic() + within_seconds
+        while self.install.etcd_log.held(traffic.task_ids) and time.monotonic() < ends_at:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _rests(self, traffic: Traffic, task: Submitted) -> bool:
         if not task.task_id:
             return False
-        state = await self._state(task)
-        if state is TaskState.WAITING_USER and task.planned.manner is not Manner.SAYS_NOTHING:
-            return False  # somebody will have a word for it
+        found = await self._found(task)
+        if not found or not all(self._stands_still(one, task) for one in found):
+            return False
         asked_to_end = any(
             one.method is Method.CANCEL and one.answer is Answer.OK and one.task_id == task.task_id
             for one in traffic.log.operations
         )
-        return state in TERMINAL or (state in WAITING and not asked_to_end)
+        return not asked_to_end or all(STATES.to_domain(one.state) in TERMINAL for one in found)
+
+    def _stands_still(self, found: task_pb2.Task, task: Submitted) -> bool:
+        """Ended, or waiting for a person who will not come: sub-agents are waited for, and most people have a word."""
+        state = STATES.to_domain(found.state)
+        return state in TERMINAL or (state is TaskState.WAITING_USER and task.planned.manner is Manner.SAYS_NOTHING)
+
+    async def _found(self, task: Submitted) -> list[task_pb2.Task]:
+        """The task, then its sub-agents; empty: it could not be seen."""
+        user = self.install.users[0]
+        try:
+            found = [await user.get(task.task_id)]
+            if task.planned.scenario == FAMILY:
+                in_tree = task_pb2.TaskFilter(root_task_id=task.task_id)
+                found += [one async for one in user.list_tasks(in_tree) if one.task_id != task.task_id]
+                task.below |= {one.task_id for one in found[1:]}
+        except TryLater:
+            return []
+        return found
 
     async def _state(self, task: Submitted) -> TaskState | None:
         try:
