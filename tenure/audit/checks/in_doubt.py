@@ -18,6 +18,12 @@ from tenure.domain.tools import Outcome, OutcomeStatus
 _LEDGER: Final = "checkpoint"
 """Who puts tasks back whose calls turned out to be in doubt no more: that needs no word."""
 
+_BY_WORD: Final[dict[tuple[OutcomeStatus, str], tuple[type[Abandon | Happened], str]]] = {
+    (OutcomeStatus.IN_DOUBT, ABANDONED): (Abandon, "was given up"),
+    (OutcomeStatus.SUCCEEDED, HAPPENED): (Happened, "happened by somebody's word"),
+}
+"""Outcomes that are only a person's word."""
+
 
 def words(task: TaskHistory) -> Iterator[tuple[LedgerEntry, ResolveCall]]:
     """The words that people gave on calls in doubt, in order."""
@@ -98,11 +104,8 @@ def what_was_settled_was_so_by_somebody(task: TaskHistory) -> Iterator[str]:
     }
     for entry, told in of_kind(own(task.entries), ToolOutcome):
         outcome = told.outcome
-        if outcome.status is OutcomeStatus.IN_DOUBT and outcome.detail == ABANDONED:
-            kind, as_it_says = Abandon, "was given up"
-        elif outcome.status is OutcomeStatus.SUCCEEDED and outcome.detail == HAPPENED:
-            kind, as_it_says = Happened, "happened by somebody's word"
-        else:
+        kind, as_it_says = _BY_WORD.get((outcome.status, outcome.detail), (None, ""))
+        if kind is None:
             continue
         if said.get((kind, told.call_id, outcome.call_attempt), entry.sequence) >= entry.sequence:
             yield f"{place(entry)} says that call {told.call_id} {as_it_says}, and nobody had said so of that attempt"
