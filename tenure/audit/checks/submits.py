@@ -55,7 +55,7 @@ def nothing_came_from_nowhere(task: TaskHistory) -> Iterator[str]:
     if task.entries and Method.SUBMIT not in methods and not _may_be_submitted(task):
         yield "no client has submitted this task"
     for entry, _ in of_kind(task.entries, CancelRequest):
-        if Method.CANCEL not in methods:
+        if Method.CANCEL not in methods and not _is_sub_agent(task):
             yield f"{place(entry)} asks for the end, and no client did"
     given = {(op.call_id, op.call_attempt) for op in asked if op.method is Method.RESOLVE}
     for entry, word in words(task):
@@ -161,11 +161,14 @@ def _said(task: TaskHistory) -> set[tuple[str, int]]:
 
 
 def _may_be_submitted(task: TaskHistory) -> bool:
-    """A submit whose answer was lost does not know its task; its request id is looked for among those without one. A
-    sub-agent is asked for by its parent.
-    """
+    """A submit whose answer was lost does not know its task; its request id is looked for among those without one."""
     goal = next(of_kind(task.entries, Submitted), None)
-    return goal is None or goal[1].spawned_by is not None or goal[1].request_id in task.lost_request_ids
+    return goal is None or goal[1].request_id in task.lost_request_ids or _is_sub_agent(task)
+
+
+def _is_sub_agent(task: TaskHistory) -> bool:
+    """Asked for by its parent's call, and ended with it."""
+    return any(goal.spawned_by is not None for _, goal in of_kind(task.entries, Submitted))
 
 
 def _has_run(kept: list[bytes], wanted: tuple[bytes, ...]) -> bool:

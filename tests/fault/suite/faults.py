@@ -113,9 +113,15 @@ async def freeze(install: Installation, fault: PlannedFault) -> None:
 
 
 async def lose_runner(install: Installation, fault: PlannedFault) -> None:
-    """Killed or frozen, in the middle of calls that must not be repeated; nothing happens while there are none."""
-    if (runner := await runner_of_unsafe_calls(install)) is not None:
-        await {"kill": kill, "freeze": freeze}[fault.detail](install, replace(fault, target=runner))
+    """Killed, or frozen and cut off, in the middle of calls that must not be repeated. Without any nothing happens."""
+    runner = await runner_of_unsafe_calls(install)
+    if runner is None:
+        return
+    losing = asyncio.create_task(INJECTORS[fault.detail](install, replace(fault, target=runner)))
+    for name, link in install.links.by_name.items():
+        if name.endswith(f">{runner}"):  # else its callers would wait for it longer than it is away
+            await link.reset()
+    await losing
 
 
 async def arm(install: Installation, fault: PlannedFault) -> None:

@@ -19,7 +19,7 @@ PAUSE_SECONDS: Final = 0.1
 _RUNNING: Final = """
 select r.pid from tools.calls c join tools.runners r using (runner_id)
  where c.state = 'STARTED' and c.effect_class = 'UNSAFE' and r.ended_at is null
-   and (c.arguments::json->>'delay_ms')::int >= 1000 and c.started_at > clock_timestamp() - interval '0.5 seconds'
+   and (convert_from(c.arguments, 'utf8')::json->>'delay_ms')::int >= 1000 and c.started_at > clock_timestamp() - interval '0.5 seconds'
 """
 """Those that have only begun, and take so long that they are lost in the middle."""
 
@@ -28,7 +28,7 @@ async def runner_of_unsafe_calls(install: Installation) -> str | None:
     """The tool service that runs most of them now; None: nobody did, for a while."""
     ends_at = time.monotonic() + LOOKED_FOR_SECONDS
     while time.monotonic() < ends_at:
-        with suppress(psycopg.Error, TimeoutError):  # Postgres may be away: another fault's doing
+        with suppress(psycopg.OperationalError, TimeoutError):  # Postgres may be away: another fault's doing
             async with asyncio.timeout(ANSWER_SECONDS):
                 for pid, _ in Counter(await _pids(install)).most_common():
                     for one in install.stack.replicas("tools"):

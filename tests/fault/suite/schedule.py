@@ -217,7 +217,7 @@ def _lost_runner(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
     """Of calls that must not be repeated, whichever tool service that is by then. Frozen until they are given up."""
     if luck.random() < 0.5:
         return PlannedFault(at, "lose_runner", shape.of("tools")[0], luck.uniform(0.0, 2.0), "kill")
-    return PlannedFault(at, "lose_runner", shape.of("tools")[0], luck.uniform(4.0, 9.0), "freeze")
+    return PlannedFault(at, "lose_runner", shape.of("tools")[0], luck.uniform(5.0, 8.0), "freeze")
 
 
 def _failpoint_kill(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
