@@ -91,17 +91,17 @@ class Arena:
         move = pb.Transition(to_state=STATES.to_wire(state), reason="FINAL_ANSWER", result="done")
         await owner.commit(entry(1, tool_outcome=settled), transition=move)
 
-    async def loses_its_runner(
+    @asynccontextmanager
+    async def runner_lost(
         self, owner: Owner, failpoint: str = "tools.before_effect=kill9", word: Resolution | None = None
-    ) -> Outcome:
+    ) -> AsyncIterator[Outcome]:
         """The call is executed by a replica that is lost in the middle of it; what the others say, which give it up."""
         async with self.another_replica(failpoint) as lost:
             first = asyncio.create_task(self.execute(owner, lost, word))
             await self.stands(owner, tool_pb2.CALL_STATE_STARTED)
-            outcome = await self.execute(owner, word=word)
+            yield await self.execute(owner, word=word)
             first.cancel()
             await asyncio.wait([first])
-        return outcome
 
     async def stands(self, owner: Owner, state: tool_pb2.CallState.ValueType) -> None:
         """Waits until the call stands like this."""

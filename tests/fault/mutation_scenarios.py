@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from tenure.domain.errors import TenureError
-from tenure.domain.in_doubt import DidNotHappen, Happened
+from tenure.domain.in_doubt import DidNotHappen
 from tenure.domain.states import TaskState
-from tenure.domain.tools import NOT_RUN, OutcomeStatus
+from tenure.domain.tools import NOT_RUN
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2, tool_pb2
 from tests.fault.mutation_bench import Arena
@@ -200,8 +200,8 @@ async def the_call_of_a_dead_runner_is_asked_for_again(arena: Arena) -> None:
 
 async def a_word_has_the_call_run_again(arena: Arena) -> None:
     owner = await arena.owner_with_a_call()
-    await arena.loses_its_runner(owner)
-    await arena.wait_for_word(owner, 1)
+    async with arena.runner_lost(owner):
+        await arena.wait_for_word(owner, 1)
     word = await arena.say(owner, 1, GONE)
     new = await arena.ledger.claim(owner.task.task_id, holder="worker-2")
     await arena.end(new, await arena.execute(new, word=word))
@@ -209,25 +209,20 @@ async def a_word_has_the_call_run_again(arena: Arena) -> None:
 
 async def a_word_comes_again_when_the_call_is_in_doubt_anew(arena: Arena) -> None:
     owner = await arena.owner_with_a_call()
-    await arena.loses_its_runner(owner)
-    await arena.wait_for_word(owner, 1)
+    async with arena.runner_lost(owner):
+        await arena.wait_for_word(owner, 1)
     word = await arena.say(owner, 1, GONE)
     new = await arena.ledger.claim(owner.task.task_id, holder="worker-2")
-    outcome = await arena.loses_its_runner(new, "tools.after_effect=kill9", word)
-    if outcome.status is OutcomeStatus.IN_DOUBT:
-        await arena.wait_for_word(new, 2)
-        word = await arena.say(new, 2, Happened("it is there"))
-        new = await arena.ledger.claim(owner.task.task_id, holder="worker-3")
-        outcome = await arena.execute(new, word=word)
-    await arena.end(new, outcome)
+    async with arena.runner_lost(new, "tools.after_effect=kill9", word):
+        await arena.execute(new, word=word)
 
 
 async def a_word_is_given_while_the_runner_is_only_frozen(arena: Arena) -> None:
     owner = await arena.owner_with_a_call()
-    await arena.loses_its_runner(owner, "tools.before_effect=freeze")
-    await arena.wait_for_word(owner, 1)
-    with REFUSED:
-        await arena.say(owner, 1, DidNotHappen())
+    async with arena.runner_lost(owner, "tools.before_effect=freeze"):
+        await arena.wait_for_word(owner, 1)
+        with REFUSED:
+            await arena.say(owner, 1, DidNotHappen())
 
 
 async def a_family(arena: Arena, max_tokens: int) -> tuple[Owner, Owner]:

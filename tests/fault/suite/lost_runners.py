@@ -19,7 +19,8 @@ PAUSE_SECONDS: Final = 0.1
 _RUNNING: Final = """
 select r.pid from tools.calls c join tools.runners r using (runner_id)
  where c.state = 'STARTED' and c.effect_class = 'UNSAFE' and r.ended_at is null
-   and (convert_from(c.arguments, 'utf8')::json->>'delay_ms')::int >= 1000 and c.started_at > clock_timestamp() - interval '0.5 seconds'
+   and (convert_from(c.arguments, 'utf8')::json->>'delay_ms')::int >= 1000
+   and c.started_at > clock_timestamp() - interval '0.5 seconds'
 """
 """Those that have only begun, and take so long that they are lost in the middle."""
 
