@@ -41,6 +41,7 @@ class Stream:
     client: str
     task_id: str
     after_sequence: int
+    tenant: str
     delivered: list[Delivered] = field(default_factory=list)
     ended: bool = False
 
@@ -83,13 +84,15 @@ class ClientLog:
                 after_sequence=stream.after_sequence,
                 delivered=tuple(stream.delivered),
                 ended=stream.ended,
+                tenant=stream.tenant,
             )
             for stream in self.streams
         )
 
-    def acknowledged(self) -> set[str]:
-        """The tasks whose submit was answered."""
-        return {one.task_id for one in self.operations if one.method is Method.SUBMIT and one.answer is Answer.OK}
+    def acknowledged(self, tenant: str) -> set[str]:
+        """The tenant's tasks whose submit was answered."""
+        taken = (one for one in self.operations if one.method is Method.SUBMIT and one.answer is Answer.OK)
+        return {one.task_id for one in taken if one.tenant == tenant}
 
 
 def request_hash(request: api.SubmitTaskRequest) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tenure.audit.collect import collect_tasks
+from tenure.audit.collect import COLLECTED, collect_tasks
 from tenure.audit.files import model_calls, read_effects
 from tenure.audit.history import History
 from tests.fault.suite.installation import Installation
@@ -37,10 +37,12 @@ class Marks:
 
 async def collect(install: Installation, traffic: Traffic, marks: Marks, *, settled: bool) -> History:
     """What the checker wants to see."""
-    task_ids = sorted(traffic.task_ids)
-    history = await collect_tasks(install.users[0], task_ids)
+    of_users, of_guests = (sorted(traffic.task_ids(guests=guests)) for guests in (False, True))
+    history = await collect_tasks(install.users[0], of_users)
+    strangers = await collect_tasks(install.guests[0], of_guests)
+    history = replace(history, **{name: getattr(history, name) + getattr(strangers, name) for name in COLLECTED})
     await install.etcd_log.caught_up()
-    known, model_log = set(task_ids), install.stack.layout.model_log
+    known, model_log = {*of_users, *of_guests}, install.stack.layout.model_log
     return replace(
         history,
         grants=install.etcd_log.grants(known),

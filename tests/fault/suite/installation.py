@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -17,12 +17,13 @@ from tenure.dev.postgres_process import PostgresProcess
 from tenure.dev.stack import Stack, StackOptions
 from tenure.dev.stack.child import ChildProcess
 from tenure.dev.stack.database import ensure_database
+from tenure.runtime.tenancy import DEFAULT_TENANT
 from tests.fault.suite.client_log import ClientLog
 from tests.fault.suite.etcd_log import EtcdLog
 from tests.fault.suite.keeper import Keeper
 from tests.fault.suite.links import Links, address_of_dsn, lay
 from tests.fault.suite.scenarios import write_scenarios
-from tests.fault.suite.schedule import Shape
+from tests.fault.suite.schedule import GUEST, Shape
 from tests.fix_simulator import SimulatorControl
 
 REPOSITORY: Final = Path(__file__).parents[3]
@@ -44,7 +45,10 @@ class Size:
 
 @dataclass(slots=True)
 class Installation:
-    """Runs. `users` are clients of the gateways, each with a connection of its own; `log`: what this seed's did."""
+    """Runs. `users` are clients of the gateways, each with a connection of its own, `guests` those of another tenant.
+
+    `log`: what those of this seed did.
+    """
 
     stack: Stack
     postgres: PostgresProcess
@@ -54,6 +58,7 @@ class Installation:
     etcd_log: EtcdLog
     simulator: SimulatorControl
     users: list[Client] = field(default_factory=list)
+    guests: list[Client] = field(default_factory=list)
     log: ClientLog = field(default_factory=ClientLog)
     store_locks: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     duties: list[asyncio.Task[None]] = field(default_factory=list)
@@ -149,14 +154,14 @@ async def attended(install: Installation) -> AsyncIterator[None]:
     """Inside, the dead are started again, etcd is recorded, and the users are connected."""
     install.duties = [asyncio.create_task(install.keeper.run()), asyncio.create_task(install.etcd_log.run())]
     try:
-        for _ in range(USERS):
-            client = Client(install.stack.gateway_address)
-            install.users.append(await client.__aenter__())
-        yield
+        async with AsyncExitStack() as connected:
+            for tenant, count, known in ((DEFAULT_TENANT, USERS, install.users), (GUEST, 1, install.guests)):
+                for _ in range(count):
+                    client = Client(install.stack.gateway_address, tenant=tenant)
+                    known.append(await connected.enter_async_context(client))
+            yield
         install.check_duties()
     finally:
-        while install.users:
-            await install.users.pop().__aexit__(None, None, None)
         for duty in install.duties:
             duty.cancel()
         await asyncio.gather(*install.duties, return_exceptions=True)

@@ -20,6 +20,7 @@ from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.domain.token import Claims
 from tenure.runtime.rpc_channel import open_channel
 from tenure.runtime.signing import Signer
+from tenure.runtime.tenancy import DEFAULT_TENANT
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.wire.enums import STATES
@@ -103,7 +104,7 @@ async def _falls_asleep(pid: int) -> bool:
 
 async def _between_intent_and_call(install: Installation, worker_id: str) -> AsyncIterator[str]:
     """Tasks of this worker with a call that the ledger has and the tools have not."""
-    user, ours = install.users[0], install.log.acknowledged()
+    user, ours = install.users[0], install.log.acknowledged(DEFAULT_TENANT)
     claims = (await until_answered(user.claims)).claims
     for task_id in (one.task_id for one in claims if one.worker_id == worker_id and one.task_id in ours):
         history = await until_answered(lambda task_id=task_id: collect_task(user, task_id))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -18,7 +19,6 @@ from uuid import uuid4
 from tenure.audit.files import read_effects
 from tenure.audit.history import Answer, Effect, History, Method
 from tenure.audit.violation import Violation
-from tenure.client import Client
 from tenure.domain.errors import TryLater
 from tenure.domain.in_doubt import Abandon, Decision, DidNotHappen, Happened
 from tenure.domain.tools import EffectClass
@@ -26,7 +26,7 @@ from tenure.v1 import admin_service_pb2 as pb
 from tenure.v1 import tool_pb2
 from tenure.wire.in_doubt import decision_to_wire
 from tests.fault.suite.schedule import Manner
-from tests.fault.suite.traffic import Submitted, Traffic
+from tests.fault.suite.traffic import Submitted, Traffic, tenant_of
 
 CALL_SECONDS: Final = 5.0
 PAUSE_SECONDS: Final = 0.3
@@ -39,7 +39,6 @@ Doubt = tuple[str, str, int]
 class Operators:
     """`run` is their duty. `records`: where the effects are to be seen."""
 
-    user: Client
     traffic: Traffic
     records: Path
     _said: dict[Doubt, tuple[str, Decision]] = field(default_factory=dict)
@@ -52,13 +51,12 @@ class Operators:
         """Until cancelled: a word on every call that somebody waits for."""
         while True:
             tasks = {task.task_id: task for task in self.traffic.tasks if task.task_id}
-            try:
-                listed = [one.call async for one in self.user.in_doubt() if one.call.task_id in tasks]
-            except TryLater:
-                listed = []
             async with asyncio.TaskGroup() as people:
-                for call in listed:
-                    people.create_task(self._see_to(call, tasks[call.task_id]))
+                for user in (self.traffic.users[0], self.traffic.guests[0]):
+                    with suppress(TryLater):
+                        async for one in user.in_doubt():
+                            if one.call.task_id in tasks:
+                                people.create_task(self._see_to(one.call, tasks[one.call.task_id]))
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def _see_to(self, call: tool_pb2.InDoubtCall, task: Submitted) -> None:
@@ -73,7 +71,7 @@ class Operators:
         if task.planned.contested:
             words.append((str(uuid4()), Abandon()))
         self._luck.shuffle(words)
-        answers = await asyncio.gather(*(self._say(doubt, *word) for word in words))
+        answers = await asyncio.gather(*(self._say(task, doubt, *word) for word in words))
         if Answer.UNKNOWN not in answers:
             del self._said[doubt]  # what is listed again was not settled by it: somebody looks anew
 
@@ -98,7 +96,7 @@ class Operators:
         )
         return Happened() if is_there else DidNotHappen()
 
-    async def _say(self, doubt: Doubt, request_id: str, decision: Decision) -> Answer:
+    async def _say(self, task: Submitted, doubt: Doubt, request_id: str, decision: Decision) -> Answer:
         task_id, call_id, call_attempt = doubt
         asked = pb.ResolveInDoubtCallRequest(
             task_id=task_id,
@@ -109,8 +107,9 @@ class Operators:
             request_id=request_id,
         )
         known = {"task_id": task_id, "call_id": call_id, "call_attempt": call_attempt, "request_id": request_id}
-        with self.traffic.log.call("operator", Method.RESOLVE, **known) as call:
-            call.answered((await self.user.admin.ResolveInDoubtCall(asked, timeout=CALL_SECONDS)).task)
+        with self.traffic.log.call("operator", Method.RESOLVE, tenant=tenant_of(task), **known) as call:
+            user = self.traffic.user_of(task)
+            call.answered((await user.admin.ResolveInDoubtCall(asked, timeout=CALL_SECONDS)).task)
         return call.operation.answer
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -17,6 +17,8 @@ from tests.fault.suite.scenarios import FAMILY, WEIGHTS
 
 TRAFFIC_SECONDS: Final = 12.0
 NTH: Final = (1, 1, 1, 2, 3)
+GUESTS: Final = 0.2
+GUEST: Final = "guest"
 EARLY: Final = 0.4  # of the time of others: what is armed has to start again first, and then to meet its place
 
 
@@ -53,6 +55,7 @@ class PlannedTask:
     """One task and what its client does. Times in seconds: `at` from the start, the others from `at`.
 
     `manner`: of whoever settles its calls in doubt; `contested`: somebody else says another word at the same time.
+    `guest`: of the tenant GUEST.
     """
 
     at: float
@@ -68,6 +71,7 @@ class PlannedTask:
     manner: Manner = Manner.CAREFUL
     contested: bool = False
     max_tokens: int | None = None
+    guest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,7 @@ def plan(seed: int, shape: Shape, mode: Mode | None = None) -> Schedule:
     count = luck.randint(6, 12) if chosen is Mode.SAFETY else luck.randint(3, 6)
     faults = [_fault(luck, shape) for _ in range(count)]
     tasks += [_family(luck) for _ in range(luck.randint(1, 2))]
+    tasks = [replace(task, guest=luck.random() < GUESTS) for task in tasks]
     return Schedule(
         seed,
         chosen,

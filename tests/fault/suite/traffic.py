@@ -15,11 +15,12 @@ from tenure.audit.history import Answer, Delivered, Method
 from tenure.client import Client
 from tenure.domain.errors import TenureError, TryLater
 from tenure.runtime.status import PeerFailed
+from tenure.runtime.tenancy import DEFAULT_TENANT
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.fault.suite.client_log import ClientLog, Stream, request_hash
 from tests.fault.suite.scenarios import RESULT_SCHEMA, SHAPED, goal_of, model_of
-from tests.fault.suite.schedule import PlannedTask, Schedule
+from tests.fault.suite.schedule import GUEST, PlannedTask, Schedule
 
 CALL_SECONDS: Final = 5.0
 GIVE_UP_SECONDS: Final = 0.02
@@ -42,9 +43,10 @@ class Submitted:
 
 @dataclass(slots=True)
 class Traffic:
-    """All clients of one seed. `tasks` are in the order of the schedule."""
+    """All clients of one seed, and those of another tenant. `tasks` are in the order of the schedule."""
 
     users: list[Client]
+    guests: list[Client]
     schedule: Schedule
     log: ClientLog = field(default_factory=ClientLog)
     tasks: list[Submitted] = field(default_factory=list)
@@ -55,16 +57,25 @@ class Traffic:
         run = f"{self.schedule.seed}-{time.time_ns():x}"
         self.tasks = [_submission(planned, f"s{run}-{n}") for n, planned in enumerate(self.schedule.tasks)]
 
-    @property
-    def task_ids(self) -> set[str]:
-        """All that are known, with their sub-agents."""
-        return {task_id for task in self.tasks if task.task_id for task_id in (task.task_id, *task.below)}
+    def task_ids(self, *, guests: bool) -> set[str]:
+        """All of one tenant that are known, with their sub-agents."""
+        known = [task for task in self.tasks if task.task_id and task.planned.guest is guests]
+        return {task_id for task in known for task_id in (task.task_id, *task.below)}
 
     async def carry_out(self) -> None:
         """Returns once every submit is answered, every cancel asked for, and every watcher saw its task's end."""
         async with asyncio.TaskGroup() as clients:
             for number, task in enumerate(self.tasks):
-                clients.create_task(self._one(task, f"client-{number}", self.users[number % len(self.users)]))
+                users = self.users_of(task)
+                clients.create_task(self._one(task, f"client-{number}", users[number % len(users)]))
+
+    def users_of(self, task: Submitted) -> list[Client]:
+        """Those of the task's tenant."""
+        return self.guests if task.planned.guest else self.users
+
+    def user_of(self, task: Submitted) -> Client:
+        """One of them."""
+        return self.users_of(task)[0]
 
     async def _one(self, task: Submitted, client: str, user: Client) -> None:
         await asyncio.sleep(task.planned.at)
@@ -72,7 +83,8 @@ class Traffic:
             await self._submit_once(task, client, user, GIVE_UP_SECONDS)
         async with asyncio.TaskGroup() as more:
             for number in range(task.planned.repeats):
-                other = self.users[number % len(self.users)]
+                users = self.users_of(task)
+                other = users[number % len(users)]
                 more.create_task(self._submit_once(task, f"{client}-again-{number}", other, CALL_SECONDS))
             more.create_task(self._submit(task, client, user))
         if not task.task_id:
@@ -94,7 +106,11 @@ class Traffic:
                 await asyncio.sleep(PAUSE_SECONDS)
 
     async def _submit_once(self, task: Submitted, client: str, user: Client, timeout_seconds: float) -> None:
-        known = {"request_id": task.request.request_id, "request_hash": request_hash(task.request)}
+        known = {
+            "request_id": task.request.request_id,
+            "request_hash": request_hash(task.request),
+            "tenant": tenant_of(task),
+        }
         with self.log.call(client, Method.SUBMIT, **known) as call:
             answer = await user.tasks.SubmitTask(task.request, timeout=timeout_seconds)
             call.answered(answer.task)
@@ -103,21 +119,24 @@ class Traffic:
     async def _cancel(self, task: Submitted, client: str, user: Client) -> None:
         assert task.planned.cancel_after is not None
         await asyncio.sleep(task.planned.cancel_after)
-        await cancel(self.log, task.task_id, client, user)
+        await cancel(self.log, task.task_id, client, user, tenant_of(task))
 
     async def _read(self, task: Submitted, client: str, user: Client) -> None:
-        """GetTask at random moments: its answers must never go back."""
+        """GetTask at random moments: its answers must never go back, and strangers get none."""
+        (stranger, *_), tenant = (self.users, DEFAULT_TENANT) if task.planned.guest else (self.guests, GUEST)
         for _ in range(6):
             await asyncio.sleep(self._luck.uniform(0.1, 1.5))
-            with self.log.call(client, Method.GET, task_id=task.task_id) as call:
-                answer = await user.tasks.GetTask(api.GetTaskRequest(task_id=task.task_id), timeout=CALL_SECONDS)
-                call.answered(answer.task)
+            asked = api.GetTaskRequest(task_id=task.task_id)
+            with self.log.call(client, Method.GET, task_id=task.task_id, tenant=tenant_of(task)) as call:
+                call.answered((await user.tasks.GetTask(asked, timeout=CALL_SECONDS)).task)
+        with self.log.call(f"{client}-stranger", Method.GET, task_id=task.task_id, tenant=tenant) as call:
+            call.answered((await stranger.tasks.GetTask(asked, timeout=CALL_SECONDS)).task)
 
     async def _watch(self, task: Submitted, client: str, user: Client) -> None:
         """To the task's end, over as many streams as it takes; some are given up and resumed on the way."""
         after, give_up_after = 0, self._luck.choice([None, 2, 5])
         while True:
-            stream = Stream(client, task.task_id, after)
+            stream = Stream(client, task.task_id, after, tenant_of(task))
             self.log.streams.append(stream)
             async with aclosing(self._events(stream, user, task.planned.slow)) as events:
                 async for _ in events:
@@ -151,10 +170,14 @@ class Traffic:
             watching.cancel()
 
 
-async def cancel(log: ClientLog, task_id: str, client: str, user: Client) -> None:
+def tenant_of(task: Submitted) -> str:
+    return GUEST if task.planned.guest else DEFAULT_TENANT
+
+
+async def cancel(log: ClientLog, task_id: str, client: str, user: Client, tenant: str = DEFAULT_TENANT) -> None:
     """Until it is answered, or refused because the task has ended."""
     for _ in range(20):
-        with log.call(client, Method.CANCEL, task_id=task_id) as call:
+        with log.call(client, Method.CANCEL, task_id=task_id, tenant=tenant) as call:
             asked = api.CancelTaskRequest(task_id=task_id, reason="no longer wanted")
             call.answered((await user.tasks.CancelTask(asked, timeout=CALL_SECONDS)).task)
         if log.operations[-1].answer is not Answer.UNKNOWN:

@@ -10,6 +10,7 @@ from typing import Final
 
 from tenure.audit.history import Answer, History, Method
 from tenure.audit.verify import Violation, examine
+from tenure.client import Client
 from tenure.domain.errors import TryLater
 from tenure.domain.states import TERMINAL, WAITING, TaskState
 from tenure.v1 import task_pb2
@@ -21,7 +22,7 @@ from tests.fault.suite.judging import judge
 from tests.fault.suite.operators import Operators, careful_words_repeat_nothing
 from tests.fault.suite.scenarios import FAMILY
 from tests.fault.suite.schedule import Manner, Mode, Schedule
-from tests.fault.suite.traffic import Submitted, Traffic, cancel
+from tests.fault.suite.traffic import Submitted, Traffic, cancel, tenant_of
 from tests.patience import slowness_now
 
 REST_SECONDS: Final = 30.0
@@ -58,9 +59,9 @@ class Trial:
     async def run(self) -> Verdict:
         self.install.check_duties()
         began, marks, deaths = time.monotonic(), Marks.of(self.install), len(self.install.keeper.deaths)
-        traffic = Traffic(self.install.users, self.schedule)
+        traffic = Traffic(self.install.users, self.install.guests, self.schedule)
         self.install.log = traffic.log
-        people = Operators(self.install.users[0], traffic, self.install.stack.layout.records)
+        people = Operators(traffic, self.install.stack.layout.records)
         async with asyncio.timeout(PATIENCE_SECONDS * 2), asyncio.TaskGroup() as running:
             clients = running.create_task(traffic.carry_out())
             settling = running.create_task(people.run())
@@ -118,14 +119,15 @@ class Trial:
         """Waits until etcd has no claim of theirs. One that nobody works under may stay for some seconds, not for ever:
         the checker tells.
         """
+        task_ids = traffic.task_ids(guests=False) | traffic.task_ids(guests=True)
         ends_at = time.monotonic() + within_seconds
-        while self.install.etcd_log.held(traffic.task_ids) and time.monotonic() < ends_at:
+        while self.install.etcd_log.held(task_ids) and time.monotonic() < ends_at:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _rests(self, traffic: Traffic, task: Submitted) -> bool:
         if not task.task_id:
             return False
-        found = await self._found(task)
+        found = await self._found(task, traffic.user_of(task))
         if not found or not all(self._stands_still(one, task) for one in found):
             return False
         asked_to_end = any(
@@ -139,9 +141,8 @@ class Trial:
         state = STATES.to_domain(found.state)
         return state in TERMINAL or (state is TaskState.WAITING_USER and task.planned.manner is Manner.SAYS_NOTHING)
 
-    async def _found(self, task: Submitted) -> list[task_pb2.Task]:
+    async def _found(self, task: Submitted, user: Client) -> list[task_pb2.Task]:
         """The task, then its sub-agents; empty: it could not be seen."""
-        user = self.install.users[0]
         try:
             found = [await user.get(task.task_id)]
             if task.planned.scenario == FAMILY:
@@ -152,18 +153,13 @@ class Trial:
             return []
         return found
 
-    async def _state(self, task: Submitted) -> TaskState | None:
-        try:
-            found: task_pb2.Task = await self.install.users[0].get(task.task_id)
-        except TryLater:
-            return None
-        return STATES.to_domain(found.state)
-
     async def _end_what_waits(self, traffic: Traffic) -> None:
         """Those that wait for a person are cancelled by one."""
         for task in traffic.tasks:
-            if task.task_id and await self._state(task) in WAITING:
-                await cancel(traffic.log, task.task_id, "operator", self.install.users[0])
+            user = traffic.user_of(task)
+            found = await self._found(task, user) if task.task_id else []
+            if found and STATES.to_domain(found[0].state) in WAITING:
+                await cancel(traffic.log, task.task_id, "operator", user, tenant_of(task))
 
 
 def figures_of(traffic: Traffic, history: History) -> Counter[str]:
