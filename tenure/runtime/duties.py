@@ -84,8 +84,9 @@ def heed_cancellation() -> None:
 
 
 def _tell(error: Exception, failures: int) -> None:
-    """A part that is away is no fault of ours: a line is enough. Anything else is, and comes with its stack. A duty with
-    a group of tasks raises all that failed in it.
+    """A part that is away is no fault of ours: a line is enough. Anything else is, and comes with its stack.
+
+    A duty with a group of tasks raises all that failed in it.
     """
     facts: dict[str, object] = {"failures": failures}
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
