@@ -89,11 +89,6 @@ class ClientLog:
             for stream in self.streams
         )
 
-    def acknowledged(self, tenant: str) -> set[str]:
-        """The tenant's tasks whose submit was answered."""
-        taken = (one for one in self.operations if one.method is Method.SUBMIT and one.answer is Answer.OK)
-        return {one.task_id for one in taken if one.tenant == tenant}
-
 
 def request_hash(request: api.SubmitTaskRequest) -> bytes:
     return hashlib.sha256(request.SerializeToString(deterministic=True)).digest()

@@ -18,12 +18,12 @@ from tenure.dev.stack import Stack, StackOptions
 from tenure.dev.stack.child import ChildProcess
 from tenure.dev.stack.database import ensure_database
 from tenure.runtime.tenancy import DEFAULT_TENANT
-from tests.fault.suite.client_log import ClientLog
 from tests.fault.suite.etcd_log import EtcdLog
 from tests.fault.suite.keeper import Keeper
 from tests.fault.suite.links import Links, address_of_dsn, lay
 from tests.fault.suite.scenarios import write_scenarios
 from tests.fault.suite.schedule import GUEST, Shape
+from tests.fault.suite.traffic import Traffic
 from tests.fix_simulator import SimulatorControl
 
 REPOSITORY: Final = Path(__file__).parents[3]
@@ -47,7 +47,7 @@ class Size:
 class Installation:
     """Runs. `users` are clients of the gateways, each with a connection of its own, `guests` those of another tenant.
 
-    `log`: what those of this seed did.
+    `traffic`: of the seed that runs.
     """
 
     stack: Stack
@@ -59,7 +59,7 @@ class Installation:
     simulator: SimulatorControl
     users: list[Client] = field(default_factory=list)
     guests: list[Client] = field(default_factory=list)
-    log: ClientLog = field(default_factory=ClientLog)
+    traffic: Traffic | None = None
     store_locks: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     duties: list[asyncio.Task[None]] = field(default_factory=list)
 

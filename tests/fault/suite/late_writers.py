@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,20 +13,20 @@ from uuid import uuid4
 
 from tenure.audit.collect import collect_task
 from tenure.audit.reading import of_kind
+from tenure.client import Client
 from tenure.domain.entries import ToolIntent, ToolOutcome
 from tenure.domain.errors import SequenceConflict, StaleEpoch, TryLater
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.domain.token import Claims
 from tenure.runtime.rpc_channel import open_channel
 from tenure.runtime.signing import Signer
-from tenure.runtime.tenancy import DEFAULT_TENANT
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.wire.enums import STATES
 from tenure.wire.token import sign_claims
 from tests.fault.suite.installation import DEAF, Installation
 from tests.fault.suite.prunes import until_answered
-from tests.fault.suite.schedule import PlannedFault
+from tests.fault.suite.schedule import PlannedFault, PlannedTask
 from tests.fault.suite.signals import send
 from tests.fault.suite.traffic import cancel
 from tests.patience import PATIENCE_SECONDS
@@ -35,6 +34,7 @@ from tests.patience import PATIENCE_SECONDS
 CALL_SECONDS: Final = 5.0
 RUNNING_SECONDS: Final = 5.0
 ASLEEP_SECONDS: Final = 10.0
+MOST_TASKS: Final = 24
 CALLING_SECONDS: Final = 4.0
 PAUSE_SECONDS: Final = 0.2
 
@@ -71,23 +71,66 @@ async def late_calls(install: Installation, fault: PlannedFault) -> None:
     """A worker falls asleep with intents in the ledger and their calls not made. An operator ends those tasks, it wakes
     up, and calls: the tools' closed fence refuses it, or nobody does.
 
-    `detail`: at which of its answers it falls asleep. Without one in time nothing happens.
+    `detail`: at which of its answers it falls asleep.
     """
     armed, deaths = f"{DEAF};worker.after_intent={fault.detail}", len(install.keeper.deaths)
     process = install.keeper.expect_death(fault.target, armed=armed)
     process.kill()
     await install.keeper.serves_or_died(fault.target, deaths)
-    if process.exit_code is not None or not await _falls_asleep(process.pid):
-        return
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        about_to_call = [task_id async for task_id in _between_intent_and_call(install, fault.target)]
-        for task_id in about_to_call:
-            await cancel(install.log, task_id, "operator", install.users[0])
-        for task_id in about_to_call:
-            await _ended(install, task_id)
-    if process.exit_code is None:
-        send(process.pid, SIGCONT)
-        await _refused(install, about_to_call, fault.target)
+    if process.exit_code is None and await _falls_asleep_at_work(install, process.pid):
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            about_to_call = await _end_what_is_about_to_call(install, fault.target)
+        if process.exit_code is None:
+            send(process.pid, SIGCONT)
+            await _refused(install, about_to_call, fault.target)
+
+
+async def _falls_asleep_at_work(install: Installation, pid: int) -> bool:
+    """It has only been started: there is new work until it has got some."""
+    enough = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_give_work(install, enough))
+        asleep = await _falls_asleep(pid)
+        enough.set()
+    return asleep
+
+
+async def _give_work(install: Installation, enough: asyncio.Event) -> None:
+    assert install.traffic is not None
+    for _ in range(MOST_TASKS):
+        if enough.is_set():
+            return
+        await install.traffic.submit_another(PlannedTask(0.0, "keyed"), "late")
+        await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def _end_what_is_about_to_call(install: Installation, worker_id: str) -> list[str]:
+    """Its tasks with a call that the ledger has and the tools have not, once each has ended."""
+    user, traffic = install.users[0], install.traffic
+    assert traffic is not None
+    ours = traffic.task_ids(guests=False)
+    claims = (await until_answered(user.claims)).claims
+    held = [one.task_id for one in claims if one.worker_id == worker_id and one.task_id in ours]
+    found = await asyncio.gather(*(_is_about_to_call(user, task_id) for task_id in held))
+    wanted = [task_id for task_id, is_about_to in zip(held, found, strict=True) if is_about_to]
+    await asyncio.gather(*(cancel(traffic.log, task_id, "operator", user) for task_id in wanted))
+    await asyncio.gather(*(_ended(user, task_id) for task_id in wanted))
+    return wanted
+
+
+async def _is_about_to_call(user: Client, task_id: str) -> bool:
+    history = await until_answered(lambda: collect_task(user, task_id))
+    known = {call.call_id for call in history.calls or ()}
+    known |= {told.call_id for _, told in of_kind(history.entries or (), ToolOutcome)}
+    return any(intent.call_id not in known for _, intent in of_kind(history.entries or (), ToolIntent))
+
+
+async def _ended(user: Client, task_id: str) -> None:
+    while True:
+        task = await until_answered(lambda: user.get(task_id))
+        if STATES.to_domain(task.state) in TERMINAL:
+            return
+        await asyncio.sleep(PAUSE_SECONDS)
 
 
 async def _falls_asleep(pid: int) -> bool:
@@ -100,26 +143,6 @@ async def _falls_asleep(pid: int) -> bool:
             return False
         await asyncio.sleep(PAUSE_SECONDS)
     return False
-
-
-async def _between_intent_and_call(install: Installation, worker_id: str) -> AsyncIterator[str]:
-    """Tasks of this worker with a call that the ledger has and the tools have not."""
-    user, ours = install.users[0], install.log.acknowledged(DEFAULT_TENANT)
-    claims = (await until_answered(user.claims)).claims
-    for task_id in (one.task_id for one in claims if one.worker_id == worker_id and one.task_id in ours):
-        history = await until_answered(lambda task_id=task_id: collect_task(user, task_id))
-        known = {call.call_id for call in history.calls or ()}
-        known |= {told.call_id for _, told in of_kind(history.entries or (), ToolOutcome)}
-        if any(intent.call_id not in known for _, intent in of_kind(history.entries or (), ToolIntent)):
-            yield task_id
-
-
-async def _ended(install: Installation, task_id: str) -> None:
-    while True:
-        task = await until_answered(lambda: install.users[0].get(task_id))
-        if STATES.to_domain(task.state) in TERMINAL:
-            return
-        await asyncio.sleep(PAUSE_SECONDS)
 
 
 async def _refused(install: Installation, task_ids: list[str], worker_id: str) -> None:

@@ -51,11 +51,23 @@ class Traffic:
     log: ClientLog = field(default_factory=ClientLog)
     tasks: list[Submitted] = field(default_factory=list)
     _luck: random.Random = field(default_factory=random.Random)
+    _run: str = ""
 
     def __post_init__(self) -> None:
         self._luck.seed(self.schedule.seed)
-        run = f"{self.schedule.seed}-{time.time_ns():x}"
-        self.tasks = [_submission(planned, f"s{run}-{n}") for n, planned in enumerate(self.schedule.tasks)]
+        self._run = f"s{self.schedule.seed}-{time.time_ns():x}"
+        for planned in self.schedule.tasks:
+            self._plan(planned)
+
+    def _plan(self, planned: PlannedTask) -> Submitted:
+        self.tasks.append(_submission(planned, f"{self._run}-{len(self.tasks)}"))
+        return self.tasks[-1]
+
+    async def submit_another(self, planned: PlannedTask, client: str) -> Submitted:
+        """A task that a fault needs; nobody watches it."""
+        task = self._plan(planned)
+        await self._submit(task, client, self.user_of(task))
+        return task
 
     def task_ids(self, *, guests: bool) -> set[str]:
         """All of one tenant that are known, with their sub-agents."""
@@ -65,7 +77,7 @@ class Traffic:
     async def carry_out(self) -> None:
         """Returns once every submit is answered, every cancel asked for, and every watcher saw its task's end."""
         async with asyncio.TaskGroup() as clients:
-            for number, task in enumerate(self.tasks):
+            for number, task in enumerate([*self.tasks]):
                 users = self.users_of(task)
                 clients.create_task(self._one(task, f"client-{number}", users[number % len(users)]))
 

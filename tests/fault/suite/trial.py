@@ -60,7 +60,7 @@ class Trial:
         self.install.check_duties()
         began, marks, deaths = time.monotonic(), Marks.of(self.install), len(self.install.keeper.deaths)
         traffic = Traffic(self.install.users, self.install.guests, self.schedule)
-        self.install.log = traffic.log
+        self.install.traffic = traffic
         people = Operators(traffic, self.install.stack.layout.records)
         async with asyncio.timeout(PATIENCE_SECONDS * 2), asyncio.TaskGroup() as running:
             clients = running.create_task(traffic.carry_out())
