@@ -127,7 +127,7 @@ def plan(seed: int, shape: Shape, mode: Mode | None = None) -> Schedule:
 
 MANNERS: Final = {
     Manner.CAREFUL: 5,
-    Manner.HASTY: 2,
+    Manner.HASTY: 4,
     Manner.VOUCHES: 2,
     Manner.BELIEVES: 1,
     Manner.GIVES_UP: 2,
