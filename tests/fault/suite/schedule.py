@@ -68,7 +68,7 @@ class PlannedTask:
     slow: bool = False
     reads: bool = False
     timeout_seconds: float | None = None
-    manner: Manner = Manner.CAREFUL
+    manner: Manner = Manner.SAYS_NOTHING
     contested: bool = False
     max_tokens: int | None = None
     guest: bool = False
