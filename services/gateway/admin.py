@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.gateway.doubts import list_in_doubt, what_is_said
-from services.gateway.peers import Peers, patiently
+from services.gateway.peers import Peers, patiently, read_task
 from services.gateway.tasks import caller, new_id
 from tenure.domain.errors import Unavailable, WrongState
 from tenure.domain.states import Reason
@@ -72,8 +72,7 @@ class AdminServicer(AdminServiceServicer):
     ) -> api.AdminServiceListCallsResponse:
         """The ledger knows whose task it is; asked with the first page only."""
         if not request.after_call_id:
-            asked = ledger.CheckpointServiceGetTaskRequest(task_id=request.task_id)
-            await patiently(lambda: self._peers.checkpoint.GetTask(asked))
+            await read_task(self._peers, request.task_id)
         page = tools.ListCallsRequest(
             task_id=request.task_id, after_call_id=request.after_call_id, page_size=request.page_size
         )
@@ -102,7 +101,7 @@ class AdminServicer(AdminServiceServicer):
 
     async def TransferTask(self, request: api.TransferTaskRequest, _context: Any) -> api.TransferTaskResponse:
         """The ledger says under which epoch it is held, and then what came of it: only that claim is taken away."""
-        task = await self._task(request.task_id)
+        task = await read_task(self._peers, request.task_id)
         epoch = request.epoch or task.epoch
         if task.state == task_pb2.TASK_STATE_RUNNING and task.epoch == epoch:
             asked = coordinator.CoordinatorServiceTransferTaskRequest(
@@ -115,7 +114,7 @@ class AdminServicer(AdminServiceServicer):
             await patiently(lambda: self._peers.coordinator.TransferTask(asked))
         elif not was_taken(task, epoch):
             raise not_running(task)
-        return api.TransferTaskResponse(task=await self._task(request.task_id))
+        return api.TransferTaskResponse(task=await read_task(self._peers, request.task_id))
 
     async def DrainWorker(self, request: api.DrainWorkerRequest, _context: Any) -> api.DrainWorkerResponse:
         asked = coordinator.CoordinatorServiceDrainWorkerRequest(
@@ -169,10 +168,6 @@ class AdminServicer(AdminServiceServicer):
             return []
         asked = coordinator.CoordinatorServiceListClaimsRequest()
         return list((await patiently(lambda: self._peers.coordinator.ListClaims(asked))).claims)
-
-    async def _task(self, task_id: str) -> task_pb2.Task:
-        asked = ledger.CheckpointServiceGetTaskRequest(task_id=task_id)
-        return (await patiently(lambda: self._peers.checkpoint.GetTask(asked))).task
 
     async def _intervene(self, task_id: str, request_id: str, asked: ledger_pb2.OperatorRequest) -> task_pb2.Task:
         """Recorded is acknowledged, as with a cancel: what is left to do is found in the ledger by those who do it."""

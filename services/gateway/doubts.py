@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
-from services.gateway.peers import Peers, patiently
+from services.gateway.peers import Peers, patiently, read_task
 from tenure.domain.errors import NotFound, WrongState
 from tenure.domain.in_doubt import RUNNER_NOT_GONE
 from tenure.domain.states import Reason
 from tenure.v1 import admin_service_pb2 as api
-from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.v1 import tool_service_pb2 as tools
 
@@ -26,7 +25,7 @@ async def list_in_doubt(
 ) -> api.AdminServiceListInDoubtCallsResponse:
     """A page; NotFound for a task that is not the caller's."""
     if request.task_id:
-        await _task(peers, request.task_id)
+        await read_task(peers, request.task_id)
     found: list[api.AdminServiceListInDoubtCallsResponse.Listed] = []
     page_size, token = request.page_size or DEFAULT_PAGE, request.page_token
     for _ in range(_MOST_PAGES):
@@ -63,7 +62,7 @@ async def _is_proven(peers: Peers, request: api.ResolveInDoubtCallRequest) -> bo
     """Whether nothing more comes of that attempt's runner. True for an attempt that is in doubt no more and that nobody
     waits for: the ledger says what becomes of a word on it.
     """
-    task = await _task(peers, request.task_id)
+    task = await read_task(peers, request.task_id)
     waits = _waits(task, request.call_id, request.call_attempt)
     async for call in _of_task(peers, request.task_id):
         if call.call_id == request.call_id and call.call_attempt == request.call_attempt:
@@ -114,7 +113,7 @@ async def _with_tasks(
     async def find(task_id: str) -> task_pb2.Task | None:
         async with room:
             try:
-                return await _task(peers, task_id)
+                return await read_task(peers, task_id)
             except NotFound:
                 return None
 
@@ -156,8 +155,3 @@ async def _of_task(peers: Peers, task_id: str) -> AsyncIterator[tool_pb2.InDoubt
 
 async def _page(peers: Peers, asked: tools.ListInDoubtCallsRequest) -> tools.ListInDoubtCallsResponse:
     return await patiently(lambda: peers.tools.ListInDoubtCalls(asked))
-
-
-async def _task(peers: Peers, task_id: str) -> task_pb2.Task:
-    asked = ledger.CheckpointServiceGetTaskRequest(task_id=task_id)
-    return (await patiently(lambda: peers.checkpoint.GetTask(asked))).task

@@ -6,9 +6,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Final
 
-from services.gateway.peers import Peers, out_of_reach, patiently
+from services.gateway.peers import Peers, out_of_reach, patiently, read_task
 from tenure.domain.errors import Unavailable
-from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1 import tool_service_pb2 as tools
 
@@ -19,7 +18,7 @@ READ_TIMEOUT_SECONDS: Final = 600.0
 async def list_files(peers: Peers, request: api.ListFilesRequest) -> api.ListFilesResponse:
     """A page. Raises NotFound, WrongState, InvalidRequest."""
     if not request.page_token:
-        await _check_owner(peers, request.task_id)
+        await read_task(peers, request.task_id)
     asked = tools.ToolServiceListFilesRequest(
         task_id=request.task_id, path=request.path, page_size=request.page_size, page_token=request.page_token
     )
@@ -30,7 +29,7 @@ async def list_files(peers: Peers, request: api.ListFilesRequest) -> api.ListFil
 
 async def read_file(peers: Peers, request: api.ReadFileRequest) -> AsyncGenerator[api.ReadFileResponse, None]:
     """A file, part by part. Raises NotFound, WrongState, InvalidRequest, OutOfRange, LimitReached, Unavailable."""
-    await _check_owner(peers, request.task_id)
+    await read_task(peers, request.task_id)
     asked = tools.ToolServiceReadFileRequest(
         task_id=request.task_id, path=request.path, offset=request.offset, version=request.version
     )
@@ -51,9 +50,3 @@ async def _parts(call: object) -> AsyncGenerator[api.ReadFileResponse, None]:
             yield api.ReadFileResponse(header=part.header)
         else:
             yield api.ReadFileResponse(content=part.content)
-
-
-async def _check_owner(peers: Peers, task_id: str) -> None:
-    """Another tenant's task is none, and of a pruned one it is said when and why."""
-    asked = ledger.CheckpointServiceGetTaskRequest(task_id=task_id)
-    await patiently(lambda: peers.checkpoint.GetTask(asked))

@@ -12,6 +12,8 @@ from tenure.domain.retry import RetryPolicy
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_calls import PEER
 from tenure.runtime.rpc_channel import open_channel
+from tenure.v1 import task_pb2
+from tenure.v1.checkpoint_service_pb2 import CheckpointServiceGetTaskRequest
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from tenure.v1.lease_service_pb2_grpc import LeaseServiceStub
@@ -81,6 +83,12 @@ async def patiently(call: Callable[[], Awaitable[T]]) -> T:
         return await retrying(call, PATIENCE, on=(Unavailable,))
     except Unavailable as error:
         raise out_of_reach(error) from error
+
+
+async def read_task(peers: Peers, task_id: str) -> task_pb2.Task:
+    """As it is in the ledger now. Raises NotFound, Unavailable."""
+    asked = CheckpointServiceGetTaskRequest(task_id=task_id)
+    return (await patiently(lambda: peers.checkpoint.GetTask(asked))).task
 
 
 def out_of_reach(error: TryLater) -> Unavailable:

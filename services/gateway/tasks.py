@@ -13,7 +13,7 @@ from services.gateway.explaining import explain_task
 from services.gateway.files import list_files, read_file
 from services.gateway.forking import fork_task
 from services.gateway.live import LiveText
-from services.gateway.peers import Peers, patiently
+from services.gateway.peers import Peers, patiently, read_task
 from services.gateway.task_changes import TasksWatch
 from services.gateway.waiting import wait_for_end
 from services.gateway.watching import Watch
@@ -41,7 +41,7 @@ class TaskServicer(TaskServiceServicer):
         return api.SubmitTaskResponse(task=created.task)
 
     async def GetTask(self, request: api.GetTaskRequest, _context: Any) -> api.GetTaskResponse:
-        return api.GetTaskResponse(task=await self._task(request.task_id))
+        return api.GetTaskResponse(task=await read_task(self._peers, request.task_id))
 
     async def WaitTask(self, request: api.WaitTaskRequest, _context: Any) -> api.WaitTaskResponse:
         timeout = seconds(request.timeout) if request.HasField("timeout") else DEFAULT_WAIT_SECONDS
@@ -138,10 +138,6 @@ class TaskServicer(TaskServiceServicer):
 
     async def ExplainTask(self, request: api.ExplainTaskRequest, _context: Any) -> api.ExplainTaskResponse:
         return await explain_task(self._peers, request.task_id)
-
-    async def _task(self, task_id: str) -> task_pb2.Task:
-        asked = ledger.CheckpointServiceGetTaskRequest(task_id=task_id)
-        return (await patiently(lambda: self._peers.checkpoint.GetTask(asked))).task
 
 
 def new_id() -> str:

@@ -6,9 +6,8 @@ import asyncio
 from contextlib import aclosing
 
 from services.gateway.entries import follow_entries
-from services.gateway.peers import Peers, patiently
+from services.gateway.peers import Peers, read_task
 from tenure.domain.states import is_terminal
-from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.enums import STATES
@@ -18,10 +17,10 @@ async def wait_for_end(
     peers: Peers, task_id: str, timeout_seconds: float, stopping: asyncio.Event
 ) -> api.WaitTaskResponse:
     """Returns when the task has ended, the time is over or we drain: then with `ended` false, to be asked again."""
-    task = await _read(peers, task_id)
+    task = await read_task(peers, task_id)
     if not _ended(task):
         await _until_closed(peers, task, timeout_seconds, stopping)
-        task = await _read(peers, task_id)
+        task = await read_task(peers, task_id)
     return api.WaitTaskResponse(task=task, ended=_ended(task))
 
 
@@ -42,11 +41,6 @@ async def _closed(peers: Peers, task_id: str, after_sequence: int) -> None:
     async with aclosing(follow_entries(peers, task_id, after_sequence, closing_only=True)) as pages:
         async for _page in pages:
             pass
-
-
-async def _read(peers: Peers, task_id: str) -> task_pb2.Task:
-    asked = ledger.CheckpointServiceGetTaskRequest(task_id=task_id)
-    return (await patiently(lambda: peers.checkpoint.GetTask(asked))).task
 
 
 def _ended(task: task_pb2.Task) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 from services.gateway.entries import follow_entries
 from services.gateway.live import LiveText
 from services.gateway.mailbox import Mailbox
-from services.gateway.peers import Peers, patiently
+from services.gateway.peers import Peers, read_task
 from tenure.domain.errors import NotFound, TryLater, Unavailable
 from tenure.runtime.status import PeerFailed
 from tenure.v1 import checkpoint_service_pb2 as ledger
@@ -37,7 +37,8 @@ class Watch:
         self._owner: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        task = await self._read_task()  # a stream that begins has a task and a ledger behind it
+        # A stream that begins has a task and a ledger behind it.
+        task = await read_task(self._peers, self._request.task_id)
         self._waits_for_others = task.state == task_pb2.TASK_STATE_WAITING_EXTERNAL
         if self._request.live and task.state == task_pb2.TASK_STATE_RUNNING:
             self._follow(task.owner, task.epoch)
@@ -134,7 +135,3 @@ class Watch:
             "the gateway restarts; watch again after the last sequence seen",
             retry_after_seconds=RETRY_AFTER_DRAIN_SECONDS,
         )
-
-    async def _read_task(self) -> task_pb2.Task:
-        asked = ledger.CheckpointServiceGetTaskRequest(task_id=self._request.task_id)
-        return (await patiently(lambda: self._peers.checkpoint.GetTask(asked))).task
