@@ -11,13 +11,11 @@ from tenure.domain.states import TERMINAL, TaskState
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.enums import STATES
 from tenure.wire.in_doubt import calls_in_doubt_to_wire
-from tenure.wire.times import timestamp
+from tenure.wire.times import optional_timestamp, timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
-
-    from google.protobuf.timestamp_pb2 import Timestamp
 
     from tenure.runtime.postgres import Connection
 
@@ -91,9 +89,9 @@ class _Snapshot(NamedTuple):
             root_task_id=self.root_task_id,
             create_time=timestamp(self.created_at),
             update_time=timestamp(self.updated_at),
-            start_time=_optional(self.started_at),
-            end_time=_optional(self.ended_at),
-            next_retry_time=_optional(self.next_retry_at),
+            start_time=optional_timestamp(self.started_at),
+            end_time=optional_timestamp(self.ended_at),
+            next_retry_time=optional_timestamp(self.next_retry_at),
             deadline_time=timestamp(self.deadline_at),
             wait=task_pb2.Wait.FromString(self.wait) if self.wait else None,
             forked_from=self._forked_from(),
@@ -144,7 +142,3 @@ async def read_task(connection: Connection, tenant: str, task_id: str) -> task_p
     if not found:
         raise await missing(connection, tenant, task_id)
     return found[0]
-
-
-def _optional(moment: datetime | None) -> Timestamp | None:
-    return None if moment is None else timestamp(moment)

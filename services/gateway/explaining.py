@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Sequence
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
-from services.gateway.peers import Peers, patiently
+from services.gateway.peers import Peers, patiently, read_task
 from tenure.domain.errors import TenureError
 from tenure.domain.explain import CallFact, Facts, WorkerFact, explain
 from tenure.runtime.status import PeerFailed
@@ -20,10 +20,7 @@ from tenure.v1 import tool_service_pb2 as tools
 from tenure.wire.enums import CALL_STATES, STATES
 from tenure.wire.quotas import told
 from tenure.wire.task import budget_to_domain, held_back_seconds, spec_to_domain
-from tenure.wire.times import seconds
-
-if TYPE_CHECKING:
-    from google.protobuf.timestamp_pb2 import Timestamp
+from tenure.wire.times import seconds, unix_seconds
 
 T = TypeVar("T")
 
@@ -34,8 +31,7 @@ _TIMEOUT_SECONDS: Final = 3.0
 
 async def explain_task(peers: Peers, task_id: str) -> api.ExplainTaskResponse:
     """Raises NotFound, and Unavailable when the ledger does not answer; without the others it says less."""
-    asked = ledger.CheckpointServiceGetTaskRequest(task_id=task_id)
-    task = (await patiently(lambda: peers.checkpoint.GetTask(asked))).task
+    task = await read_task(peers, task_id)
     page = ledger.ListEntriesRequest(
         task_id=task_id, after_sequence=max(0, task.sequence - NEWEST_ENTRIES), page_size=NEWEST_ENTRIES
     )
@@ -77,15 +73,15 @@ def gather_facts(
         owner=task.owner,
         epoch=task.epoch,
         budget=budget_to_domain(task.budget),
-        since_move=now - _unix(moved[-1].record_time if moved else task.update_time),
-        since_entry=now - _unix(entries[-1].record_time if entries else task.update_time),
-        until_deadline=_unix(task.deadline_time) - now,
+        since_move=now - unix_seconds(moved[-1].record_time if moved else task.update_time),
+        since_entry=now - unix_seconds(entries[-1].record_time if entries else task.update_time),
+        until_deadline=unix_seconds(task.deadline_time) - now,
         until_start=held_back_seconds(task, now),
         until_too_long=_until_too_long(task, moved, now),
-        until_retry=_unix(task.next_retry_time) - now if task.HasField("next_retry_time") else None,
+        until_retry=unix_seconds(task.next_retry_time) - now if task.HasField("next_retry_time") else None,
         is_to_end=task.cancel_requested,
         waits_for=_waits_for(task.wait) if waits else "",
-        until_answer=_unix(task.wait.deadline_time) - now if waits else None,
+        until_answer=unix_seconds(task.wait.deadline_time) - now if waits else None,
         lease_seconds=None if left is None else max(left, default=0.0),
         workers=None if workers is None else tuple(map(_worker, workers)),
         calls=_open_calls(entries, calls or ()),
@@ -99,7 +95,7 @@ def _until_too_long(task: task_pb2.Task, moved: Sequence[ledger_pb2.Entry], now:
     after_seconds = seconds(task.spec.policy.timeouts.queued.after)
     if task.state != task_pb2.TASK_STATE_QUEUED or not after_seconds or not moved:
         return None
-    return max(_unix(moved[-1].record_time), _unix(task.spec.start_time)) + after_seconds - now
+    return max(unix_seconds(moved[-1].record_time), unix_seconds(task.spec.start_time)) + after_seconds - now
 
 
 def _open_calls(entries: Sequence[ledger_pb2.Entry], calls: Sequence[tool_pb2.CallTrail]) -> tuple[CallFact, ...]:
@@ -129,10 +125,6 @@ def _waits_for(wait: task_pb2.Wait) -> str:
     if wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL:
         return f"leave to call {wait.tool} ({wait.call_id})"
     return f"an answer to: {wait.question}"
-
-
-def _unix(moment: Timestamp) -> float:
-    return moment.seconds + moment.nanos / 1e9
 
 
 async def _claims(peers: Peers, task_id: str) -> Sequence[coordinator.Claim]:

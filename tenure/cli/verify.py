@@ -20,8 +20,9 @@ from tenure.cli.context import Context, pass_context
 from tenure.cli.exits import Exit
 from tenure.cli.parameters import DURATION, find_task
 from tenure.cli.tables import make_table
-from tenure.cli.words import count_text, unix_seconds
+from tenure.cli.words import count_text
 from tenure.client import Client
+from tenure.wire.times import unix_seconds
 
 CLOCK_SLACK_SECONDS: Final = 5.0
 """By how much the clocks of services may differ from their databases' before it is taken for a fault."""

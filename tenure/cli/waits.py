@@ -21,7 +21,6 @@ from tenure.cli.words import (
     one_line,
     seconds_text,
     short_id,
-    unix_seconds,
     why,
 )
 from tenure.client import Client
@@ -31,6 +30,7 @@ from tenure.domain.states import Reason
 from tenure.domain.waits import ALLOW, DENY, EDIT
 from tenure.v1 import task_pb2
 from tenure.wire.enums import state_name
+from tenure.wire.times import unix_seconds
 
 WAITING = (task_pb2.TASK_STATE_WAITING_USER, task_pb2.TASK_STATE_WAITING_EXTERNAL)
 MOST_WAITS = 10_000

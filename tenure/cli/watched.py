@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from tenure.cli.words import unix_seconds
 from tenure.domain.states import TaskState, is_terminal
 from tenure.v1 import ledger_pb2, live_pb2, task_pb2
 from tenure.wire.enums import STATES
+from tenure.wire.times import unix_seconds
 
 MAX_TEXT: Final = 64 * 1024
 """Of an unfinished answer that is kept, from its end: more than any screen shows."""

@@ -11,10 +11,10 @@ from rich.text import Text
 
 from tenure.cli.context import Context
 from tenure.cli.tables import make_table
-from tenure.cli.words import ago, count_text, one_line, seconds_text, unix_seconds
+from tenure.cli.words import ago, count_text, one_line, seconds_text
 from tenure.domain.webhooks import DeliveryState
 from tenure.v1 import webhook_service_pb2 as pb
-from tenure.wire.times import moment
+from tenure.wire.times import moment, unix_seconds
 from tenure.wire.webhooks import DELIVERY_STATES, GAP_REASONS
 
 _RECENT_SECONDS: Final = 24 * 3600.0

@@ -14,7 +14,7 @@ from tenure.domain.states import TERMINAL, WAITING, TaskState
 from tenure.v1 import task_pb2, tool_pb2
 from tenure.wire.enums import state_name
 from tenure.wire.task import held_back_seconds
-from tenure.wire.times import seconds
+from tenure.wire.times import seconds, unix_seconds
 
 _COARSE: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _CONTROLS: Final = (*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0))
@@ -63,10 +63,6 @@ def seconds_text(seconds: float) -> str:
 def count_text(number: int, thing: str, things: str = "") -> str:
     """`1 step`, `2 steps`, `3 entries`."""
     return f"{number:,} {thing if number == 1 else things or f'{thing}s'}"
-
-
-def unix_seconds(moment: Timestamp) -> float:
-    return moment.seconds + moment.nanos / 1e9
 
 
 def ago(moment: Timestamp) -> str:

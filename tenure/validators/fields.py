@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
+from uuid import UUID
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -33,6 +35,13 @@ def check_duration(field: str, value: Duration, most_seconds: float, v: Violatio
 def check_lower_tiers(field: str, lower: task_pb2.LowerTiers, v: Violations) -> None:
     v.between(f"{field}.below_high", lower.below_high, 0, MAX_SLOTS)
     v.between(f"{field}.below_normal", lower.below_normal, 0, MAX_SLOTS)
+
+
+def check_no_id(field: str, name: str, v: Violations) -> None:
+    """Where a name or an id may be given, no name may be read as an id, in whichever way UUIDs can be written."""
+    with suppress(ValueError):
+        UUID(name)
+        v.require(holds=False, field=field, description="must not be a UUID")
 
 
 def check_token(token: token_pb2.FencingToken, v: Violations, field: str = "token") -> None:

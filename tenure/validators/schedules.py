@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Any, Final
-from uuid import UUID
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.domain.schedules import check_cron, read_zone
 from tenure.v1 import schedule_service_pb2 as schedules
 from tenure.v1 import task_pb2
+from tenure.validators.fields import check_no_id
 from tenure.validators.limits import NAME
 from tenure.validators.specs import check_spec
 from tenure.validators.violations import Check, Violations
@@ -25,7 +25,7 @@ _MOST_CRON: Final = 200
 
 def _create(request: schedules.CreateScheduleRequest, v: Violations) -> None:
     v.require(bool(NAME.match(request.name)), "name", "must be a name of up to 63 characters")
-    v.require(not _is_uuid(request.name), "name", "must not be a UUID")
+    check_no_id("name", request.name, v)
     _spec(request.spec, v)
     _cron(request.cron, v)
     _rest(request, v)
@@ -109,14 +109,6 @@ def _pause(request: schedules.PauseScheduleRequest, v: Violations) -> None:
 def _trigger(request: schedules.TriggerScheduleRequest, v: Violations) -> None:
     _which(request, v)
     v.length("request_id", request.request_id, 0, 64)
-
-
-def _is_uuid(text: str) -> bool:
-    try:
-        UUID(text)
-    except ValueError:
-        return False
-    return True
 
 
 CHECKS: Final[dict[type, Check]] = {

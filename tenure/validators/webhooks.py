@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 from urllib.parse import urlsplit
-from uuid import UUID
 
 from tenure.domain.webhooks import is_pattern
 from tenure.v1 import webhook_service_pb2 as webhooks
-from tenure.validators.fields import check_filter
+from tenure.validators.fields import check_filter, check_no_id
 from tenure.validators.limits import NAME
 from tenure.validators.violations import Check, Violations
 from tenure.wire.times import seconds
@@ -21,7 +20,7 @@ MAX_OVERLAP_SECONDS: Final = 7 * 24 * 3600
 
 def _create(request: webhooks.CreateWebhookRequest, v: Violations) -> None:
     v.require(bool(NAME.match(request.name)), "name", "must be a name of up to 63 characters")
-    v.require(not _is_uuid(request.name), "name", "must not be a UUID")
+    check_no_id("name", request.name, v)
     _url(request.url, v)
     v.require(len(request.event_types) <= MAX_PATTERNS, "event_types", f"at most {MAX_PATTERNS}")
     fit = all(is_pattern(one) for one in request.event_types)
@@ -92,14 +91,6 @@ def _letters(request: Any, v: Violations) -> None:
     _which(request, v)
     if request.delivery_id:
         v.uuid("delivery_id", request.delivery_id)
-
-
-def _is_uuid(text: str) -> bool:
-    try:
-        UUID(text)
-    except ValueError:
-        return False
-    return True
 
 
 CHECKS: Final[dict[type, Check]] = {

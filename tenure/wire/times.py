@@ -27,6 +27,16 @@ def timestamp(moment: datetime) -> Timestamp:
     return message
 
 
+def optional_timestamp(moment: datetime | None) -> Timestamp | None:
+    """The same of what may not have happened."""
+    return None if moment is None else timestamp(moment)
+
+
+def unix_seconds(message: Timestamp) -> float:
+    """A Timestamp in seconds since 1970."""
+    return message.seconds + message.nanos / 1e9
+
+
 def moment(message: Timestamp) -> datetime:
     """A Timestamp as a moment in UTC."""
     return message.ToDatetime(tzinfo=UTC)

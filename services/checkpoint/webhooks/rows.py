@@ -11,14 +11,12 @@ from tenure.domain.webhooks import DeliveryState, GapReason
 from tenure.runtime.queries import Queries
 from tenure.v1 import task_pb2
 from tenure.v1 import webhook_service_pb2 as pb
-from tenure.wire.times import timestamp
+from tenure.wire.times import optional_timestamp, timestamp
 from tenure.wire.webhooks import DELIVERY_STATES, GAP_REASONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
-
-    from google.protobuf.timestamp_pb2 import Timestamp
 
     from tenure.runtime.postgres import Connection
 
@@ -74,10 +72,10 @@ class WebhookRow(NamedTuple):
             pending_deliveries=self.pending,
             dead_deliveries=self.dead,
             delivered=self.delivered,
-            last_delivered_time=_optional(self.last_delivered_at),
-            last_failed_time=_optional(self.last_failed_at),
+            last_delivered_time=optional_timestamp(self.last_delivered_at),
+            last_failed_time=optional_timestamp(self.last_failed_at),
             problem=self.problem,
-            old_secret_until_time=None if self.old_secret is None else _optional(self.old_secret_until),
+            old_secret_until_time=None if self.old_secret is None else optional_timestamp(self.old_secret_until),
             gaps=gaps,
             create_time=timestamp(self.created_at),
             update_time=timestamp(self.updated_at),
@@ -110,12 +108,12 @@ class DeliveryRow(NamedTuple):
             sequence=self.sequence,
             state=DELIVERY_STATES.to_wire(DeliveryState(self.state)),
             attempts=self.attempts,
-            next_attempt_time=_optional(self.next_attempt_at),
-            last_attempt_time=_optional(self.last_attempt_at),
+            next_attempt_time=optional_timestamp(self.next_attempt_at),
+            last_attempt_time=optional_timestamp(self.last_attempt_at),
             last_status_code=self.last_status,
             last_error=self.last_error,
             create_time=timestamp(self.created_at),
-            end_time=_optional(self.ended_at),
+            end_time=optional_timestamp(self.ended_at),
         )
 
 
@@ -156,7 +154,3 @@ def _named(told: str) -> dict[str, str]:
         return {"webhook_id": str(UUID(told)), "name": ""}
     except ValueError:
         return {"webhook_id": "", "name": told}
-
-
-def _optional(moment: datetime | None) -> Timestamp | None:
-    return None if moment is None else timestamp(moment)
