@@ -16,7 +16,6 @@ from tenure.audit.checks.budgets import raise_of
 from tenure.audit.tool_hashes import arguments_hash, outcome_hash
 from tenure.domain import entries as facts
 from tenure.domain.budget import Budget, TokenUsage
-from tenure.domain.epochs import Fence, compose_epoch
 from tenure.domain.fold import fold
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import AgentSpec, Limits, TaskSpec
@@ -300,10 +299,6 @@ OFFSET = 1_699_999_000.0
 
 def hash_of(body: facts.Body) -> bytes:
     return hashlib.sha256(repr(body).encode()).digest()
-
-
-def claim_fence(revision: int) -> Fence:
-    return Fence(compose_epoch(1, revision), f"claim-{revision}")
 
 
 def taken_over() -> Story:

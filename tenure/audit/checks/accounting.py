@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
-from operator import attrgetter
 from typing import Final
 
 from tenure.audit.amounts import charge
 from tenure.audit.check import Check
-from tenure.audit.history import History, LedgerEntry
+from tenure.audit.history import LedgerEntry
 from tenure.audit.reading import drives_itself, of_kind, own, place
 from tenure.audit.task_history import TaskHistory
-from tenure.domain.budget import TokenUsage
 from tenure.domain.entries import AssistantMessage, AttemptLost, ModelAttempt, ModelFailure
 
 
 def answers_cost_what_was_billed(task: TaskHistory) -> Iterator[str]:
-    """I18, for calls with an answer: those that were lost are estimated, see `billed_and_told`."""
+    """I18, for calls with an answer: those that were lost are estimated."""
     billed = {call.request_id: call for call in task.model_calls}
     for entry, answer in of_kind(own(task.entries), AssistantMessage) if drives_itself(task) else ():
         call = billed.get(answer.provider_request_id)
@@ -93,18 +91,6 @@ def model_calls_are_in_the_ledger(task: TaskHistory) -> Iterator[str]:
     for (step, attempt_number), count in sent.items():
         if count > 1 and task.task_id:
             yield f"step {step} attempt {attempt_number} was sent to the provider {count} times"
-
-
-def billed_and_told(history: History) -> tuple[int, int]:
-    """(tokens that the provider billed, tokens that the ledger counts), lost calls by estimate included."""
-    billed = sum(call.usage.total for call in history.model_calls or ())
-    tasks: defaultdict[str, list[LedgerEntry]] = defaultdict(list)
-    for entry in history.entries or ():
-        tasks[entry.task_id].append(entry)
-    in_order = (sorted(entries, key=attrgetter("sequence")) for entries in tasks.values())
-    bodies = (entry.body for entries in in_order for entry in own(entries))
-    used = (body.usage for body in bodies if isinstance(body, AssistantMessage | ModelFailure | AttemptLost))
-    return billed, sum(used, start=TokenUsage()).total
 
 
 def _kept(text: str) -> str:
