@@ -36,9 +36,10 @@ from tenure.wire.times import duration
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from services.checkpoint.draft import NewRow
     from services.checkpoint.prepared import Move, PreparedCommit
     from services.checkpoint.prices import PriceList
-    from tenure.domain.budget import ReserveRequest
+    from tenure.domain.budget import Granted, ReserveRequest
     from tenure.domain.waits import Wait
     from tenure.runtime.postgres import Connection
     from tenure.v1 import ledger_pb2
@@ -68,9 +69,11 @@ async def commit_batch(
         if isinstance(verdict, TenureError):
             results.append(verdict)
         elif index in foreign.cut:
-            results.append(_too_far_behind(commit))
+            told = f"too much was appended since {commit.known_sequence}: open again and fold anew"
+            results.append(SequenceConflict(told))
         elif verdict is CommitVerdict.REPEAT:
-            results.append(_answer_again(tasks[commit.task_id], foreign.of(index)))
+            stored = pb.CommitResponse.FromString(tasks[commit.task_id].last_reply)
+            results.append(_with_foreign(stored, foreign.of(index)))  # they are still where they were
         elif unheard := _unheard(tasks[commit.task_id], commit, foreign.of(index)):
             results.append(unheard)
         else:
@@ -106,24 +109,23 @@ def _misfit(row: TaskRow, commit: PreparedCommit) -> TenureError | None:
     ):
         told = f"step {settled.step} attempt {settled.attempt_number} is not the open model attempt"
         return InvalidRequest(violations=[("entries", told)])
-    if commit.move is not None:
-        if commit.move.to_state not in MOVES[row.state]:
-            return InvalidRequest(violations=[("transition.to_state", "is no move out of RUNNING")])
-        if commit.move.wait is not None and commit.move.wait.call_id not in calls:
-            return InvalidRequest(violations=[("transition.wait.call_id", "is no open call")])
-        if any(call.call_id not in calls for call in commit.move.in_doubt):
-            return InvalidRequest(violations=[("transition.calls_in_doubt", "names a call that is not open")])
-        return _misfit_of_result(row, commit.move) or refuse_early_end(commit.move.to_state, calls)
-    return _misfit_of_reserve(row, commit)
+    return _misfit_of_reserve(row, commit) if commit.move is None else _misfit_of_move(row, commit.move, calls)
 
 
-def _misfit_of_result(row: TaskRow, move: Move) -> TenureError | None:
-    return refuse_success(
+def _misfit_of_move(row: TaskRow, move: Move, calls: tuple[str, ...]) -> TenureError | None:
+    if move.to_state not in MOVES[row.state]:
+        return InvalidRequest(violations=[("transition.to_state", "is no move out of RUNNING")])
+    if move.wait is not None and move.wait.call_id not in calls:
+        return InvalidRequest(violations=[("transition.wait.call_id", "is no open call")])
+    if any(call.call_id not in calls for call in move.in_doubt):
+        return InvalidRequest(violations=[("transition.calls_in_doubt", "names a call that is not open")])
+    refused = refuse_success(
         move.to_state,
         has_schema=row.has_result_schema,
         is_to_end=row.ending is not None,
         result_json=move.result_json,
     )
+    return refused or refuse_early_end(move.to_state, calls)
 
 
 def _misfit_of_reserve(row: TaskRow, commit: PreparedCommit) -> TenureError | None:
@@ -160,13 +162,25 @@ async def _apply(
 
     A warning comes before all that: the owner must hear of it as of others' facts.
     """
-    row = draft.row
     if commit.reserve is not None:
         foreign = foreign + await quotas.warn(connection, draft)
-    base = row.sequence
+    base = draft.row.sequence
+    added = await _apply_facts(connection, draft, commit)
+    reserved = None if commit.reserve is None else _reserve(draft, commit.reserve, prices, quotas, commit.holder)
+    if commit.move is not None:
+        sub_agents = await awaited(connection, draft, commit.move.wait)
+        _move(draft, commit, wait_for(draft, commit.move.wait, sub_agents))
+        await take_kept(connection, draft)
+        end_wait(draft, sub_agents)
+        await carry_out_ending(connection, draft)
+    return _with_foreign(_answer(draft, commit, base, reserved, added), foreign)
+
+
+async def _apply_facts(connection: Connection, draft: Draft, commit: PreparedCommit) -> list[NewRow]:
+    """Facts, settlement, sub-agents to be. Returns what the ledger itself added of those."""
     for fact in commit.facts:
         draft.append(fact.kind, fact.body, step=fact.step, actor=commit.holder, by_claim=True)
-    row.open_calls = _calls_of(row, commit)
+    draft.row.open_calls = _calls_of(draft.row, commit)
     draft.reach(commit.step)
     if commit.settlement is not None:
         settled = commit.settlement
@@ -175,28 +189,28 @@ async def _apply(
     begun = len(draft.entries)
     for call in commit.spawns:
         await spawn(connection, draft, call, commit.traceparent)
-    added = draft.entries[begun:]
-    reserved = None if commit.reserve is None else _reserve(draft, commit.reserve, prices, quotas, commit.holder)
-    if commit.move is not None:
-        sub_agents = await awaited(connection, draft, commit.move.wait)
-        _move(draft, commit, wait_for(draft, commit.move.wait, sub_agents))
-        await take_kept(connection, draft)
-        end_wait(draft, sub_agents)
-        await carry_out_ending(connection, draft)
+    return draft.entries[begun:]
+
+
+def _answer(
+    draft: Draft, commit: PreparedCommit, base: int, reserved: pb.ReserveResult | None, added: list[NewRow]
+) -> pb.CommitResponse:
+    """Kept as it is, for a repeat."""
+    row = draft.row
+    draft.committed = True  # also without a fact: a denied reserve is an answer that a repeat must get again
+    told = sorted([*draft.warnings, *added], key=attrgetter("sequence"))
     response = pb.CommitResponse(
         sequence=row.sequence,
-        budget=budget_to_wire(draft.budget.budget),
+        budget=budget_to_wire(draft.budget.standing),
         cancel_requested=bool(row.ending_state) and row.state not in TERMINAL,
         reserve=reserved,
         state=STATES.to_wire(row.state),
+        foreign_entries=entries_of(told, row.locked_at),
     )
-    draft.committed = True  # also without a fact: a denied reserve is an answer that a repeat must get again
-    told = sorted([*draft.warnings, *added], key=attrgetter("sequence"))
-    response.foreign_entries.extend(entries_of(told, row.locked_at))  # in the stored answer, too
     row.commit_number, row.last_commit_id = commit.commit_number, commit.commit_id
     row.last_commit_hash, row.last_base = commit.payload_hash, base
     row.last_reply = response.SerializeToString(deterministic=True)
-    return _with_foreign(response, foreign)
+    return response
 
 
 def _with_foreign(response: pb.CommitResponse, foreign: list[ledger_pb2.Entry]) -> pb.CommitResponse:
@@ -218,13 +232,13 @@ def _reserve(
     draft: Draft, request: ReserveRequest, prices: PriceList, quotas: CallQuotas, holder: str
 ) -> pb.ReserveResult:
     """Grant or deny; the commit it travels with is made either way. A task that is to end makes no further call."""
-    ending = draft.row.ending
+    row, ending = draft.row, draft.row.ending
+    decided: Granted | Denied
     if ending is not None:
-        denied = Denied(ending.reason, ending.message or "the task is to end")
-        return pb.ReserveResult(denied=pb.ReserveResult.Denied(reason=denied.reason, message=denied.message))
-    row = draft.row
-    budgets = (draft.budget.budget, row.own_budget)
-    decided = decide_reserve(budgets, request, prices.of(request.model, row.locked_at), row.max_steps)
+        decided = Denied(ending.reason, ending.message or "the task is to end")
+    else:
+        budgets = (draft.budget.standing, row.own_budget)
+        decided = decide_reserve(budgets, request, prices.of(request.model, row.locked_at), row.max_steps)
     if not isinstance(decided, Denied):
         decided = quotas.denied(row.tenant) or decided
     if isinstance(decided, Denied):
@@ -270,12 +284,6 @@ def _move(draft: Draft, commit: PreparedCommit, wait: Wait | None) -> None:
     )
 
 
-def _answer_again(row: TaskRow, foreign: list[ledger_pb2.Entry]) -> pb.CommitResponse:
-    """The stored answer; the foreign entries it had are still where they were."""
-    response = pb.CommitResponse.FromString(row.last_reply)
-    return _with_foreign(response, foreign)
-
-
 def _foreign_ranges(
     commits: Sequence[PreparedCommit], verdicts: Sequence[CommitVerdict | TenureError], tasks: dict[str, TaskRow]
 ) -> list[ForeignRange]:
@@ -289,7 +297,3 @@ def _foreign_ranges(
         if commit.known_sequence < until:
             ranges.append(ForeignRange(index, commit.task_id, commit.known_sequence, until))
     return ranges
-
-
-def _too_far_behind(commit: PreparedCommit) -> SequenceConflict:
-    return SequenceConflict(f"too much was appended since {commit.known_sequence}: open again and fold anew")

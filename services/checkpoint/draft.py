@@ -119,7 +119,7 @@ class Draft:
             summary_through_step=request.summary_through_step,
             reserved_nano_usd=granted.reserved_nano_usd,
             prices=prices,
-            budget=budget_to_wire(self.budget.budget),
+            budget=budget_to_wire(self.budget.standing),
         )
         body = ledger_pb2.EntryBody(model_attempt=attempt).SerializeToString()
         self.append(KINDS["model_attempt"], body, step=request.step, actor=actor, by_claim=True)
@@ -155,7 +155,7 @@ class Draft:
     def warn(self) -> None:
         """After a settlement is in the entries: says which caps are nearly used up, once for each."""
         for limit in self.budget.take_warnings():
-            warning = ledger_pb2.BudgetWarning(limit=limit, budget=budget_to_wire(self.budget.budget))
+            warning = ledger_pb2.BudgetWarning(limit=limit, budget=budget_to_wire(self.budget.standing))
             body = ledger_pb2.EntryBody(budget_warning=warning).SerializeToString()
             self.append(KINDS["budget_warning"], body, step=self.row.model_step, actor=LEDGER, by_claim=False)
             self.warnings.append(self.entries[-1])
@@ -218,7 +218,7 @@ class Draft:
             wait=begun,
             result_json=result_json,
             error_class=error_class,
-            budget=budget_to_wire(self.budget.budget) if leaves_running else None,
+            budget=budget_to_wire(self.budget.standing) if leaves_running else None,
             calls_in_doubt=calls_in_doubt_to_wire(in_doubt),
         )
         body = ledger_pb2.EntryBody(transition=transition).SerializeToString()

@@ -45,7 +45,7 @@ async def intervene(
             await _prepare(connection, draft, verdict, again)
             row.max_steps += again.extra_steps
         case GrantBudget() as granted:
-            verdict = decide_grant(row.state, draft.budget.budget, row.step, row.max_steps, granted)
+            verdict = decide_grant(row.state, draft.budget.standing, row.step, row.max_steps, granted)
             await _prepare(connection, draft, verdict, granted)
         case CloseOut() as end:
             _ask_end(draft, end, request.reason, actor)
@@ -76,7 +76,7 @@ async def root_of(connection: Connection, tenant: str, task_id: str) -> str:
 
 
 def _budgets(draft: Draft) -> tuple[Budget, Budget]:
-    return draft.budget.budget, draft.row.own_budget
+    return draft.budget.standing, draft.row.own_budget
 
 
 async def _prepare(

@@ -190,7 +190,8 @@ class BudgetRow:
     beyond_nano_usd: int = 0
 
     @property
-    def budget(self) -> Budget:
+    def standing(self) -> Budget:
+        """As the rules see it."""
         return Budget(
             self.max_tokens,
             self.used_tokens,
@@ -215,7 +216,7 @@ class BudgetRow:
 
     def take_warnings(self) -> list[str]:
         """The caps that are due to be warned of, which are warned of from here on."""
-        due = due_warnings(self.budget, self.warned_tokens, self.warned_nano_usd)
+        due = due_warnings(self.standing, self.warned_tokens, self.warned_nano_usd)
         if Reason.TOKEN_LIMIT in due:
             self.warned_tokens = self.max_tokens
         if Reason.MONEY_LIMIT in due:

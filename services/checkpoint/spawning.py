@@ -81,7 +81,7 @@ async def _parent(connection: Connection, draft: Draft) -> Parent:
         task_id=row.task_id,
         spec=spec_to_domain(ledger_pb2.EntryBody.FromString(submitted).submitted.spec),
         depth=depth,
-        budgets=(draft.budget.budget, row.own_budget),
+        budgets=(draft.budget.standing, row.own_budget),
         living=living,
         is_to_end=row.ending is not None,
     )

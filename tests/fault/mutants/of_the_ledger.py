@@ -107,7 +107,7 @@ MUTATIONS = (
         (
             Edit(
                 COMMITTING,
-                " or refuse_early_end(commit.move.to_state, calls)",
+                " or refuse_early_end(move.to_state, calls)",
                 "",
             ),
         ),
@@ -121,8 +121,8 @@ MUTATIONS = (
         (
             Edit(
                 COMMITTING,
-                "    if ending is not None:\n        denied =",
-                "    if False:\n        denied =",
+                "    if ending is not None:\n        decided =",
+                "    if False:\n        decided =",
             ),
         ),
     ),
@@ -158,7 +158,7 @@ MUTATIONS = (
         "checkpoint",
         "a task sets nothing aside beyond the cap that it has by itself",
         ("I17",),
-        (Edit(COMMITTING, "(draft.budget.budget, row.own_budget)", "(draft.budget.budget,)"),),
+        (Edit(COMMITTING, "(draft.budget.standing, row.own_budget)", "(draft.budget.standing,)"),),
     ),
     Mutation(
         "settle_gives_back",
