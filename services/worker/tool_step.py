@@ -12,6 +12,7 @@ from typing import Final
 from services.worker.claim_ledger import ClaimLedger, Fact
 from services.worker.holdings import Holding
 from services.worker.parts import Parts
+from services.worker.tools_client import CallLimits
 from tenure.domain.compaction import Window
 from tenure.domain.entries import ToolIntent, ToolOutcome
 from tenure.domain.errors import Fenced, InvalidRequest, TryLater
@@ -100,7 +101,8 @@ class ToolStep:
 
     async def _execute(self, intent: ToolIntent) -> Outcome:
         tool = self._tools.get(intent.tool)
-        timeout_seconds = (tool.timeout_seconds if tool else UNKNOWN_TOOL_TIMEOUT_SECONDS) + GRACE_SECONDS
+        outcome_seconds = (tool.timeout_seconds if tool else UNKNOWN_TOOL_TIMEOUT_SECONDS) + GRACE_SECONDS
+        limits = CallLimits(outcome_seconds, self._limit_seconds, self._output_limit_bytes)
         attributes = {
             semconv.OPERATION_NAME: semconv.EXECUTE_TOOL,
             semconv.TOOL_NAME: intent.tool,
@@ -108,7 +110,7 @@ class ToolStep:
         }
         with span(f"{semconv.EXECUTE_TOOL} {intent.tool}", attributes) as executing:
             try:
-                outcome = await self._ask_patiently(intent, timeout_seconds)
+                outcome = await self._ask_patiently(intent, limits)
             except InvalidRequest as refusal:  # the model's own doing, for example arguments beyond all bounds
                 outcome = Outcome(OutcomeStatus.INVALID_ARGUMENTS, refusal.message)
             except Fenced as refusal:
@@ -119,7 +121,7 @@ class ToolStep:
                 executing.set_attribute(semconv.ERROR_TYPE, outcome.status.value)
             return outcome
 
-    async def _ask_patiently(self, intent: ToolIntent, timeout_seconds: float) -> Outcome:
+    async def _ask_patiently(self, intent: ToolIntent, limits: CallLimits) -> Outcome:
         """The outcome, asked for again and again. Raises TryLater once nothing was heard of the call for too long."""
         progress = self._holding.progress
         heard_at, failures = monotonic(), 0
@@ -133,13 +135,7 @@ class ToolStep:
             await self._parts.trust.wait_open()
             try:
                 return await self._parts.tools.execute(
-                    self._holding.token,
-                    intent,
-                    hear,
-                    timeout_seconds,
-                    self._output_limit_bytes,
-                    self._limit_seconds,
-                    self._ledger.point.resolutions.get(intent.call_id),
+                    self._holding.token, intent, hear, limits, self._ledger.point.resolutions.get(intent.call_id)
                 )
             except TryLater as error:
                 failures += 1

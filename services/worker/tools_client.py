@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
@@ -25,6 +26,17 @@ from tenure.wire.times import duration
 from tenure.wire.tools import outcome_to_domain, standings_to_domain, tool_to_domain
 
 UNARY_TIMEOUT_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class CallLimits:
+    """`outcome_seconds`: without an outcome for so long, the call is to be executed again. `tool_seconds`: how long the
+    tool may run; None: as long as it does by itself. `output_bytes`: so much the model can be shown; 0: the tool's own.
+    """
+
+    outcome_seconds: float
+    tool_seconds: float | None = None
+    output_bytes: int = 0
 
 
 class ToolsClient:
@@ -59,16 +71,13 @@ class ToolsClient:
         token: token_pb2.FencingToken,
         intent: ToolIntent,
         on_sign: Callable[[], None],
-        timeout_seconds: float,
-        output_limit_bytes: int = 0,
-        limit_seconds: float | None = None,
-        resolution: Resolution | None = None,
+        limits: CallLimits,
+        resolution: Resolution | None,
     ) -> Outcome:
         """Runs the call or joins it. `on_sign` hears every sign of life of it; a refusal is none. Cancelling this stops
-        waiting, not the tool. `output_limit_bytes`: how much of its output the model can be shown; 0: the tool's.
+        waiting, not the tool. `resolution`: a word on the call, from the ledger.
 
-        Unavailable after `timeout_seconds` without an outcome: execute it again, which joins. `limit_seconds`: how long
-        the tool may run; None: as long as it does by itself. `resolution`: a word on the call, from the ledger.
+        Unavailable when there was no outcome in time: execute it again, which joins.
         """
         ending: asyncio.Future[pb.TaggedExecuteEvent] = asyncio.get_running_loop().create_future()
 
@@ -78,26 +87,16 @@ class ToolsClient:
             if event.WhichOneof("event") in {"outcome", "refusal"} and not ending.done():
                 ending.set_result(event)
 
-        request = pb.ExecuteRequest(
-            token=token,
-            call_id=intent.call_id,
-            tool=intent.tool,
-            arguments_json=intent.arguments_json,
-            traceparent=traceparent(),
-            output_limit_bytes=output_limit_bytes,
-            timeout=None if limit_seconds is None else duration(limit_seconds),
-            resolution=None if resolution is None else resolution_to_wire(resolution),
-        )
-        tag = self._frames.ask(request, hear)
+        tag = self._frames.ask(_build_request(token, intent, limits, resolution), hear)
         try:
-            async with asyncio.timeout(timeout_seconds):
+            async with asyncio.timeout(limits.outcome_seconds):
                 event = await ending
             if event.HasField("refusal"):
                 raise refusal_to_domain(event.refusal)
         except TimeoutError:
             self._frames.give_up_stream_of(tag)
             raise Unavailable(
-                f"call {intent.call_id} of {intent.tool} gave no outcome within {timeout_seconds:g} s",
+                f"call {intent.call_id} of {intent.tool} gave no outcome within {limits.outcome_seconds:g} s",
                 reason="TIMEOUT",
                 metadata=OUTCOME_UNKNOWN,
             ) from None
@@ -107,6 +106,21 @@ class ToolsClient:
         finally:
             self._frames.forget(tag)
         return outcome_to_domain(event.outcome)
+
+
+def _build_request(
+    token: token_pb2.FencingToken, intent: ToolIntent, limits: CallLimits, resolution: Resolution | None
+) -> pb.ExecuteRequest:
+    return pb.ExecuteRequest(
+        token=token,
+        call_id=intent.call_id,
+        tool=intent.tool,
+        arguments_json=intent.arguments_json,
+        traceparent=traceparent(),
+        output_limit_bytes=limits.output_bytes,
+        timeout=None if limits.tool_seconds is None else duration(limits.tool_seconds),
+        resolution=None if resolution is None else resolution_to_wire(resolution),
+    )
 
 
 def _build_frame(batch: list[Tagged]) -> pb.ExecuteStreamRequest:

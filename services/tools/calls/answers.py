@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from services.tools.calls.records import CallStanding
 from services.tools.calls.refusals import KeptRefusal
@@ -20,28 +20,23 @@ MOST_CONTENT_BYTES: Final = 2 * 1024 * 1024
 
 def execute_response(event: Event) -> tool_service_pb2.ExecuteResponse:
     """An event of a call."""
-    match event:
-        case Started():
-            return tool_service_pb2.ExecuteResponse(started=_started(event))
-        case Output(text):
-            return tool_service_pb2.ExecuteResponse(output=tool_service_pb2.CallOutput(text=text))
-        case outcome:
-            return tool_service_pb2.ExecuteResponse(outcome=outcome_to_wire(outcome))
+    return tool_service_pb2.ExecuteResponse(**_field(event))
 
 
 def tagged_event(tag: int, event: Event) -> tool_service_pb2.TaggedExecuteEvent:
     """The same inside a frame."""
+    return tool_service_pb2.TaggedExecuteEvent(tag=tag, **_field(event))
+
+
+def _field(event: Event) -> dict[str, Any]:
+    """What either message has of it, by its field."""
     match event:
-        case Started():
-            return tool_service_pb2.TaggedExecuteEvent(tag=tag, started=_started(event))
+        case Started(call_attempt, joined):
+            return {"started": tool_service_pb2.CallStarted(call_attempt=call_attempt, joined=joined)}
         case Output(text):
-            return tool_service_pb2.TaggedExecuteEvent(tag=tag, output=tool_service_pb2.CallOutput(text=text))
+            return {"output": tool_service_pb2.CallOutput(text=text)}
         case outcome:
-            return tool_service_pb2.TaggedExecuteEvent(tag=tag, outcome=outcome_to_wire(outcome))
-
-
-def _started(event: Started) -> tool_service_pb2.CallStarted:
-    return tool_service_pb2.CallStarted(call_attempt=event.call_attempt, joined=event.joined)
+            return {"outcome": outcome_to_wire(outcome)}
 
 
 def fence_response(standings: Sequence[CallStanding]) -> tool_service_pb2.FenceResponse:
