@@ -69,6 +69,14 @@ def test_a_strangers_patterns_are_not_matched_and_ours_are():
     assert Schema(json.dumps({"type": "object", "properties": {"a": {"pattern": "^b$"}}})).problems({"a": "a"})
     named = {"type": "object", "patternProperties": {"^(a+)+$": {}}, "additionalProperties": False}
     assert strangers_schema(json.dumps(named)).problems({"a" * 64 + "!": 1}) == []
+    left = {"type": "object", "patternProperties": {"^b": {}}, "unevaluatedProperties": False}
+    assert strangers_schema(json.dumps(left)).problems({"a": 1}) == []
+
+
+def test_a_strangers_list_is_compared_with_itself_while_it_is_short():
+    schema = strangers_schema(json.dumps({"type": "object", "properties": {"a": {"uniqueItems": True}}}))
+    assert schema.problems({"a": [1] * 1000})
+    assert schema.problems({"a": [1] * 1001}) == []
 
 
 def test_a_strangers_schema_is_applied_like_ours_otherwise():
