@@ -63,8 +63,7 @@ def get(context: Context, resource: str) -> None:
         click.echo(f"{lease.resource} is held by {lease.holder}, epoch {describe_epoch(lease.epoch)} ({lease.epoch})")
         left, ttl = seconds_text(seconds(lease.remaining)), seconds_text(seconds(lease.ttl))
         click.echo(f"since {ago(lease.acquire_time)}; without a renewal it ends in {left} of {ttl}")
-        words = f": {harmless(lease.message)}" if lease.message else ""
-        before = f"epoch {describe_epoch(lease.previous_epoch)}, {lease.reason}{words}"
+        before = f"epoch {describe_epoch(lease.previous_epoch)}, {_why(lease)}"
         click.echo(f"before it: {before if lease.previous_epoch else 'nobody ever held it'}")
 
     context.run(work)
@@ -184,11 +183,15 @@ def _tell(context: Context, lease: pb.Lease) -> None:
     click.echo(base64.b64encode(lease.token.SerializeToString()).decode())
 
 
+def _why(lease: pb.Lease) -> str:
+    """Of the end of the lease before; whoever ended it has a say in the message."""
+    return lease.reason + (f": {harmless(lease.message)}" if lease.message else "")
+
+
 def _say(event: pb.LeaseEvent) -> str:
     held = event.HasField("held")
     lease = event.held if held else event.ended
-    words = f": {harmless(lease.message)}" if lease.message else ""
-    what = f"is held by {lease.holder} ({lease.reason}{words})" if held else f"was lost or given back by {lease.holder}"
+    what = f"is held by {lease.holder} ({_why(lease)})" if held else f"was lost or given back by {lease.holder}"
     at = f"{clock(lease.acquire_time)}  " if held else ""
     return f"{event.revision}  {at}{lease.resource} {what}, epoch {describe_epoch(lease.epoch)}"
 

@@ -28,6 +28,7 @@ from services.tools.workspace.directories import Workspaces
 from tenure.domain.in_doubt import DidNotHappen, Happened, Resolution
 from tenure.domain.token import TASK_PREFIX, Claims
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
+from tenure.runtime import metrics
 from tenure.runtime.duties import Duties
 from tenure.runtime.kept_connection import KeptConnection
 from tenure.runtime.postgres import open_pool
@@ -98,9 +99,11 @@ async def outcome_of(executor: Executor, asking: Request, word: Resolution | Non
 async def test_an_unsafe_call_whose_tool_does_not_know_is_in_doubt_for_everybody_until_a_word(
     executor, bank, tools_database
 ):
-    asking = request(bank)
+    asking, counted = request(bank), metrics.cell("tenure_calls_in_doubt_total")
+    before = counted.value
     first = await outcome_of(executor, asking)
     assert (first.status, first.call_attempt) == (OutcomeStatus.IN_DOUBT, 1)
+    assert counted.value == before + 1
     assert first.content.startswith("It is not known whether this call happened: The bank was asked")
     assert await outcome_of(executor, asking) == first
     recorded = "select state, call_attempt, doubted_at is not null, doubt_note from calls"
@@ -139,7 +142,10 @@ async def test_a_word_on_a_call_whose_record_was_lost_is_taken_as_if_it_were_the
     told = await outcome_of(executor, settled, Resolution(2, Happened("receipt 7"), "I looked", "olga"))
     assert (told.status, told.content, told.call_attempt) == (OutcomeStatus.SUCCEEDED, "receipt 7", 3)
     unproven = Resolution(2, DidNotHappen(runner_proven_gone=True), "I looked", "olga")
+    counted = metrics.cell("tenure_calls_in_doubt_total")
+    before = counted.value
     waits = await outcome_of(executor, doubted, unproven)
+    assert counted.value == before + 1
     assert (waits.status, waits.call_attempt, bank.payments) == (OutcomeStatus.IN_DOUBT, 2, 0)
     assert await tools_database(f"{kept}'{doubted.asked.key.task_id}'") == [("IN_DOUBT", 2, False, True)]
     paid = await outcome_of(executor, again, Resolution(2, DidNotHappen(True), "I looked", "olga"))

@@ -10,9 +10,10 @@ from rich.console import Console
 
 from tenure.cli.context import Context, make_console
 from tenure.cli.finish import _say_ended
+from tenure.cli.leases import _say
 from tenure.cli.results import result_shown
 from tenure.cli.show import _show_task
-from tenure.v1 import task_pb2
+from tenure.v1 import lease_service_pb2, task_pb2
 
 HOSTILE = "Go on?\x1b]0;title\x07\x1b[2J\x1b[1;1H\x9b32mSUCCEEDED [green]really[/green]"
 SHOWN = "Go on?\\x1b]0;title\\x07\\x1b[2J\\x1b[1;1H\\x9b32mSUCCEEDED [green]really[/green]"
@@ -38,6 +39,11 @@ def test_get_shows_every_word_of_a_task_as_a_word() -> None:
 def test_wait_says_how_a_task_ended_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     _say_ended(task(state=task_pb2.TASK_STATE_FAILED))
     assert capsys.readouterr().err.startswith(f"FAILED ({SHOWN}): {SHOWN} · ")
+
+
+def test_why_a_lease_ended_is_words() -> None:
+    lease = lease_service_pb2.Lease(resource="r", holder="h", reason="TRANSFERRED", message=HOSTILE)
+    assert f"(TRANSFERRED: {SHOWN})" in _say(lease_service_pb2.LeaseEvent(held=lease))
 
 
 def test_a_result_by_schema_is_words_too() -> None:
