@@ -27,9 +27,13 @@ def first(count: int) -> Migrations:
 async def test_no_upgrade_keeps_runners_from_renewing_while_it_is_at_their_calls(fresh_database):
     dsn = await fresh_database(first(RELEASED))
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as postgres:
+        await postgres.execute(FENCE)
+        await postgres.execute(CALL, ("1.0",))
+        await postgres.execute(DOUBTED, ("1.0",))
         for number in range(RELEASED + 1, len(MIGRATIONS.files) + 1):
             async with postgres.transaction():
                 await postgres.execute("lock table tools.calls in row exclusive mode")
+                await postgres.execute("select from tools.calls for update")
                 upgrade = asyncio.create_task(migrate(dsn, first(number)))
                 await _done_or_blocked(postgres, upgrade)
                 await postgres.execute(RENEWAL)  # raises LockNotAvailable
