@@ -85,6 +85,9 @@ async def check_sleeping(stub, replica, owner):
     told = await stub.admin.ResolveInDoubtCall(word(owner.task.task_id, by_word))
     assert (told.task.state, told.task.reason) == (task_pb2.TASK_STATE_QUEUED, "CALL_RESOLVED")
     assert not (await recorded(replica, owner)).did_not_happen.runner_proven_gone, "what a caller says is no proof"
+    with pytest.raises(WrongState) as refused:
+        await stub.admin.ResolveInDoubtCall(word(owner.task.task_id, DID_NOT_HAPPEN))
+    assert refused.value.reason == "NOT_IN_DOUBT", "nobody waits for it any more, whatever is proven"
 
 
 async def check_gone(stub, replica, owner):
