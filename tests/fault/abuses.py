@@ -1,8 +1,8 @@
 """Programs that attack the sandbox, by family, each with what must become of it.
 
 They print ESCAPED when they get through. `refused(action)` prints the name of the error instead; `call(name, …)` makes
-a system call by its name. BAIT is what exists on the host while they run: the pid of the service, and a file, a TCP
-port and an abstract socket of its.
+a system call by its name; `nameless()` opens a file of 1 MiB that has no name. BAIT is what exists on the host while
+they run: the pid of the service, and a file, a TCP port and an abstract socket of its.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ LIMITS = SandboxLimits(
     wall_seconds=120, cpu_seconds=60, memory_bytes=96 * MIB, tmp_bytes=8 * MIB, file_bytes=4 * MIB, open_files=64
 )
 SHORT = dataclasses.replace(LIMITS, wall_seconds=0.7)
+HIDING = dataclasses.replace(LIMITS, workspace_bytes=16 * MIB, file_bytes=MIB)
 OK, NONZERO, TIMEOUT = SandboxStatus.OK, SandboxStatus.NONZERO, SandboxStatus.TIMEOUT
 MEMORY, PROCESSES = SandboxStatus.OUT_OF_MEMORY, SandboxStatus.TOO_MANY_PROCESSES
 OUTPUT, WORKSPACE = SandboxStatus.OUTPUT_LIMIT, SandboxStatus.WORKSPACE_LIMIT
@@ -33,6 +34,8 @@ def refused(action):
 def call(name, *arguments):
     words = [ctypes.c_long(word) if isinstance(word, int) else word for word in (NUMBERS[name], *arguments)]
     if libc.syscall(*words) == -1: raise OSError(ctypes.get_errno(), "")
+def nameless():
+    fd = os.open('.', os.O_TMPFILE | os.O_RDWR); os.write(fd, bytes(1 << 20)); return fd
 """
 _ALSO_CALLED = ("clone", "clone3", "prctl", "ioctl", "socket")
 
@@ -94,6 +97,24 @@ FILLING = {
         "n = 0\nwhile True: open(f'd/{n}', 'wb').write(bytes(1 << 20)); n += 1",
         WORKSPACE,
         limits=dataclasses.replace(LIMITS, workspace_bytes=16 * MIB),
+    ),
+    "files without a name, nested in sockets": Abuse(
+        "inner, outer = socket.socketpair(), socket.socketpair()\n"
+        "for _ in range(24): fd = nameless(); socket.send_fds(inner[0], [b'x'], [fd]); os.close(fd)\n"
+        "socket.send_fds(outer[0], [b'x'], [end.fileno() for end in inner])\n"
+        "for end in inner: end.close()\n"
+        "signal.pause()",
+        WORKSPACE,
+        limits=HIDING,
+    ),
+    "files without a name of who cannot be dumped": Abuse(
+        "call('prctl', 4, 0)\nkept = [nameless() for _ in range(24)]\nsignal.pause()", WORKSPACE, limits=HIDING
+    ),
+    "files without a name of a program nobody may read": Abuse(
+        "import shutil\nfor _ in range(24): os.set_inheritable(nameless(), True)\n"
+        "shutil.copyfile('/bin/sleep', 'closed'); os.chmod('closed', 0o111); os.execv('closed', ['closed', '1000'])",
+        WORKSPACE,
+        limits=HIDING,
     ),
     "descriptors without end": Abuse(
         "refused(lambda: [open('/dev/null') for _ in range(10_000)] and None)\n"
@@ -209,6 +230,12 @@ GETTING_OUT = {
         "    except OSError as e: return e.errno in (errno.EACCES, errno.EROFS, errno.ENOENT)\n"
         "print([n for n in names if not is_kept(n)])",
         prints="[]\n",
+    ),
+    "writing into /proc": Abuse(
+        "for n in ('oom_score_adj', 'mem', 'comm'): refused(lambda: open('/proc/self/' + n, 'r+b', 0))\n"
+        "pipe = os.pipe(); os.write(os.open(f'/proc/self/fd/{pipe[1]}', os.O_WRONLY), b'open')\n"
+        "print(os.read(pipe[0], 4))",
+        prints="EROFS\n" * 3 + "b'open'\n",
     ),
     "kernel memory and sysrq": Abuse(
         "for p in ('/dev/mem', '/proc/kcore', '/proc/sysrq-trigger'):\n"

@@ -162,7 +162,7 @@ WEAKENED = {
     "environment": (_share_environment, "saw environment variables of the service: SECRET_DSN"),
     "no filter": (_no_filter, "was allowed to be debugged"),
     "no filter, its effect": (_no_filter, "gave up its death signal"),
-    "started by root": (_real_root, "opened /proc/sys/kernel/core_pattern for writing"),
+    "started by root": (_real_root, "had the right to write /proc/sys/kernel/core_pattern"),
 }
 
 

@@ -104,7 +104,8 @@ def launcher_command(entry: Entry, command: list[str]) -> list[str]:
 def bubblewrap_command(view: View, descriptors: Descriptors, limits: SandboxLimits) -> list[str]:
     """Bubblewrap's command line. The order matters: what is mounted later lies on top."""
     words = [str(view.bubblewrap), *_isolation(), "--clearenv", "--args", str(descriptors.variables), *_system(view)]
-    words += ["--proc", "/proc"]
+    # Nothing in /proc is written to: a program is the first to go when the host runs out of memory, and stays it.
+    words += ["--proc", "/proc", "--remount-ro", "/proc"]
     # /dev is a tmpfs of half the host's memory: read-only, except for a small /dev/shm.
     words += ["--dev", "/dev", "--size", str(SHM_BYTES), "--tmpfs", SHM_PATH, "--remount-ro", "/dev"]
     words += ["--size", str(limits.tmp_bytes), "--tmpfs", "/tmp"]  # noqa: S108  # private to this run

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Final
+
+from services.tools.sandbox.procfs import is_ending
 
 MOST_HELD: Final = 20_000
 """Descriptors and mappings of all threads that one look takes in: more than 32 threads of 256 files each have."""
@@ -19,7 +21,9 @@ _IN_FLIGHT: Final = "scm_fds:"
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """`in_flight`: descriptors on their way through a socket; of what, nobody can tell. `complete`: all was seen."""
+    """`in_flight`: descriptors on their way through a socket; of what, nobody can tell: they may be sockets on whose
+    way are more. `complete`: all was seen.
+    """
 
     disk_bytes: int
     in_flight: int
@@ -32,20 +36,23 @@ NOTHING_HELD: Final = Held(0, 0, complete=True)
 def held_by(init_pid: int, device: int) -> Held:
     """What the process and its descendants hold of nameless files on this device. Blocks.
 
-    What ends meanwhile is not counted. A process that the service may not look into counts as holding nothing.
+    What ends meanwhile is not counted. All was not seen where a process keeps the service, which is no root, from
+    looking into it: it asked the kernel for that, or runs a program that nobody may read.
     """
     look = _Look(device)
     for pid in _descendants(init_pid):
         look.process(pid)
         if look.left <= 0:
             break
-    return Held(sum(look.files.values()), sum(look.in_flight.values()), look.left > 0)
+    complete = look.left > 0 and not look.is_kept_out
+    return Held(sum(look.files.values()), sum(look.in_flight.values()), complete)
 
 
 class _Look:
     def __init__(self, device: int) -> None:
         self._device = device
         self.left = MOST_HELD
+        self.is_kept_out = False
         self.files: dict[int, int] = {}
         self.in_flight: dict[int, int] = {}
 
@@ -59,15 +66,22 @@ class _Look:
 
     def _entries(self, thread: str, kind: str) -> int:
         before = self.left
-        for name in _names(f"/proc/{thread}/{kind}", self.left):
-            self.left -= 1
-            with suppress(OSError):
-                status = Path(f"/proc/{thread}/{kind}/{name}").stat()
-                if stat.S_ISSOCK(status.st_mode):
-                    self.in_flight[status.st_ino] = _in_flight(thread, name)
-                elif stat.S_ISREG(status.st_mode) and status.st_nlink == 0 and status.st_dev == self._device:
-                    self.files[status.st_ino] = status.st_blocks * 512
+        try:
+            for name in _names(f"/proc/{thread}/{kind}", self.left):
+                self.left -= 1
+                self._entry(thread, kind, name)
+        except PermissionError:
+            # Nobody sees into a thread that ends, and root into none where a container withholds the right to.
+            self.is_kept_out |= os.geteuid() != 0 and not is_ending(int(thread))
         return before - self.left
+
+    def _entry(self, thread: str, kind: str, name: str) -> None:
+        with _what_may_be_gone():
+            status = Path(f"/proc/{thread}/{kind}/{name}").stat()
+            if stat.S_ISSOCK(status.st_mode):
+                self.in_flight[status.st_ino] = _in_flight(thread, name)
+            elif stat.S_ISREG(status.st_mode) and status.st_nlink == 0 and status.st_dev == self._device:
+                self.files[status.st_ino] = status.st_blocks * 512
 
 
 def _in_flight(thread: str, descriptor: str) -> int:
@@ -90,8 +104,19 @@ def _descendants(pid: int) -> Iterator[int]:
 
 
 def _names(directory: str, most: int | None = None) -> list[str]:
+    """None when it is gone. Raises PermissionError."""
+    names: list[str] = []
+    with _what_may_be_gone(), os.scandir(directory) as entries:
+        names += [entry.name for entry in islice(entries, most)]
+    return names
+
+
+@contextmanager
+def _what_may_be_gone() -> Iterator[None]:
+    """Closed, or ended, meanwhile. Raises PermissionError, which tells something else."""
     try:
-        with os.scandir(directory) as entries:
-            return [entry.name for entry in islice(entries, most)]
+        yield
+    except PermissionError:
+        raise
     except OSError:
-        return []
+        return

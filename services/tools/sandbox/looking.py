@@ -59,6 +59,10 @@ class Looking:
         return usage.exceeds(self._program.usage_before, limits.workspace_bytes, limits.workspace_files)
 
     def _stays_in_flight(self, descriptors: int) -> int:
-        """The most that these may be: only what was there at the look before, too, is kept and not just handed on."""
+        """The most that these may be: only what was there at the look before, too, is kept and not just handed on.
+
+        Each may be a socket on whose way are as many as one user may have on their way: as many as may be open.
+        """
         kept, self._in_flight = min(descriptors, self._in_flight), descriptors
-        return kept * self._program.limits.file_bytes
+        limits = self._program.limits
+        return kept * limits.open_files * limits.file_bytes

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+_PF_EXITING = 0x4
+
 
 def stat_fields(pid: int) -> list[str] | None:
     """/proc/PID/stat from field 3 (the state) on; None when there is no such process.
@@ -22,6 +24,12 @@ def start_ticks(pid: int) -> int | None:
     """When a process was started: with its pid, its identity."""
     fields = stat_fields(pid)
     return int(fields[19]) if fields is not None else None
+
+
+def is_ending(pid: int) -> bool:
+    """Whether a process or thread has begun to end, or is gone."""
+    fields = stat_fields(pid)
+    return fields is None or fields[0] in "ZX" or bool(int(fields[6]) & _PF_EXITING)
 
 
 def children_of(parent: int) -> list[int]:

@@ -25,7 +25,7 @@ _KERNEL_FILES = ("kernel/core_pattern", "kernel/modprobe", "vm/drop_caches", "fs
 _SECRET = "only the host may read this"
 
 _PROBES = """
-import ctypes, glob, json, os, socket, sys
+import ctypes, errno, glob, json, os, socket, sys
 bait = json.loads(BAIT)
 escapes = []
 
@@ -41,9 +41,15 @@ def connect(family, address):
         s.settimeout(1)
         s.connect(address)
 
+def may_write(path):
+    try:
+        os.close(os.open(path, os.O_WRONLY))
+    except OSError as error:
+        return error.errno == errno.EROFS  # who has no right is told so before: this is the host's root
+    return True
 for name in bait["kernel"]:
     path = "/proc/sys/" + name
-    attempt("opened " + path + " for writing", lambda: os.close(os.open(path, os.O_WRONLY)))
+    attempt("had the right to write " + path, lambda: may_write(path))
 for path in bait["files"]:
     attempt("read the host's " + path, lambda: open(path, "rb").read(1))
 attempt("connected to a TCP port of the host", lambda: connect(socket.AF_INET, ("127.0.0.1", bait["port"])))
