@@ -53,7 +53,7 @@ types:
 	$(BIN)/mypy
 
 imports:
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 protos: setup ## Generate tenure/v1 from protos/
 	$(BIN)/python protos/generate.py
