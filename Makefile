@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NODE_STAMP := tests/node/node_modules/.installed
+# With it `tenure dev` knows what its caller has to type to find the command.
+CALLERS_PATH := $(PATH)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
@@ -27,7 +29,7 @@ demo: setup ## The main job: a task survives a frozen and a killed worker
 	$(BIN)/tenure demo
 
 dev: setup ## Run the whole stack here until Ctrl-C
-	$(BIN)/tenure dev
+	@PATH='$(CALLERS_PATH)' $(BIN)/tenure dev
 
 node: $(NODE_STAMP) ## Install the Node packages that tests run
 

@@ -80,7 +80,7 @@ def _running(stack: Stack) -> Table:
 def _sandbox_words(stack: Stack) -> str | Text:
     """Which cgroups bound agents' programs; the reasons for having none are among the warnings."""
     limits = fact_of(stack.services["tools"].log(), SANDBOX_LOGGER, "limits")
-    return f"holds: {limits}" if limits else Text("programs cannot be run here", "yellow")
+    return f"holds ({limits})" if limits else Text("programs cannot be run here", "yellow")
 
 
 def _model_words(stack: Stack) -> Text:

@@ -17,6 +17,9 @@ from tests.patience import PATIENCE_SECONDS
 
 COMMAND: Final = [sys.executable, "-m", "tenure.cli"]
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to what it starts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # else the commands would inherit it, deaf to Ctrl-C
+
 
 class Done(NamedTuple):
     """How a command ended, and what it said."""
