@@ -14,6 +14,7 @@ from referencing import Registry as Documents
 
 from services.tools.schema_checks import TooManySteps, bounded, counted
 from services.tools.tool import Arguments
+from tenure.domain.strict_json import strict_json
 
 __all__ = ("Arguments", "Schema", "parse_arguments", "shortened", "strangers_schema")
 _MOST_PROBLEMS: Final = 5
@@ -63,9 +64,9 @@ def strangers_schema(schema_json: str) -> Schema:
 
 
 def parse_arguments(text: str) -> Arguments | None:
-    """The object; None for anything else. Python's parser would take NaN, and gives up on very deep nesting."""
+    """The object; None for anything else. Also for what nests too deeply to be read."""
     try:
-        parsed = json.loads(text, parse_constant=_refuse_constant)
+        parsed = strict_json(text)
     except (ValueError, RecursionError):
         return None
     return parsed if isinstance(parsed, dict) else None
@@ -85,10 +86,6 @@ def _references_outside(schema: Any) -> Iterator[str]:
     elif isinstance(schema, list):
         for one in schema:
             yield from _references_outside(one)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _place(json_path: str) -> str:

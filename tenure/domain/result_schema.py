@@ -15,6 +15,8 @@ from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
+from tenure.domain.strict_json import strict_json
+
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator
 
@@ -48,7 +50,7 @@ def problem_of_schema(schema_json: str) -> str:
     if len(schema_json.encode()) > MAX_SCHEMA_BYTES:
         return f"has more than {MAX_SCHEMA_BYTES} bytes"
     try:
-        schema = json.loads(schema_json, parse_constant=_refuse_constant)
+        schema = strict_json(schema_json)
         if not isinstance(schema, dict):
             return "must be a JSON object"
         _check_parts(schema)
@@ -66,7 +68,7 @@ def judge(schema_json: str, answer: str) -> Judgement:
     if len(told.encode()) > MAX_RESULT_BYTES:
         return Judgement(violations=(f"the answer has more than {MAX_RESULT_BYTES} bytes",))
     try:
-        value = json.loads(told, parse_constant=_refuse_constant, parse_float=_finite)
+        value = strict_json(told, parse_float=_finite)
     except ValueError as error:
         return Judgement(violations=(f"the answer is no JSON: {error}",))
     except RecursionError:
@@ -175,10 +177,6 @@ def _depth(schema: Any) -> int:
         inner = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list)]
         level = [value for values in inner for value in values]
     return depth
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
 
 
 def _finite(text: str) -> float:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
 from google.protobuf.duration_pb2 import Duration
 
+from tenure.domain.strict_json import strict_json
 from tenure.v1 import task_pb2, token_pb2
 from tenure.validators.limits import MAX_FRAME_BYTES, MAX_FRAME_ITEMS, MAX_LABELS, MAX_SLOTS
 from tenure.validators.violations import Check, Violations
@@ -18,14 +18,10 @@ from tenure.wire.times import seconds
 def is_json(text: str) -> bool:
     """One JSON value, as strict as the one who reads it: no NaN, and no nesting without end."""
     try:
-        json.loads(text, parse_constant=_refuse_constant)
+        strict_json(text)
     except (ValueError, RecursionError):
         return False
     return True
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def check_duration(field: str, value: Duration, most_seconds: float, v: Violations) -> None:
