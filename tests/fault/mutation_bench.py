@@ -42,13 +42,16 @@ TOOL, CALL = "append_record_unsafe", "1.0"
 
 @dataclass
 class Arena:
-    """Both services, and the callers of a few tasks. `folder` is for the files of failpoints."""
+    """Both services, and the callers of a few tasks. `folder` is for the files of failpoints.
+
+    `start_tools(failpoints, alike=…)` starts another replica; alike: without the guard that this one has not.
+    """
 
     ledger: Checkpoint
     remembered: RememberedLedger
     tools: Any
     auditor: Client
-    start_tools: Callable[[str], Awaitable[ServiceProcess]]
+    start_tools: Callable[..., Awaitable[ServiceProcess]]
     records: Path
     folder: Path
     task_ids: list[str] = field(default_factory=list)
@@ -182,8 +185,9 @@ class MutationBench:
             replica.stub = remembered = RememberedLedger(replica.stub)
             auditor = await stack.enter_async_context(Client(services["gateway"].address))
 
-            async def start_tools(points: str) -> ServiceProcess:
-                return await self._start(stack, "tools", failpoints=points)
+            async def start_tools(points: str, *, alike: bool = False) -> ServiceProcess:
+                without = mutation if alike and mutated == "tools" else ""
+                return await self._start(stack, "tools", failpoints=points, mutation=without)
 
             records = self._folder / "records"
             yield Arena(replica, remembered, ToolServiceStub(tools), auditor, start_tools, records, folder)

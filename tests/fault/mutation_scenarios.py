@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from tenure.domain.errors import TenureError
-from tenure.domain.in_doubt import DidNotHappen
 from tenure.domain.states import TaskState
 from tenure.domain.tools import NOT_RUN
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2, tool_pb2
+from tests.fault import word_scenarios
 from tests.fault.mutation_bench import Arena
 from tests.fix_checkpoint import Owner, answer, reserve, words
 from tests.fix_tools import appear
@@ -23,7 +23,6 @@ from tests.patience import CALL_SECONDS
 REFUSED = suppress(TenureError)
 """What a stale caller hears. With the guard gone it hears nothing, and what follows may be refused instead."""
 
-GONE = DidNotHappen(runner_is_gone=True)
 QUEUED = pb.Transition(to_state=task_pb2.TASK_STATE_QUEUED, reason="WORKER_DRAINED")
 
 
@@ -198,33 +197,6 @@ async def the_call_of_a_dead_runner_is_asked_for_again(arena: Arena) -> None:
     await arena.end(owner, await arena.execute(owner))
 
 
-async def a_word_has_the_call_run_again(arena: Arena) -> None:
-    owner = await arena.owner_with_a_call()
-    async with arena.runner_lost(owner):
-        await arena.wait_for_word(owner, 1)
-    word = await arena.say(owner, 1, GONE)
-    new = await arena.ledger.claim(owner.task.task_id, holder="worker-2")
-    await arena.end(new, await arena.execute(new, word=word))
-
-
-async def a_word_comes_again_when_the_call_is_in_doubt_anew(arena: Arena) -> None:
-    owner = await arena.owner_with_a_call()
-    async with arena.runner_lost(owner):
-        await arena.wait_for_word(owner, 1)
-    word = await arena.say(owner, 1, GONE)
-    new = await arena.ledger.claim(owner.task.task_id, holder="worker-2")
-    async with arena.runner_lost(new, "tools.after_effect=kill9", word):
-        await arena.execute(new, word=word)
-
-
-async def a_word_is_given_while_the_runner_is_only_frozen(arena: Arena) -> None:
-    owner = await arena.owner_with_a_call()
-    async with arena.runner_lost(owner, "tools.before_effect=freeze"):
-        await arena.wait_for_word(owner, 1)
-        with REFUSED:
-            await arena.say(owner, 1, DidNotHappen())
-
-
 async def a_family(arena: Arena, max_tokens: int) -> tuple[Owner, Owner]:
     """A root and its child, each under an owner: both draw on one budget, the child under a smaller cap of its own."""
     tasks = [
@@ -260,6 +232,7 @@ async def a_call_is_answered(arena: Arena) -> None:
 
 
 SCENARIOS: dict[str, Callable[[Arena], Awaitable[None]]] = {
+    **word_scenarios.SCENARIOS,
     "ledger_fence": a_fenced_owner_commits,
     "ledger_claim_id": another_claim_of_the_same_epoch_commits,
     "open_lower_epoch": a_lower_epoch_opens,
@@ -282,10 +255,7 @@ SCENARIOS: dict[str, Callable[[Arena], Awaitable[None]]] = {
     "call_started": a_call_was_accepted_before_it_was_taken_over,
     "call_record": a_call_is_asked_for_again,
     "call_joined": a_running_call_is_asked_for_again,
-    "word_is_another_attempt": a_word_has_the_call_run_again,
-    "word_is_about_one_attempt": a_word_comes_again_when_the_call_is_in_doubt_anew,
-    "word_needs_proof": a_word_is_given_while_the_runner_is_only_frozen,
     "call_in_doubt": the_call_of_a_dead_runner_is_asked_for_again,
 }
 HELD = {"tools": "tools.after_accept=touch({folder}/accepted)->wait({folder}/go-on)"}
-FAILPOINTS = {"call_started": HELD, "call_off": HELD}
+FAILPOINTS = {"call_started": HELD, "call_off": HELD, **word_scenarios.FAILPOINTS}

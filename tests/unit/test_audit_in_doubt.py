@@ -134,6 +134,10 @@ def both_before_the_word(story: Story) -> None:
     story.effects[1] = replace(story.effects[1], epoch=story.effects[0].epoch)
 
 
+def decided_on_since(story: Story) -> None:
+    story.calls["1.0"] = replace(story.calls["1.0"], call_attempt=3)
+
+
 def same_attempt(story: Story) -> None:
     index = first(story, facts.ToolOutcome)
     told = story.entries[index].body
@@ -143,8 +147,10 @@ def same_attempt(story: Story) -> None:
 
 
 def started_again(story: Story) -> None:
-    word = story.entries[first(story, facts.OperatorRequest)]
-    story.calls["1.0"] = replace(story.calls["1.0"], call_attempt=1, started_at=word.recorded_at + 1.0)
+    word, call = story.entries[first(story, facts.OperatorRequest)], story.calls["1.0"]
+    assert call.outcome is not None
+    outcome = replace(call.outcome, call_attempt=1)
+    story.calls["1.0"] = replace(call, call_attempt=1, outcome=outcome, started_at=word.recorded_at + 1.0)
 
 
 def never_recorded(story: Story) -> None:
@@ -218,6 +224,7 @@ ANOTHER = "its record is IN_DOUBT"
         fault("I15 I40", "happened before the word", word_afterwards, ANOTHER, ended_before_the_tools_heard),
         fault("I40", "happened by nobody, at the tools", other(Abandon()), "happened by somebody's word", happened),
         fault("I40", "given up by nobody", other(Happened()), "nobody had said so", given_up),
+        fault("I12", "an older attempt's outcome", decided_on_since, "has the outcome of attempt 2", given_up),
         fault("I40", "settled as the same attempt", same_attempt, "nobody had said so of that attempt", given_up),
         fault("I40", "not happened, by nobody's word", other(DidNotHappen()), "neither by proof", run_again),
         fault("I40", "run again as the same attempt", started_again, "a word on that very attempt", run_again),

@@ -73,6 +73,14 @@ def outcomes_come_once(task: TaskHistory) -> Iterator[str]:
         first.setdefault(outcome.call_id, entry)
 
 
+def records_end_with_their_own_attempt(task: TaskHistory) -> Iterator[str]:
+    """I12, of the tools' records: what an older attempt comes to is nothing to the one that was decided on since."""
+    for call in task.calls:
+        told = call.outcome.call_attempt if call.outcome is not None else 0
+        if told and told != call.call_attempt:
+            yield f"{_named(call.call_id, call)} has the outcome of attempt {told}, and stands at {call.call_attempt}"
+
+
 def calls_were_written_ahead(task: TaskHistory) -> Iterator[str]:
     """I13: the intent is committed before the tool service hears of the call, and says the same."""
     known, given = intents(task), leaves(task)
@@ -186,6 +194,7 @@ CHECKS: Final = (
     Check("I12", "what must not happen twice did not", ("effects", "calls"), effects_happen_once),
     Check("I12", "recorded ends and effects agree", ("effects", "calls"), effects_are_what_the_record_says),
     Check("I12", "a call has one outcome", ("entries",), outcomes_come_once),
+    Check("I12", "a call's outcome is its attempt's", ("calls",), records_end_with_their_own_attempt),
     Check("I13", "calls have an intent that was committed before", ("calls", "entries"), calls_were_written_ahead),
     Check("I13", "effects have an intent", ("effects", "entries"), effects_were_written_ahead),
     Check("I13", "a call is intended once", ("entries",), intents_are_said_once),

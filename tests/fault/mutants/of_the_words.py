@@ -44,4 +44,18 @@ MUTATIONS = (
             ),
         ),
     ),
+    Mutation(
+        "outcome_is_the_attempts",
+        "tools",
+        "what an older attempt came to is not recorded over a newer decision",
+        ("I12",),
+        (
+            Edit(
+                "services.tools",
+                "   where c.call_attempt = w.call_attempt and c.state in ('STARTED'",
+                "   where c.state in ('STARTED'",
+                sql=True,
+            ),
+        ),
+    ),
 )
