@@ -6,7 +6,7 @@ import asyncio
 
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tests.fix_coordinator import Fleet
+from tests.fix_coordinator import WAITED_FOR, Fleet
 from tests.patience import PATIENCE_SECONDS
 from tests.scripted_worker import ScriptedWorker
 
@@ -49,7 +49,7 @@ async def test_a_coordinator_that_dies_between_claim_and_register_leaves_the_tas
     worker = await fleet.worker(dying, slots=1)
     task_id = await fleet.submit()
     await dying.wait()
-    other = await fleet.coordinator()
+    other = await fleet.coordinator(start_timeout_seconds=WAITED_FOR)
     again = fleet.keep(await worker.reattach(other.address))
     assert again.session_id == worker.session_id
     grant = await again.next_grant()
@@ -62,7 +62,7 @@ async def test_a_coordinator_that_dies_between_register_and_grant_leaves_the_tas
     worker = await fleet.worker(dying, slots=1)
     task_id = await fleet.submit()
     await dying.wait()
-    other = await fleet.coordinator()
+    other = await fleet.coordinator(start_timeout_seconds=WAITED_FOR)
     again = fleet.keep(await worker.reattach(other.address))
     assert again.session_id == worker.session_id
     grant = await again.next_grant()
@@ -93,6 +93,7 @@ async def test_a_worker_that_lives_without_progress_loses_the_task(fleet: Fleet)
     task_id = await fleet.submit()
     lost = await stuck.next_grant()
     await stuck.open(lost)
+    stuck.hello.free_slots = 0  # or it may be given the same task again, and get stuck again
     other = await fleet.worker(replica)
     revoke = await stuck.hears("revoke")
     assert (revoke.task_id, revoke.claim_id, revoke.reason) == (task_id, lost.claim_id, "WORKER_STUCK")

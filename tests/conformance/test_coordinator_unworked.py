@@ -15,7 +15,7 @@ from tenure.runtime.etcd.client import EtcdClient
 from tenure.runtime.etcd.errors import EtcdUnclear
 from tenure.runtime.etcd.transactions import Txn, TxnResult
 from tenure.v1 import task_pb2
-from tests.fix_coordinator import Fleet, epoch_of
+from tests.fix_coordinator import WAITED_FOR, Fleet, epoch_of
 from tests.patience import PATIENCE_SECONDS
 
 SUCCEEDED = {"to_state": task_pb2.TASK_STATE_SUCCEEDED, "reason": "FINAL_ANSWER"}
@@ -42,7 +42,7 @@ async def test_a_running_task_that_its_worker_came_back_without_goes_on(fleet: F
 async def test_a_grant_sent_over_a_stream_that_its_worker_has_left_goes_on(fleet: Fleet):
     first, second = await fleet.coordinator(failpoints="coordinator.after_register=sleep(700)"), None
     worker = await fleet.worker(first)
-    second = await fleet.coordinator()
+    second = await fleet.coordinator(start_timeout_seconds=WAITED_FOR)
     task_id = await fleet.submit()
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not await fleet.claims(second, task_id):
@@ -76,7 +76,9 @@ async def test_a_replica_that_drains_grants_nothing_over_the_streams_it_has_sent
 
 async def test_a_watch_that_has_gone_deaf_costs_no_task(fleet: Fleet):
     """The lists find what it should have told."""
-    replica = await fleet.coordinator(failpoints="coordinator.before_requeue=1#sleep(600000)")
+    replica = await fleet.coordinator(
+        failpoints="coordinator.before_requeue=1#sleep(600000)", start_timeout_seconds=WAITED_FOR
+    )
     worker = await fleet.worker(replica)
     task_id = await fleet.submit()
     await worker.open(await worker.next_grant())
