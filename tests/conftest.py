@@ -26,4 +26,5 @@ pytest_plugins = [
     "tests.fix_mcp",
     "tests.fix_webhooks",
     "tests.fix_worker",
+    "tests.turns",
 ]
