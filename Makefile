@@ -7,6 +7,8 @@ NODE_STAMP := tests/node/node_modules/.installed
 # With it `tenure dev` knows what its caller has to type to find the command.
 CALLERS_PATH := $(PATH)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Kept compiled: the tests start processes by the hundred, and each would compile all it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup node demo dev test check lint types imports protos protos-fresh faults bench clean
