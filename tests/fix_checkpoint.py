@@ -277,7 +277,7 @@ async def _start_here(
         listen=Address("127.0.0.1:0"),
         postgres_dsn=Secret(dsn),
         verifying_keys_file=keys / "verifying.json",
-        sweep_interval_seconds=0.05,
+        sweep_interval_seconds=0.2,
         **changes,
         common=CommonSettings(),
     )

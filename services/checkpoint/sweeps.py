@@ -15,7 +15,7 @@ from services.checkpoint.announcement import Announcement, announcement_of
 from services.checkpoint.begun_waits import current_wait
 from services.checkpoint.draft import LEDGER, Draft
 from services.checkpoint.phase_timeouts import carry_out, what_follows
-from services.checkpoint.queries import QUERIES, fetch_all, in_ledger_transaction
+from services.checkpoint.queries import QUERIES, fetch_all, in_ledger_transaction, ledger_connection
 from services.checkpoint.rows import lock_tasks
 from services.checkpoint.sub_agents import awaited, end_wait
 from services.checkpoint.writing import write
@@ -110,6 +110,11 @@ async def deliver_signals(pool: Pool) -> list[Draft]:
 
 
 async def _sweep(pool: Pool, statement: bytes, change: Callable[[Connection, Draft], Awaitable[None]]) -> list[Draft]:
+    """Looks first: mostly nothing is due, and a transaction takes three journeys to find that out."""
+    async with ledger_connection(pool) as looking:
+        if not await fetch_all(looking, statement, {"limit": 1}):
+            return []
+
     async def work(connection: Connection) -> list[Draft]:
         due = [task_id for (task_id,) in await fetch_all(connection, statement, {"limit": ROWS_A_SWEEP})]
         if not due:
