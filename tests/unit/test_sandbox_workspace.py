@@ -159,6 +159,24 @@ def test_a_link_in_the_place_of_a_directory_is_not_opened_up(tmp_path: Path) -> 
     assert stat.S_IMODE((tmp_path / "theirs").stat().st_mode) == 0o500
 
 
+def test_nor_is_one_that_comes_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, mine, moved = tmp_path / "theirs", tmp_path / "mine", tmp_path / "moved"
+    theirs.mkdir(mode=0o500)
+    mine.mkdir(mode=0o300)
+    really_open = os.open
+
+    def open_and_swap(name: str, flags: int, *, dir_fd: int | None) -> int:
+        descriptor = really_open(name, flags, dir_fd=dir_fd)
+        mine.rename(moved)
+        mine.symlink_to("theirs")
+        return descriptor
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", open_and_swap)
+        _open_up(str(mine), None, 0o700)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (theirs, moved)] == [0o500, 0o700]
+
+
 def test_a_workspace_that_its_programs_closed_is_opened() -> None:
     with as_an_ordinary_user() as root:
         workspaces = Workspaces(root)
