@@ -13,8 +13,11 @@ from tests.store_folder import store_folder
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def small_installation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Installation]:
-    """One of each service and two workers: whatever dies is missed by everybody."""
-    folder, size = tmp_path_factory.mktemp("faults"), Size(replicas=1, workers=2, deaf=False)
+    """One of each service and two workers: whatever dies is missed by everybody.
+
+    Few slots, so that neither worker takes all tasks while the other starts again.
+    """
+    folder, size = tmp_path_factory.mktemp("faults"), Size(replicas=1, workers=2, slots=3, deaf=False)
     with store_folder() as stores:
         async with installation(folder, size, stores) as install, attended(install):
             yield install

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Final
+from typing import Any, Final
 
 from tenure.runtime.failpoint_names import FAILPOINTS
 from tests.fault.suite.faults import arm
 from tests.fault.suite.installation import Installation
+from tests.fault.suite.prunes import HURRIED
 from tests.fault.suite.scenarios import SHAPED
 from tests.fault.suite.schedule import Mode, PlannedFault, PlannedTask, Schedule
 from tests.fault.suite.trial import Trial
@@ -33,23 +34,25 @@ class Scene:
     also: str = ""
 
 
-def _tasks(
-    *scenarios: str, cancel_after: float | None = None, timeout_seconds: float | None = None
-) -> tuple[PlannedTask, ...]:
-    return tuple(
-        PlannedTask(0.0, scenario, cancel_after=cancel_after, watchers=1, timeout_seconds=timeout_seconds)
-        for scenario in scenarios
-    )
+def _tasks(*scenarios: str, **client: Any) -> tuple[PlannedTask, ...]:
+    return tuple(PlannedTask(0.0, scenario, watchers=1, **client) for scenario in scenarios)
 
 
 # Of each kind as many that the armed worker gets some.
 WORK: Final = Scene(_tasks("mixed", *["keyed"] * 2, "unsafe", *["refused-often"] * 4, *["siblings"] * 3))
-SHAPES: Final = Scene(_tasks(*[SHAPED] * 3))
-CANCELS: Final = Scene(_tasks(*["slow-tools"] * 6, "long", cancel_after=1.5))
+SHAPES: Final = Scene(_tasks(*[SHAPED] * 4))
+# The cancels come while calls run, however long the dead take to come back: else there is nothing to fence.
+CANCELS: Final = Scene(
+    (
+        *_tasks(*["slowest-tools"] * 3, cancel_after=0.5, cancels_call=True),
+        *_tasks(*["slowest-tools"] * 3, cancel_after=3.0, cancels_call=True),
+        *_tasks("long", cancel_after=1.5),
+    )
+)
 DEADLINES: Final = Scene(_tasks("slow-tools", "slow-tools", timeout_seconds=1.5))
 LOSSES: Final = Scene(
     _tasks("keyed", "unsafe", "slow-tools", "mixed"),
-    (PlannedFault(2.5, "kill", "worker-1"), PlannedFault(2.5, "kill", "worker-2")),
+    (PlannedFault(0.5, "kill_at_work", "worker-1", 15.0),),
 )
 ENDINGS: Final = Scene(
     _tasks("slow-tools", "slow-tools", cancel_after=1.6),
@@ -61,7 +64,7 @@ LEASES: Final = Scene((), (PlannedFault(0.0, "use_lease", "coordinator", 5.0),))
 DRAINS: Final = Scene(_tasks("keyed", "unsafe"), (PlannedFault(0.5, "drain_worker", "worker-2", 4.0),))
 SIGNALS: Final = Scene((), (PlannedFault(0.0, "send_signals", "checkpoint", 5.0),))
 WEBHOOKS: Final = Scene((), (PlannedFault(0.0, "receive_webhooks", "checkpoint", 5.0, "2"),))
-PRUNES: Final = Scene((), (PlannedFault(0.0, "prune", "checkpoint"),))
+PRUNES: Final = Scene((), (PlannedFault(0.0, "prune", "checkpoint", detail=HURRIED),))
 FORKS: Final = Scene((), (PlannedFault(0.0, "fork", "checkpoint"),))
 SLOW_START: Final = Scene(_tasks("keyed", "unsafe"), also="tools.before_effect=1#sleep(1500)")
 

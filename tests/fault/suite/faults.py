@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -18,9 +19,12 @@ from uuid import uuid4
 from tenure.client.client import RETURN_PATIENCE
 from tenure.domain.errors import Fenced, NotFound, TryLater
 from tenure.runtime.retrying import retrying
+from tenure.runtime.rpc_channel import open_channel
+from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1 import webhook_service_pb2 as webhooks
+from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tests.fault.suite.forks import fork
 from tests.fault.suite.installation import Installation
 from tests.fault.suite.late_writers import late_calls, stale_write
@@ -87,6 +91,20 @@ async def kill(install: Installation, fault: PlannedFault) -> None:
     process = install.keeper.expect_death(fault.target, down_seconds=fault.seconds)
     process.kill()
     return await asyncio.sleep(fault.seconds)
+
+
+async def kill_at_work(install: Installation, fault: PlannedFault) -> None:
+    """SIGKILL for a worker as soon as it has a task to lose, or after `seconds`."""
+    ends_at = time.monotonic() + fault.seconds
+    async with open_channel(install.stack.replicas("checkpoint")[0].address) as channel:
+        ledger = CheckpointServiceStub(channel)
+        while time.monotonic() < ends_at:
+            with suppress(TryLater):
+                answer = await ledger.ListRunning(pb.ListRunningRequest(page_size=100), timeout=CALL_SECONDS)
+                if any(one.owner == fault.target for one in answer.running):
+                    break
+            await asyncio.sleep(PAUSE_SECONDS)
+    await kill(install, PlannedFault(0.0, "kill", fault.target))
 
 
 async def terminate(install: Installation, fault: PlannedFault) -> None:
@@ -232,6 +250,7 @@ async def _deaf(install: Installation, fault: PlannedFault, lost: Lost) -> None:
 
 INJECTORS: Final[dict[str, Inject]] = {
     "kill": kill,
+    "kill_at_work": kill_at_work,
     "terminate": terminate,
     "freeze": freeze,
     "lose_runner": lose_runner,

@@ -8,21 +8,27 @@ from contextlib import suppress
 from typing import Final, TypeVar
 from uuid import uuid4
 
+import psycopg
+
 from tenure.client import Client
 from tenure.domain.errors import NotFound, TryLater
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
-from tests.fault.suite.installation import Installation
+from tests.fault.suite.installation import DATABASE, Installation
 from tests.fault.suite.scenarios import model_of
 from tests.fault.suite.schedule import PlannedFault
 from tests.patience import PATIENCE_SECONDS
 
 T = TypeVar("T")
 PAUSE_SECONDS: Final = 0.1
+HURRIED: Final = "hurried"
 
 
-async def prune(install: Installation, _fault: PlannedFault) -> None:
-    """Whatever dies on the way. Returns when the files are gone, which are the last to go."""
+async def prune(install: Installation, fault: PlannedFault) -> None:
+    """Whatever dies on the way. Returns when the files are gone, which are the last to go.
+
+    With the detail HURRIED nobody waits for the pause that grows with every try at which somebody died.
+    """
     user = install.users[0]
     async with asyncio.timeout(PATIENCE_SECONDS):
         spec = api.SubmitTaskRequest(
@@ -35,7 +41,14 @@ async def prune(install: Installation, _fault: PlannedFault) -> None:
         await until_answered(lambda: user.prune(task_id, "to see what is left"))
         await _refused(user, task_id)
         while files.exists():
+            if fault.detail == HURRIED:
+                await _offered_again(install, task_id)
             await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def _offered_again(install: Installation, task_id: str) -> None:
+    async with await psycopg.AsyncConnection.connect(install.postgres.dsn(DATABASE), autocommit=True) as postgres:
+        await postgres.execute("update ledger.prunings set offered_until = null where task_id = %s", (task_id,))
 
 
 async def _refused(user: Client, task_id: str) -> None:

@@ -51,6 +51,10 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
         _calls(_append("append_record_unsafe", "unsafe 0", 2500), _append("append_record", "keyed 0", 2000)),
         END,
     ],
+    "slowest-tools": [
+        _calls(_append("append_record_unsafe", "unsafe 0", 20_000), _append("append_record", "keyed 0", 20_000)),
+        END,
+    ],
     "siblings": [
         _calls(_append("append_record", "keyed 0"), _append("append_record_unsafe", "unsafe 0", 2500)),
         END,

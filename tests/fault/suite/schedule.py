@@ -56,6 +56,7 @@ class PlannedTask:
 
     `manner`: of whoever settles its calls in doubt; `contested`: somebody else says another word at the same time.
     `guest`: of the tenant GUEST.
+    `cancels_call`: what `cancel_after` is counted from is the task's first call.
     """
 
     at: float
@@ -64,6 +65,7 @@ class PlannedTask:
     repeats: int = 0
     loses_answer: bool = False
     cancel_after: float | None = None
+    cancels_call: bool = False
     watchers: int = 0
     slow: bool = False
     reads: bool = False

@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -130,8 +130,18 @@ class Traffic:
 
     async def _cancel(self, task: Submitted, client: str, user: Client) -> None:
         assert task.planned.cancel_after is not None
+        if task.planned.cancels_call:
+            await self._call_began(task, user)
         await asyncio.sleep(task.planned.cancel_after)
         await cancel(self.log, task.task_id, client, user, tenant_of(task))
+
+    async def _call_began(self, task: Submitted, user: Client) -> None:
+        """Waits until the task has begun a call, or has ended without; or until nobody has answered for long."""
+        with suppress(TryLater):
+            async with aclosing(user.watch(task.task_id)) as events:
+                async for event in events:
+                    if event.entry.body.HasField("tool_intent"):
+                        return
 
     async def _read(self, task: Submitted, client: str, user: Client) -> None:
         """GetTask at random moments: its answers must never go back, and strangers get none."""
