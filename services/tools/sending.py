@@ -76,8 +76,10 @@ class Delivery:
         self._timeout_seconds = context.timeout_seconds
         self._ends_at = _now() + context.timeout_seconds
         self._reached_until = min(self._ends_at, _now() + connect_seconds)
+        self._vouch_unsent = context.vouch_unsent
         self._sending = Sending(self._ends_at)
         self._failures = self._lost = 0
+        self._was_refused = False
 
     async def carry_out(self, send: Send) -> ToolAnswer:
         """The answer. Raises ToolFailed, and ToolInDoubt when an UNSAFE call may have happened."""
@@ -86,6 +88,10 @@ class Delivery:
                 answer = await self._answered(send)
         except TimeoutError:
             return self._out_of_time()
+        except BaseException:
+            if not (self._may_have_begun or self._was_refused):
+                self._vouch_unsent()
+            raise
         if self._lost and answer.status is OutcomeStatus.FAILED:
             return replace(answer, content=answer.content + _EARLIER)
         return answer
@@ -102,16 +108,22 @@ class Delivery:
             except (ToolFailed, ToolInDoubt):
                 raise
             except AskedToWaitError as error:
+                self._was_refused = True
                 wait_seconds = max(self._next_wait_seconds(), error.after_seconds)
                 if not self._effect_class.may_run_again or _now() + wait_seconds >= self._ends_at:
                     return error.answer
             except Exception as error:
-                if not (self._sending.is_out or self._lost):
+                if not self._may_have_begun:
                     raise
                 _log.exception("the answer to a call could not be taken")
                 wait_seconds = self._after_loss(AnswerLostError(type(error).__name__, again=False))
             self._sending.is_out = False
             await asyncio.sleep(wait_seconds)
+
+    @property
+    def _may_have_begun(self) -> bool:
+        """Whether the other side may know of the call, as far as that was not refused."""
+        return self._sending.is_out or self._lost > 0
 
     def _after_unsent(self, error: NotSentError) -> float:
         """How long until it is tried again. One that was lost before is worth all of its time."""
@@ -133,7 +145,7 @@ class Delivery:
 
     def _out_of_time(self) -> ToolAnswer:
         words = f"{self._who} gave no answer within {self._timeout_seconds:g} s"
-        if not (self._sending.is_out or self._lost):
+        if not self._may_have_begun:
             told = f"{words}: the call was not sent, nothing was done."
             return ToolAnswer(told, OutcomeStatus.TIMED_OUT, UNREACHABLE)
         return no_answer_in_time(self._who, self._effect_class, self._timeout_seconds)

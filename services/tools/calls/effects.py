@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from services.tools.calls.runs import STOPPING_SECONDS, Run, Stop
@@ -15,10 +16,11 @@ from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
 
 _log: Final = logging.getLogger(__name__)
 BEGINS_WITHIN_SECONDS: Final = 1.0
+_UNSENT: Final = "It was not sent yet: nothing was done."
 
 
 class NeverBegan(Exception):  # noqa: N818  the one thing that is certain about it
-    """The mark was set, the effect was not begun in time and now never will be."""
+    """The mark was set, the effect was not begun in time, or not before it was stopped, and now never will be."""
 
 
 class Effect:
@@ -27,10 +29,11 @@ class Effect:
     def __init__(
         self, run: Run, tool: Tool, arguments: Arguments, context: CallContext, may_begin: Callable[[], bool]
     ) -> None:
-        self._run, self._tool, self._arguments, self._context = run, tool, arguments, context
+        self._run, self._tool, self._arguments = run, tool, arguments
+        self._context = replace(context, vouch_unsent=self._note_unsent)
         self._may_begin = may_begin
         self._began_at = 0.0
-        self._timed_out = False
+        self._timed_out = self._is_unsent = False
         self._limit_seconds = min(context.timeout_seconds, tool.definition.timeout_seconds)
         keeps_time = tool.keeps_any_timeout or self._limit_seconds >= tool.definition.timeout_seconds
         # A tool that bounds itself does so at its own limit, and is left the time to say how it ended.
@@ -72,9 +75,12 @@ class Effect:
         except Exception as error:
             _log.exception("the tool %s crashed", self._tool.name)
             crash = f"The tool {self._tool.name} crashed. This is a fault of the tool, not of its arguments."
-            if self._leaves_doubt:
+            if self._leaves_doubt and not self._is_unsent:
                 raise ToolInDoubt(crash) from error
             return self._outcome(ToolAnswer(crash, OutcomeStatus.FAILED, type(error).__name__))
+
+    def _note_unsent(self) -> None:
+        self._is_unsent = True
 
     @property
     def _leaves_doubt(self) -> bool:
@@ -85,10 +91,14 @@ class Effect:
         """Cancelled in the middle. Only a runner that is trusted may say so: of another's calls, others judge."""
         if not gone:
             _log.error("the tool %s does not stop when asked to", self._tool.name)
+        if gone and self._is_unsent and not self._timed_out:
+            raise NeverBegan
         if self._run.stop in {Stop.LAPSED, Stop.DRAINED}:
             raise Unavailable("the runner of this call stopped", reason="RUNNER_STOPPED", retry_after_seconds=0.5)
         clause, status, detail = self._why_stopped()
         effect_class = self._tool.definition.effect_class
+        if gone and self._is_unsent:
+            return self._outcome(ToolAnswer(f"{clause.format('stopped')}. {_UNSENT}", status, detail))
         asked = clause.format("asked to stop") + (". " if gone else ", and has not stopped yet. ")
         if self._leaves_doubt or (not gone and not effect_class.may_run_again):
             raise ToolInDoubt(asked.rstrip())

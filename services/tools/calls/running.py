@@ -17,7 +17,7 @@ from services.tools.calls.effects import BEGINS_WITHIN_SECONDS, Effect, NeverBeg
 from services.tools.calls.finish import Finish
 from services.tools.calls.measures import count_doubts, count_outcome, outcome_attributes
 from services.tools.calls.records import Asked, pack_outcome
-from services.tools.calls.runs import Displaced, Run, Runs, Stop
+from services.tools.calls.runs import STOPPING_SECONDS, Displaced, Run, Runs, Stop
 from services.tools.calls.start import Start, withdraw_start
 from services.tools.output import OutputKeeper
 from services.tools.runners.liveness import Liveness
@@ -35,6 +35,7 @@ from tenure.runtime.telemetry import span
 
 _log: Final = logging.getLogger(__name__)
 _MOST_STARTS: Final = 3
+_ENDS: Final = "the runner of this call stopped"
 _LONGEST_CHARACTER_BYTES: Final = 4
 _MOST_NOTE_CHARACTERS: Final = 2000
 
@@ -82,6 +83,8 @@ class Runner:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._limits.drain_seconds)
         await self.runs.stop_all(Stop.DRAINED)
+        if self._tasks:  # what was not sent yet takes its start back
+            await asyncio.wait(self._tasks, timeout=STOPPING_SECONDS)
         left = list(self._tasks)
         for task in left:
             task.cancel()
@@ -191,6 +194,8 @@ class Runner:
             except NeverBegan:
                 run.effect = None
                 await self._take_back(run)
+                if run.stop is Stop.DRAINED:
+                    raise Unavailable(_ENDS, reason="RUNNER_STOPPED", retry_after_seconds=0.5) from None
         raise Unavailable("this runner is too slow to begin a call in time", reason="RUNNER_SLOW")
 
     async def _mark(self, run: Run) -> _MayBegin:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import threading
 from concurrent.futures import Executor
@@ -48,11 +49,16 @@ class Calling:
         must not be sent twice.
         """
         _check_text(arguments)
-        link = await self._link(context)
-        sending = Sending(asyncio.get_running_loop().time() + context.timeout_seconds)
+        sending = Sending(math.inf)
         try:
+            link = await self._link(context)
+            sending.ends_at = asyncio.get_running_loop().time() + context.timeout_seconds
             async with asyncio.timeout_at(sending.ends_at):
                 return await self._answered(link, sending, context, arguments)
+        except asyncio.CancelledError:
+            if not sending.is_out:
+                context.vouch_unsent()
+            raise
         except TimeoutError:
             if not sending.is_out:
                 raise _unreachable(NothingDone("it went away before it was asked")) from None

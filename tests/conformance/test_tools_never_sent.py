@@ -1,0 +1,86 @@
+"""Calls of tools that act elsewhere, stopped before anything was sent: nothing happened, and nobody is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tenure.domain.tools import OutcomeStatus
+from tenure.v1 import tool_pb2
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.scripted_http import answer, scripted_http
+
+FOR_EVER = {"connect_seconds": 60, "timeout_seconds": CALL_SECONDS}
+
+
+@dataclass
+class Mute:
+    """Takes connections and says nothing: whoever wants TLS of it waits. `called` is set once somebody does."""
+
+    port: int = 0
+    called: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@asynccontextmanager
+async def mute() -> AsyncIterator[Mute]:
+    one = Mute()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while await reader.read(65536):
+                one.called.set()
+        except ConnectionError:
+            pass  # whoever waited has been killed
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    one.port = server.sockets[0].getsockname()[1]
+    try:
+        yield one
+    finally:
+        server.close()
+
+
+def shop(url: str) -> dict[str, Any]:
+    return {"pay": {"url": url, "description": "Pay.", **FOR_EVER}}
+
+
+async def test_a_call_whose_task_ends_before_it_was_sent_is_not_run_and_in_no_doubt(
+    tool_service, grants, tools_sections, tools_database
+):
+    async with mute() as server:
+        tools = await tool_service(config_file=tools_sections(http_tools=shop(f"https://127.0.0.1:{server.port}/")))
+        owner = grants.claim()
+        call = tools.begin(owner, "1.0", "pay")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await server.called.wait()
+
+        closed = (await tools.fence(owner, close=True))["1.0"]
+
+        assert closed.state == tool_pb2.CALL_STATE_NOT_RUN
+        assert await tools_database("select count(*) from calls where doubted_at is not null") == [(0,)]
+        await asyncio.wait({call})
+
+
+async def test_a_call_that_a_service_in_its_orderly_end_had_not_sent_is_run_by_the_next_one(
+    tool_service, grants, tools_sections
+):
+    async with mute() as server:
+        config = tools_sections(http_tools=shop(f"https://127.0.0.1:{server.port}/"))
+        ending = await tool_service(config_file=config, drain_seconds=0.1)
+        owner = grants.claim()
+        lost = ending.begin(owner, "1.0", "pay")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await server.called.wait()
+        await ending.terminate()
+        await asyncio.wait({lost})
+
+    async with scripted_http(answer(200, "paid")) as http:
+        tools = await tool_service(config_file=tools_sections(http_tools=shop(http.url)))
+        outcome = await tools.outcome(owner, "1.0", "pay")
+        assert (outcome.status, outcome.content, outcome.call_attempt) == (OutcomeStatus.SUCCEEDED, "paid", 3)
+        assert len(http.asked) == 1

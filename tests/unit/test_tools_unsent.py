@@ -1,0 +1,145 @@
+"""Calls that act elsewhere and were stopped, or failed here, before anybody was asked for their effect."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from services.tools.calls.effects import NeverBegan
+from services.tools.calls.runs import Runs, Started, Stop
+from services.tools.mcp.calling import Calling
+from services.tools.mcp.fates import Lost
+from services.tools.sending import AnswerLostError, AskedToWaitError, Delivery, NotSentError, Sending
+from services.tools.tool import CallContext, RunTool, Tool, ToolAnswer, ToolInDoubt
+from tenure.domain.tools import EffectClass, OutcomeStatus
+from tests.patience import CALL_SECONDS
+from tests.unit.test_tools_effects import a_tool, asked, carried_out
+
+KEYED, UNSAFE = EffectClass.KEYED, EffectClass.UNSAFE
+
+
+def elsewhere(run_tool: RunTool, effect_class: EffectClass = UNSAFE, timeout_seconds: float = CALL_SECONDS) -> Tool:
+    tool = a_tool(run_tool, timeout_seconds=timeout_seconds, effect_class=effect_class)
+    return replace(tool, acts_elsewhere=True)
+
+
+async def for_ever(waits: asyncio.Event) -> None:
+    waits.set()
+    await asyncio.Event().wait()
+
+
+async def unsent(context: CallContext, _arguments: object) -> ToolAnswer:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        context.vouch_unsent()
+    raise AssertionError
+
+
+@pytest.mark.parametrize("reason", list(Stop))
+@pytest.mark.parametrize("effect_class", [KEYED, UNSAFE])
+async def test_a_call_that_is_stopped_before_it_was_sent_never_began(effect_class, reason):
+    run = Runs().add(asked(), 1)
+    carrying = asyncio.create_task(carried_out(elsewhere(unsent, effect_class), run=run))
+    events = run.follow(joined=False)
+    assert await anext(events) == Started(1, joined=False)
+    run.request_stop(reason)
+    with pytest.raises(NeverBegan):
+        await carrying
+    await events.aclose()
+
+
+async def test_a_call_whose_time_ends_before_it_was_sent_is_in_no_doubt_and_not_run_again():
+    outcome = await carried_out(elsewhere(unsent, timeout_seconds=0.05))
+    assert outcome.status is OutcomeStatus.TIMED_OUT
+    assert outcome.content.endswith("It was not sent yet: nothing was done.")
+
+
+async def test_a_call_that_crashes_here_before_it_was_sent_is_in_no_doubt():
+    async def crashes(context: CallContext, _arguments: object) -> ToolAnswer:
+        context.vouch_unsent()
+        raise KeyError("ours")
+
+    assert (await carried_out(elsewhere(crashes))).detail == "KeyError"
+
+
+@pytest.mark.parametrize(
+    ("before", "goes_out", "vouched"),
+    [
+        ([], False, True),
+        ([NotSentError("no way")], False, True),
+        ([], True, False),
+        ([AnswerLostError("gone")], False, False),
+        ([AskedToWaitError(ToolAnswer("busy", OutcomeStatus.FAILED), 0.0)], False, False),
+    ],
+)
+async def test_a_delivery_that_is_stopped_vouches_for_a_call_that_nobody_was_sent(before, goes_out, vouched):
+    waits, said, left = asyncio.Event(), [], list(before)
+
+    async def send(sending: Sending) -> ToolAnswer:
+        if left:
+            raise left.pop(0)
+        sending.is_out = goes_out
+        await for_ever(waits)
+        raise AssertionError
+
+    context = CallContext("default", "t", "1.0", "t/1.0", 7, lambda _text: None, timeout_seconds=CALL_SECONDS)
+    context = replace(context, vouch_unsent=lambda: said.append(True))
+    calling = asyncio.create_task(Delivery("The shop", KEYED, context, CALL_SECONDS).carry_out(send))
+    await waits.wait()
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    assert bool(said) is vouched
+
+
+class Server:
+    """An MCP server that loses so many calls, and is waited for ever after."""
+
+    def __init__(self, losses: int) -> None:
+        self.losses, self.waits = losses, asyncio.Event()
+
+    async def link(self, _context: CallContext) -> Any:
+        if not self.losses:
+            await for_ever(self.waits)
+        self.losses -= 1
+        return self
+
+    async def call(self, _tool: str, _arguments: object, _context: CallContext) -> Any:
+        raise Lost("the connection ended")
+
+
+@pytest.mark.parametrize(("losses", "effect_class"), [(0, UNSAFE), (1, KEYED)])
+async def test_a_call_that_waits_for_its_mcp_server_was_not_sent_unless_it_was_before(losses, effect_class):
+    server = Server(losses)
+    definition = elsewhere(unsent, effect_class).definition
+    with ThreadPoolExecutor(1) as threads:
+        calling = Calling(server, "pay", definition, cast("Any", None), threads)
+        run = Runs().add(asked(), 1)
+        carrying = asyncio.create_task(carried_out(elsewhere(calling.run, effect_class), run=run))
+        await server.waits.wait()
+        run.request_stop(Stop.CLOSED)
+        if losses:
+            assert (await carrying).status is OutcomeStatus.CANCELLED
+        else:
+            with pytest.raises(NeverBegan):
+                await carrying
+
+
+async def test_a_call_that_was_sent_and_is_stopped_is_in_doubt_as_ever():
+    waits = asyncio.Event()
+
+    async def sent(_context: CallContext, _arguments: object) -> ToolAnswer:
+        await for_ever(waits)
+        raise AssertionError
+
+    run = Runs().add(asked(), 1)
+    carrying = asyncio.create_task(carried_out(elsewhere(sent), run=run))
+    await waits.wait()
+    run.request_stop(Stop.CLOSED)
+    with pytest.raises(ToolInDoubt):
+        await carrying
