@@ -37,11 +37,13 @@ class NotSentError(Exception):
 
 
 class AnswerLostError(Exception):
-    """It was sent, and what came of it is not known. `again`: sending it once more may tell."""
+    """It was sent, and what came of it is not known. `again`: sending it once more may tell; `what`: happened to the
+    answer.
+    """
 
-    def __init__(self, clause: str, *, again: bool = True) -> None:
+    def __init__(self, clause: str, *, again: bool = True, what: str = "its answer was lost") -> None:
         super().__init__(clause)
-        self.again = again
+        self.again, self.what = again, what
 
 
 class AskedToWaitError(Exception):
@@ -136,7 +138,7 @@ class Delivery:
         self._lost += 1
         harmless = self._effect_class.may_run_again and error.again
         if not harmless or self._lost >= AGAIN.max_attempts:
-            raise ToolInDoubt(f"{self._who} was asked, and its answer was lost: {error}.") from error
+            raise ToolInDoubt(f"{self._who} was asked, and {error.what}: {error}.") from error
         return self._next_wait_seconds()
 
     def _next_wait_seconds(self) -> float:

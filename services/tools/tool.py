@@ -20,8 +20,8 @@ class CallContext:
     `emit` shows output while it comes; all of it belongs in the answer again, because what is shown may be dropped.
     The model is shown up to `output_limit_bytes` of the answer. `token` is the fencing token as it was presented, a
     serialized FencingToken: for providers that check it themselves. `report_usage` tells what a program used, also one
-    that was stopped: it becomes part of the outcome. `timeout_seconds`: how long this call may take. `vouch_unsent`: said
-    by a tool that acts elsewhere while it ends without an answer: it asked nobody for its effect, and never will.
+    that was stopped: it becomes part of the outcome. `timeout_seconds`: how long this call may take. `vouch_unsent`: a
+    tool that acts elsewhere says so while it ends without an answer: it asked nobody for its effect, and never will.
     """
 
     tenant: str

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
+from services.tools.http_statuses import leaves_open
+from services.tools.schemas import shortened
 from services.tools.sending import STALE_EPOCH, AnswerLostError, AskedToWaitError, stale
 from services.tools.tool import ToolAnswer
-from tenure.domain.tools import OutcomeStatus
+from tenure.domain.tools import EffectClass, OutcomeStatus
 from tenure.domain.webhooks import retry_after_seconds
 
 REFUSAL_HEADER: Final = "x-fencing-refusal"
@@ -25,7 +27,9 @@ _CHARSET: Final = re.compile(r"charset=\"?([A-Za-z0-9_-]+)")
 _REFUSED_AS_STALE: Final = frozenset((409, 412))
 _BUSY: Final = frozenset((429, 503))
 _ON_THE_WAY: Final = frozenset((408, 499, 502, 503, 504, *range(520, 525)))
-"""What proxies say of a server behind them, which may have been asked. 499 and 52x: in the habits of some."""
+"""What proxies say of a server behind them: asked once more, it may answer. 499 and 52x: in the habits of some."""
+
+_OPEN: Final = "its answer leaves open whether that was done"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +42,9 @@ class Response:
     truncated: bool
 
 
-def read_response(who: str, response: Response) -> ToolAnswer:
-    """The answer, where it is one. Raises AnswerLostError where the response leaves open what was done, and
-    AskedToWaitError where it asks for patience.
+def read_response(who: str, response: Response, effect_class: EffectClass) -> ToolAnswer:
+    """The answer, where it is one. Raises AnswerLostError where the response leaves open what was done and that
+    matters, and AskedToWaitError where it asks for patience.
     """
     said = _text(response)
     if 200 <= response.status < 300:
@@ -51,6 +55,11 @@ def read_response(who: str, response: Response) -> ToolAnswer:
         _words(who, response, said), OutcomeStatus.FAILED, f"HTTP_{response.status}", response.truncated
     )
     after_seconds = retry_after_seconds(response.headers.get("retry-after", ""), datetime.now(UTC))
+    if not effect_class.may_run_again:
+        if leaves_open(response.status):
+            told = f"HTTP {response.status}{': ' if said else ''}{shortened(said)}"
+            raise AnswerLostError(told, again=False, what=_OPEN)
+        return answer
     if response.status in _BUSY and after_seconds is not None:
         raise AskedToWaitError(answer, after_seconds)
     if response.status in _ON_THE_WAY:

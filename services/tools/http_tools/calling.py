@@ -80,7 +80,7 @@ class HttpTool:
         except FAILURES as error:
             told = f"{type(error).__name__}: {error}".removesuffix(": ")
             raise (AnswerLostError if sending.is_out else NotSentError)(told) from error
-        return read_response(self._who, response)
+        return read_response(self._who, response, self._settings.effect_class)
 
     async def _exchange(self, request: Request, sending: Sending) -> Response:
         def going_out() -> None:

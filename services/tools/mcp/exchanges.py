@@ -15,6 +15,7 @@ import httpx2
 import mcp_types as types
 from pydantic import ValidationError
 
+from services.tools.http_statuses import leaves_open
 from services.tools.mcp.fates import Fate, Lost, NothingDone, Unreadable, mark, words_of
 from services.tools.mcp.lines import MOST_MESSAGE_BYTES, TOO_LONG
 
@@ -22,9 +23,6 @@ _SESSION: Final = "mcp-session-id"
 _GOODBYE_SECONDS: Final = 2.0
 _NEVER_SENT: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 _UNKNOWN_SESSION: Final = {400, 404}  # 404 by the specification, 400 by its own TypeScript server
-
-_ON_THE_WAY: Final = {408, 499}
-"""What proxies say, besides every 5xx, of a server behind them that may have been asked."""
 
 
 class Exchanges(httpx2.AsyncBaseTransport):
@@ -81,7 +79,7 @@ class Exchanges(httpx2.AsyncBaseTransport):
             fate = NothingDone if status == HTTPStatus.NOT_FOUND or error is not None else Lost
             return _made_up("it does not know this session any more", fate)
         words = f"it answered with HTTP {status}"
-        if response.is_server_error or status in _ON_THE_WAY:
+        if leaves_open(status):
             return _made_up(words if error is None else f"{words}: {error.error.message}", Lost)
         return _passed_on(response, body) if error is not None else _error(_refusal(words))
 
