@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 from services.checkpoint.announcement import Announcement, announcement_of
 from services.checkpoint.draft import LEDGER, Draft
 from services.checkpoint.queries import DOUBTS, fetch_all, in_ledger_transaction
-from services.checkpoint.resolving import calls_in_doubt
+from services.checkpoint.resolving import waited_for
 from services.checkpoint.rows import lock_tasks
 from services.checkpoint.writing import write
-from tenure.domain.in_doubt import CallInDoubt
 from tenure.domain.states import Reason, TaskState
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.in_doubt import calls_in_doubt_to_wire
@@ -37,10 +36,8 @@ async def list_doubt_waits(pool: Pool, limit: int) -> list[pb.ListDoubtWaitsResp
         return await fetch_all(connection, DOUBTS.see_doubt_waits, parameters)
 
     waits = []
-    for task_id, tenant, epoch, waited_for, open_calls in await in_ledger_transaction(pool, work):
-        # A worker that does not say which is taken to wait for all that is open.
-        calls = calls_in_doubt(waited_for) or [CallInDoubt(call_id, 0) for call_id in open_calls]
-        told = calls_in_doubt_to_wire(calls[:MOST_CALLS])
+    for task_id, tenant, epoch, texts, open_calls in await in_ledger_transaction(pool, work):
+        told = calls_in_doubt_to_wire(waited_for(texts, open_calls)[:MOST_CALLS])
         waits.append(pb.ListDoubtWaitsResponse.DoubtWait(task_id=task_id, tenant=tenant, epoch=epoch, calls=told))
     return waits
 

@@ -32,6 +32,11 @@ def calls_in_doubt(texts: Iterable[str]) -> list[CallInDoubt]:
     return [CallInDoubt(call_id, int(attempt)) for call_id, _, attempt in split]
 
 
+def waited_for(texts: Iterable[str], open_calls: Iterable[str]) -> list[CallInDoubt]:
+    """What a task in such a wait waits for. A worker that does not say which is taken to wait for all that is open."""
+    return calls_in_doubt(texts) or [CallInDoubt(call_id, 0) for call_id in open_calls]
+
+
 def take_word(row: TaskRow, asked: ResolveCall) -> None:
     """The word is about to be appended. Raises WrongState; then nothing has changed."""
     left = decide_word(row.state, row.reason, row.open_calls, calls_in_doubt(row.calls_in_doubt), asked)

@@ -15,6 +15,7 @@ from services.checkpoint import (
     bills,
     create,
     doubt_waits,
+    doubts,
     epochs,
     foreign,
     forgetting,
@@ -241,6 +242,9 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
 
     async def ListDoubtWaits(self, request: pb.ListDoubtWaitsRequest, context: Context) -> pb.ListDoubtWaitsResponse:
         return pb.ListDoubtWaitsResponse(waits=await doubt_waits.list_doubt_waits(self._ledger.pool, request.limit))
+
+    async def ListDoubts(self, request: pb.ListDoubtsRequest, context: Context) -> pb.ListDoubtsResponse:
+        return await doubts.list_doubts(self._ledger.pool, current_tenant(), request)
 
     async def RequeueSettled(self, request: pb.RequeueSettledRequest, context: Context) -> pb.RequeueSettledResponse:
         task_ids, announcement = await doubt_waits.requeue_settled(self._ledger.pool, request.settled)

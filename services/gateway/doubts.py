@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from services.gateway.peers import Peers, patiently, read_task
@@ -11,6 +11,7 @@ from tenure.domain.errors import NotFound, WrongState
 from tenure.domain.in_doubt import RUNNER_NOT_GONE
 from tenure.domain.states import Reason
 from tenure.v1 import admin_service_pb2 as api
+from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.v1 import tool_service_pb2 as tools
 
@@ -26,6 +27,30 @@ async def list_in_doubt(
     """A page; NotFound for a task that is not the caller's."""
     if request.task_id:
         await read_task(peers, request.task_id)
+    if request.task_id or request.all:
+        return await _look_through(peers, request)
+    return await _list_waited_for(peers, request)
+
+
+async def _list_waited_for(
+    peers: Peers, request: api.AdminServiceListInDoubtCallsRequest
+) -> api.AdminServiceListInDoubtCallsResponse:
+    """What somebody can settle is found by what waits: doubts that nobody can settle any more are kept, and many."""
+    asked = ledger.ListDoubtsRequest(page_size=request.page_size or DEFAULT_PAGE, page_token=request.page_token)
+    page = await patiently(lambda: peers.checkpoint.ListDoubts(asked))
+    known = await _named(peers, [(doubt.task_id, doubt.call.call_id) for doubt in page.doubts])
+    listed = []
+    for doubt in page.doubts:
+        call = known.get((doubt.task_id, doubt.call.call_id))
+        # A late outcome, or another doubt than the one that is waited for: the task goes on soon.
+        if call is not None and doubt.call.call_attempt in {0, call.call_attempt}:
+            listed.append(_waited_for(call))
+    return api.AdminServiceListInDoubtCallsResponse(calls=listed, next_page_token=page.next_page_token)
+
+
+async def _look_through(
+    peers: Peers, request: api.AdminServiceListInDoubtCallsRequest
+) -> api.AdminServiceListInDoubtCallsResponse:
     found: list[api.AdminServiceListInDoubtCallsResponse.Listed] = []
     page_size, token = request.page_size or DEFAULT_PAGE, request.page_token
     for _ in range(_MOST_PAGES):
@@ -64,11 +89,12 @@ async def _is_proven(peers: Peers, request: api.ResolveInDoubtCallRequest) -> bo
     """
     task = await read_task(peers, request.task_id)
     waits = _waits(task, request.call_id, request.call_attempt)
-    async for call in _of_task(peers, request.task_id):
-        if call.call_id == request.call_id and call.call_attempt == request.call_attempt:
-            if not call.runner_gone and waits:
-                raise _not_gone(call)
-            return call.runner_gone
+    name = request.task_id, request.call_id
+    call = (await _named(peers, [name])).get(name)
+    if call is not None and call.call_attempt == request.call_attempt:
+        if not call.runner_gone and waits:
+            raise _not_gone(call)
+        return call.runner_gone
     if waits:
         raise _not_there(request.call_id)
     return True
@@ -133,6 +159,15 @@ def _listed(call: tool_pb2.InDoubtCall, task: task_pb2.Task | None) -> api.Admin
     )
 
 
+def _waited_for(call: tool_pb2.InDoubtCall) -> api.AdminServiceListInDoubtCallsResponse.Listed:
+    return api.AdminServiceListInDoubtCallsResponse.Listed(
+        call=call,
+        task_state=task_pb2.TASK_STATE_WAITING_USER,
+        task_reason=Reason.TOOL_IN_DOUBT,
+        resolvable=True,
+    )
+
+
 def _waits(task: task_pb2.Task, call_id: str, call_attempt: int) -> bool:
     """Whether the task waits for a word on this attempt of the call. One whose worker did not say which calls it waits
     for waits for any.
@@ -143,14 +178,13 @@ def _waits(task: task_pb2.Task, call_id: str, call_attempt: int) -> bool:
     return not task.calls_in_doubt or any(one.call_attempt in {0, call_attempt} for one in named)
 
 
-async def _of_task(peers: Peers, task_id: str) -> AsyncIterator[tool_pb2.InDoubtCall]:
-    token = ""
-    while True:
-        page = await _page(peers, tools.ListInDoubtCallsRequest(task_id=task_id, page_size=500, page_token=token))
-        for call in page.calls:
-            yield call
-        if not (token := page.next_page_token):
-            return
+async def _named(peers: Peers, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tool_pb2.InDoubtCall]:
+    """Of these calls, each with its task's id before it, those that are in doubt."""
+    if not names:
+        return {}
+    asked = [tools.ListInDoubtCallsRequest.CallName(task_id=task_id, call_id=call_id) for task_id, call_id in names]
+    page = await _page(peers, tools.ListInDoubtCallsRequest(calls=asked))
+    return {(call.task_id, call.call_id): call for call in page.calls}
 
 
 async def _page(peers: Peers, asked: tools.ListInDoubtCallsRequest) -> tools.ListInDoubtCallsResponse:

@@ -12,7 +12,7 @@ _ASKED_ELSEWHERE: Final = frozenset((307, 308))
 """Redirects that have to be followed with the same request: it was not carried out here. A 303 says that it was."""
 
 _SLOW: Final = frozenset((408, 499))
-"""By the letter the request did not arrive as a whole; proxies say so, too, of a server that they stopped waiting for."""
+"""By the letter the request did not arrive as a whole; proxies say so, too, of a server that they gave up on."""
 
 _NOT_SUPPORTED: Final = frozenset((501, 505))
 

@@ -35,7 +35,7 @@ tools.add_command(sources)
 @click.option("--all", "include_all", is_flag=True, help="Those too that cannot be settled any more.")
 @pass_context
 def in_doubt(context: Context, task: str, include_all: bool) -> None:
-    """Show the calls that began, must not happen twice, and whose outcome nobody knows: the oldest doubt first.
+    """Show the calls that began, must not happen twice, and whose outcome nobody knows: the longest wait first.
 
     Their tasks wait until you say what became of them. docs/in_doubt.md says how to find out.
     """

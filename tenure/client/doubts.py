@@ -25,7 +25,7 @@ class DoubtCalls:
     async def in_doubt(
         self, task_id: str = "", *, include_all: bool = False
     ) -> AsyncGenerator[pb.AdminServiceListInDoubtCallsResponse.Listed]:
-        """Calls in doubt that somebody can settle, the oldest doubt first. `include_all`: those of tasks that ended or
+        """Calls in doubt that somebody can settle, the longest wait first. `include_all`: those of tasks that ended or
         went on, too. Raises NotFound.
         """
         asked = pb.AdminServiceListInDoubtCallsRequest(task_id=task_id, all=include_all)

@@ -249,7 +249,7 @@ class AdminServiceListInDoubtCallsResponse(message.Message):
     """For the next page; empty: no more."""
     @builtins.property
     def calls(self) -> containers.RepeatedCompositeFieldContainer[AdminServiceListInDoubtCallsResponse.Listed]:
-        """The oldest doubt first."""
+        """As the method says."""
 
     def __init__(
         self,

@@ -218,7 +218,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListInDoubtCalls(self, request, context):
-        """Lists the caller's calls in doubt: those that a person can settle, or all of them. The oldest doubt first, paged.
+        """Lists the caller's calls in doubt: those that a person can settle, or all of them. Those first that are waited for longest; of
+        one task, and of all, the oldest doubt first. Paged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

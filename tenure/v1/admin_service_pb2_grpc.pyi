@@ -76,7 +76,9 @@ class AdminServiceStub:
     NOT_FOUND / WORKER_NOT_FOUND: no such worker.
     """
     ListInDoubtCalls: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.AdminServiceListInDoubtCallsRequest, _admin_service_pb2.AdminServiceListInDoubtCallsResponse]
-    """Lists the caller's calls in doubt: those that a person can settle, or all of them. The oldest doubt first, paged."""
+    """Lists the caller's calls in doubt: those that a person can settle, or all of them. Those first that are waited for longest; of
+    one task, and of all, the oldest doubt first. Paged.
+    """
     ResolveInDoubtCall: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ResolveInDoubtCallRequest, _admin_service_pb2.ResolveInDoubtCallResponse]
     """Gives a word on a call that its task waits for in doubt; recorded once it is acknowledged. When all of them have one, the task
     is queued, and its next owner settles them: an outcome that came late after all counts more than the word. FAILED_PRECONDITION:
@@ -140,7 +142,9 @@ class AdminServiceAsyncStub(AdminServiceStub):
     NOT_FOUND / WORKER_NOT_FOUND: no such worker.
     """
     ListInDoubtCalls: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.AdminServiceListInDoubtCallsRequest, _admin_service_pb2.AdminServiceListInDoubtCallsResponse]  # type: ignore[assignment]
-    """Lists the caller's calls in doubt: those that a person can settle, or all of them. The oldest doubt first, paged."""
+    """Lists the caller's calls in doubt: those that a person can settle, or all of them. Those first that are waited for longest; of
+    one task, and of all, the oldest doubt first. Paged.
+    """
     ResolveInDoubtCall: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ResolveInDoubtCallRequest, _admin_service_pb2.ResolveInDoubtCallResponse]  # type: ignore[assignment]
     """Gives a word on a call that its task waits for in doubt; recorded once it is acknowledged. When all of them have one, the task
     is queued, and its next owner settles them: an outcome that came late after all counts more than the word. FAILED_PRECONDITION:
@@ -279,7 +283,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.AdminServiceListInDoubtCallsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.AdminServiceListInDoubtCallsResponse, _abc.Awaitable[_admin_service_pb2.AdminServiceListInDoubtCallsResponse]]:
-        """Lists the caller's calls in doubt: those that a person can settle, or all of them. The oldest doubt first, paged."""
+        """Lists the caller's calls in doubt: those that a person can settle, or all of them. Those first that are waited for longest; of
+        one task, and of all, the oldest doubt first. Paged.
+        """
 
     @_abc_1.abstractmethod
     def ResolveInDoubtCall(

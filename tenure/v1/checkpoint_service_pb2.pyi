@@ -101,6 +101,82 @@ class ListDoubtWaitsResponse(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class ListDoubtsRequest(message.Message):
+    """Which page."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    page_size: builtins.int
+    """At most this many; 0: 50, at most 500."""
+    page_token: builtins.str
+    """From the last answer; at most 512 characters."""
+    def __init__(
+        self,
+        *,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListDoubtsResponse(message.Message):
+    """A page of calls in doubt, as the ledger knows them."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    @typing.final
+    class Doubt(message.Message):
+        """One call."""
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        TASK_ID_FIELD_NUMBER: builtins.int
+        CALL_FIELD_NUMBER: builtins.int
+        task_id: builtins.str
+        """The task that waits."""
+        @builtins.property
+        def call(self) -> tool_pb2.CallInDoubt:
+            """What for. Of a task whose worker did not say it: every open call, with the attempt 0."""
+
+        def __init__(
+            self,
+            *,
+            task_id: builtins.str = ...,
+            call: tool_pb2.CallInDoubt | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = typing.Literal["call", b"call"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["call", b"call", "task_id", b"task_id"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    DOUBTS_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """For the next page; empty: no more."""
+    @builtins.property
+    def doubts(self) -> containers.RepeatedCompositeFieldContainer[ListDoubtsResponse.Doubt]:
+        """In the order of their tasks' waits."""
+
+    def __init__(
+        self,
+        *,
+        doubts: abc.Iterable[ListDoubtsResponse.Doubt] | None = ...,
+        next_page_token: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["doubts", b"doubts", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class RequeueSettledRequest(message.Message):
     """Waits that nobody has to end any more."""
 

@@ -214,6 +214,11 @@ class CheckpointServiceStub:
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListDoubtWaitsRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListDoubtWaitsResponse.FromString,
                 _registered_method=True)
+        self.ListDoubts = channel.unary_unary(
+                '/tenure.v1.CheckpointService/ListDoubts',
+                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListDoubtsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListDoubtsResponse.FromString,
+                _registered_method=True)
         self.RequeueSettled = channel.unary_unary(
                 '/tenure.v1.CheckpointService/RequeueSettled',
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.RequeueSettledRequest.SerializeToString,
@@ -504,6 +509,13 @@ class CheckpointServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListDoubts(self, request, context):
+        """Lists the calls in doubt that the caller's tasks wait for a word on, those first whose tasks wait longest. Paged.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RequeueSettled(self, request, context):
         """Their calls are in doubt no more: puts these back into the queue, those that still wait as they were seen. Repeatable.
         """
@@ -688,6 +700,11 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
                     servicer.ListDoubtWaits,
                     request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListDoubtWaitsRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListDoubtWaitsResponse.SerializeToString,
+            ),
+            'ListDoubts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDoubts,
+                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListDoubtsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListDoubtsResponse.SerializeToString,
             ),
             'RequeueSettled': grpc.unary_unary_rpc_method_handler(
                     servicer.RequeueSettled,
@@ -1645,6 +1662,33 @@ class CheckpointService:
             '/tenure.v1.CheckpointService/ListDoubtWaits',
             tenure_dot_v1_dot_checkpoint__service__pb2.ListDoubtWaitsRequest.SerializeToString,
             tenure_dot_v1_dot_checkpoint__service__pb2.ListDoubtWaitsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDoubts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.CheckpointService/ListDoubts',
+            tenure_dot_v1_dot_checkpoint__service__pb2.ListDoubtsRequest.SerializeToString,
+            tenure_dot_v1_dot_checkpoint__service__pb2.ListDoubtsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -153,6 +153,8 @@ class CheckpointServiceStub:
     """Tasks of all tenants that wait for a word on calls in doubt, for a coordinator to ask the tools whether they still are. Disjoint
     among callers.
     """
+    ListDoubts: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListDoubtsRequest, _checkpoint_service_pb2.ListDoubtsResponse]
+    """Lists the calls in doubt that the caller's tasks wait for a word on, those first whose tasks wait longest. Paged."""
     RequeueSettled: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RequeueSettledRequest, _checkpoint_service_pb2.RequeueSettledResponse]
     """Their calls are in doubt no more: puts these back into the queue, those that still wait as they were seen. Repeatable."""
 
@@ -281,6 +283,8 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     """Tasks of all tenants that wait for a word on calls in doubt, for a coordinator to ask the tools whether they still are. Disjoint
     among callers.
     """
+    ListDoubts: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListDoubtsRequest, _checkpoint_service_pb2.ListDoubtsResponse]  # type: ignore[assignment]
+    """Lists the calls in doubt that the caller's tasks wait for a word on, those first whose tasks wait longest. Paged."""
     RequeueSettled: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RequeueSettledRequest, _checkpoint_service_pb2.RequeueSettledResponse]  # type: ignore[assignment]
     """Their calls are in doubt no more: puts these back into the queue, those that still wait as they were seen. Repeatable."""
 
@@ -616,6 +620,14 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         """Tasks of all tenants that wait for a word on calls in doubt, for a coordinator to ask the tools whether they still are. Disjoint
         among callers.
         """
+
+    @_abc_1.abstractmethod
+    def ListDoubts(
+        self,
+        request: _checkpoint_service_pb2.ListDoubtsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoint_service_pb2.ListDoubtsResponse, _abc.Awaitable[_checkpoint_service_pb2.ListDoubtsResponse]]:
+        """Lists the calls in doubt that the caller's tasks wait for a word on, those first whose tasks wait longest. Paged."""
 
     @_abc_1.abstractmethod
     def RequeueSettled(

@@ -701,25 +701,55 @@ class ListInDoubtCallsRequest(message.Message):
 
     DESCRIPTOR: descriptor.Descriptor
 
+    @typing.final
+    class CallName(message.Message):
+        """One call."""
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        TASK_ID_FIELD_NUMBER: builtins.int
+        CALL_ID_FIELD_NUMBER: builtins.int
+        task_id: builtins.str
+        """Its task."""
+        call_id: builtins.str
+        """Which call of it."""
+        def __init__(
+            self,
+            *,
+            task_id: builtins.str = ...,
+            call_id: builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["call_id", b"call_id", "task_id", b"task_id"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TASK_ID_FIELD_NUMBER: builtins.int
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    CALLS_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """Only this task's; empty: of all tasks of the caller's."""
     page_size: builtins.int
     """At most this many; 0: 50, at most 500."""
     page_token: builtins.str
     """From the last answer; at most 512 characters."""
+    @builtins.property
+    def calls(self) -> containers.RepeatedCompositeFieldContainer[ListInDoubtCallsRequest.CallName]:
+        """Only these, at most 500, in one answer: the fields before are not asked then. Those that are not in doubt are left out."""
+
     def __init__(
         self,
         *,
         task_id: builtins.str = ...,
         page_size: builtins.int = ...,
         page_token: builtins.str = ...,
+        calls: abc.Iterable[ListInDoubtCallsRequest.CallName] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["page_size", b"page_size", "page_token", b"page_token", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["calls", b"calls", "page_size", b"page_size", "page_token", b"page_token", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,7 +22,7 @@ from tenure.validators.fields import (
     check_watch,
     is_json,
 )
-from tenure.validators.in_doubt import check_calls_in_doubt
+from tenure.validators.in_doubt import check_calls_in_doubt, check_page_of_doubts
 from tenure.validators.limits import MAX_COMMIT_BYTES, MAX_ENTRIES, MAX_HOLDINGS, MOST_CALL_TOKENS
 from tenure.validators.operators import check_operator_request, check_prune
 from tenure.validators.specs import check_spec
@@ -196,5 +196,6 @@ CHECKS: Final[dict[type, Check]] = {
     checkpoint.ListPruningsRequest: _offers,
     checkpoint.NoteForgottenRequest: _forgotten,
     checkpoint.ListDoubtWaitsRequest: _offers,
+    checkpoint.ListDoubtsRequest: check_page_of_doubts,
     checkpoint.RequeueSettledRequest: _most("settled", 128),
 }

@@ -8,7 +8,13 @@ from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import tool_pb2
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.validators.fields import check_task_id
-from tenure.validators.limits import CALL_ID, MAX_GOAL_BYTES, MOST_CALL_ATTEMPTS, MOST_CALLS_IN_DOUBT
+from tenure.validators.limits import (
+    CALL_ID,
+    MAX_GOAL_BYTES,
+    MOST_CALL_ATTEMPTS,
+    MOST_CALLS_IN_DOUBT,
+    MOST_DOUBTS_A_PAGE,
+)
 from tenure.validators.violations import Check, Violations
 
 
@@ -35,6 +41,12 @@ def check_calls_in_doubt(calls: Any, v: Violations, field: str) -> None:
         v.between(f"{field}[{index}].call_attempt", call.call_attempt, 0, MOST_CALL_ATTEMPTS)
 
 
+def check_page_of_doubts(request: Any, v: Violations) -> None:
+    """Wherever they are listed."""
+    v.between("page_size", request.page_size, 0, MOST_DOUBTS_A_PAGE)
+    v.length("page_token", request.page_token, 0, 512)
+
+
 def _decision(decision: tool_pb2.InDoubtDecision, v: Violations, field: str) -> None:
     v.require(decision.WhichOneof("decision") is not None, field, "must be set")
     size = len(decision.happened.result.encode())
@@ -51,12 +63,19 @@ def _resolve(request: admin.ResolveInDoubtCallRequest, v: Violations) -> None:
 def _list(request: Any, v: Violations) -> None:
     if request.task_id:
         check_task_id(request, v)
-    v.between("page_size", request.page_size, 0, 500)
-    v.length("page_token", request.page_token, 0, 512)
+    check_page_of_doubts(request, v)
+
+
+def _list_at_tools(request: tools.ListInDoubtCallsRequest, v: Violations) -> None:
+    _list(request, v)
+    v.require(len(request.calls) <= MOST_DOUBTS_A_PAGE, "calls", f"at most {MOST_DOUBTS_A_PAGE}")
+    for index, call in enumerate(request.calls):
+        v.uuid(f"calls[{index}].task_id", call.task_id)
+        v.require(bool(CALL_ID.match(call.call_id)), f"calls[{index}].call_id", 'must be "<step>.<index>"')
 
 
 CHECKS: Final[dict[type, Check]] = {
     admin.ResolveInDoubtCallRequest: _resolve,
     admin.AdminServiceListInDoubtCallsRequest: _list,
-    tools.ListInDoubtCallsRequest: _list,
+    tools.ListInDoubtCallsRequest: _list_at_tools,
 }

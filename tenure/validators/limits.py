@@ -28,6 +28,7 @@ MAX_SLOTS: Final = 10_000
 MAX_CHOICES: Final = 64
 MOST_NAMED_CALLS: Final = 64
 MOST_CALLS_IN_DOUBT: Final = 1024  # as many calls of a task may be open
+MOST_DOUBTS_A_PAGE: Final = 500
 MOST_CALL_ATTEMPTS: Final = 10**9
 MAX_ID_CHARACTERS: Final = 64
 

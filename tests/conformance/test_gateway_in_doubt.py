@@ -21,6 +21,21 @@ pytestmark = [
     pytest.mark.skipif(own_identity() is None, reason="only Linux tells which process is which"),
 ]
 Decision = tool_pb2.InDoubtDecision
+_CALL = "'unsafe', 'UNSAFE', decode(repeat('00', 32), 'hex'), '{}', 'IN_DOUBT', 1, 10, ''"
+_COLUMNS = "tool, effect_class, arguments_hash, arguments, state, call_attempt, epoch, claim_id, doubted_at"
+CLOSED_DOUBTS = f"""
+with task as (select gen_random_uuid() as task_id from generate_series(1, %s)),
+     fence as (insert into fences (task_id, tenant) select task_id, 'default' from task returning task_id)
+insert into calls (task_id, call_id, {_COLUMNS}) select task_id, '1.0', {_CALL}, now() - interval '1 day' from fence
+"""
+OPEN_DOUBTS = f"""
+with call as (select * from unnest(%s::uuid[], %s::text[]) as w(task_id, call_id)),
+     fence as (insert into fences (task_id, tenant) select distinct task_id, 'default' from call returning task_id)
+insert into calls (task_id, call_id, {_COLUMNS})
+select task_id, call_id, {_CALL}, now() from fence join call using (task_id)
+"""
+"""Records of calls in doubt as the tools keep them: of tasks that the ledger has pruned, and of these."""
+
 DID_NOT_HAPPEN = Decision(did_not_happen=Decision.DidNotHappen())
 
 
@@ -121,6 +136,39 @@ async def test_calls_in_doubt_of_others_are_not_there_and_a_word_names_its_attem
     assert refused.value.reason == "RUNNER_NOT_GONE", "what the tools do not know is no proof"
     with pytest.raises(InvalidRequest):
         await mine.admin.ResolveInDoubtCall(word(task_id, DID_NOT_HAPPEN, reason=""))
+
+
+async def test_doubts_that_nobody_can_settle_any_more_are_not_looked_through_for_those_that_somebody_can(
+    checkpoint, tool_service, gateway, tools_database
+):
+    replica, tools = await checkpoint(), await tool_service()
+    many = (("1.0", 1), ("1.1", 1), ("1.10", 1))
+    owners = [await waiting(replica, calls) for calls in (many, many[:1], many[:2])]
+    await tools_database(CLOSED_DOUBTS, 200)
+    counts = zip(owners, (3, 1, 2), strict=True)
+    waited_for = [(owner.task.task_id, call_id) for owner, count in counts for call_id, _ in many[:count]]
+    await tools_database(OPEN_DOUBTS, *map(list, zip(*waited_for, strict=True)))
+    stub = await gateway(replica.address, tools=tools.address)
+    for page_size in (1, 2, 5, 50):
+        found = [(one.call.task_id, one.call.call_id) for one in await full_pages(stub, page_size, len(waited_for))]
+        assert found == waited_for
+    assert len(await listed(stub, all=True, page_size=100)) == 206
+    assert await listed(stub, task_id=owners[1].task.task_id) == [
+        one for one in await listed(stub) if one.call.task_id == owners[1].task.task_id
+    ]
+
+
+async def full_pages(stub, page_size, most):
+    """All calls; no page is short but the last."""
+    found, request = [], api.AdminServiceListInDoubtCallsRequest(page_size=page_size)
+    for _ in range(most + 1):
+        page = await stub.admin.ListInDoubtCalls(request)
+        found += page.calls
+        if not page.next_page_token:
+            return found
+        assert len(page.calls) == page_size
+        request.page_token = page.next_page_token
+    raise AssertionError("there is always another page")
 
 
 async def recorded(replica, owner):

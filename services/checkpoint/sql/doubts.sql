@@ -14,3 +14,13 @@ with locked as (
 update tasks t set doubt_seen_at = now()
   from locked where t.task_id = locked.task_id
 returning t.task_id::text, t.tenant, t.epoch, t.calls_in_doubt, t.open_calls;
+
+-- name: list_doubts
+-- Tasks of a tenant that wait for a word on calls in doubt, from the place of the last one on, that one included: not all of its
+-- calls may have been told.
+select t.task_id::text, t.waiting_since::text, t.calls_in_doubt, t.open_calls
+  from tasks t
+ where t.tenant = %(tenant)b and t.state = 'WAITING_USER' and t.reason = 'TOOL_IN_DOUBT'
+   and (t.waiting_since, t.task_id) >= (%(place)b::text::timestamptz, %(place_task_id)b::text::uuid)
+ order by t.waiting_since, t.task_id -- not the texts above: the index has time and UUID
+ limit %(limit)b;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
@@ -25,23 +26,41 @@ async def list_in_doubt(
     pool: Pool, tenant: str, request: tool_service_pb2.ListInDoubtCallsRequest
 ) -> tool_service_pb2.ListInDoubtCallsResponse:
     """The oldest doubt first; one row more than asked for tells whether there are more. Raises InvalidRequest."""
+    if request.calls:
+        return tool_service_pb2.ListInDoubtCallsResponse(calls=await _named(pool, tenant, request.calls))
     doubted_at, task_id, call_id = _read_token(request.page_token)
     page_size = request.page_size or DEFAULT_PAGE
-    parameters = {
+    parameters: dict[str, Any] = {
         "tenant": tenant,
-        "task_id": UUID(request.task_id) if request.task_id else None,
         "after": doubted_at,
         "after_task_id": task_id,
         "after_call_id": call_id,
         "most_bytes": _MOST_ARGUMENT_BYTES,
         "limit": page_size + 1,
     }
+    statement = QUERIES.calls_in_doubt
+    if request.task_id:
+        statement, parameters["task_id"] = QUERIES.calls_in_doubt_of_task, UUID(request.task_id)
     async with connection(pool) as postgres:
-        rows = await (await postgres.execute(QUERIES.calls_in_doubt, parameters)).fetchall()
+        rows = await (await postgres.execute(statement, parameters)).fetchall()
     page = rows[:page_size]
     return tool_service_pb2.ListInDoubtCallsResponse(
         calls=[_call(row) for row in page], next_page_token=_write_token(page[-1]) if len(rows) > page_size else ""
     )
+
+
+async def _named(
+    pool: Pool, tenant: str, calls: Sequence[tool_service_pb2.ListInDoubtCallsRequest.CallName]
+) -> list[tool_pb2.InDoubtCall]:
+    parameters = {
+        "tenant": tenant,
+        "task_ids": [UUID(call.task_id) for call in calls],
+        "call_ids": [call.call_id for call in calls],
+        "most_bytes": _MOST_ARGUMENT_BYTES,
+    }
+    async with connection(pool) as postgres:
+        rows = await (await postgres.execute(QUERIES.named_calls_in_doubt, parameters)).fetchall()
+    return [_call(row) for row in rows]
 
 
 def _call(row: tuple[Any, ...]) -> tool_pb2.InDoubtCall:

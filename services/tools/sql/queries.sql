@@ -175,15 +175,28 @@ select c.call_id, c.tool, c.effect_class, c.state, c.call_attempt, c.epoch, c.cl
 
 -- name: calls_in_doubt
 -- A page of a tenant's calls that nobody knows the outcome of, those first that are longest in doubt.
-select c.task_id, c.call_id, c.tool, c.effect_class, substring(c.arguments from 1 for %(most_bytes)b::int),
-       octet_length(c.arguments), c.call_attempt, c.started_at, c.doubted_at, c.runner_id, coalesce(r.instance, ''),
-       r.ended_at is not null and not c.acts_elsewhere, c.doubt_note, c.acts_elsewhere
-  from calls c join fences f using (task_id) left join runners r using (runner_id)
- where c.doubted_at is not null and c.state = 'IN_DOUBT' and f.tenant = %(tenant)b::text
-   and (%(task_id)b::uuid is null or c.task_id = %(task_id)b::uuid)
-   and (c.doubted_at, c.task_id, c.call_id)
-     > (%(after)b::timestamptz, %(after_task_id)b::uuid, %(after_call_id)b::text)
- order by c.doubted_at, c.task_id, c.call_id limit %(limit)b::int;
+select task_id, call_id, tool, effect_class, substring(arguments from 1 for %(most_bytes)b::int), octet_length(arguments),
+       call_attempt, started_at, doubted_at, runner_id, runner_instance, runner_gone, doubt_note, acts_elsewhere
+  from doubts
+ where tenant = %(tenant)b::text
+   and (doubted_at, task_id, call_id) > (%(after)b::timestamptz, %(after_task_id)b::uuid, %(after_call_id)b::text)
+ order by doubted_at, task_id, call_id limit %(limit)b::int;
+
+-- name: calls_in_doubt_of_task
+-- Likewise of one task: found by the task, since nearly all doubts are of others.
+with of_task as materialized (select * from doubts where tenant = %(tenant)b::text and task_id = %(task_id)b::uuid)
+select task_id, call_id, tool, effect_class, substring(arguments from 1 for %(most_bytes)b::int), octet_length(arguments),
+       call_attempt, started_at, doubted_at, runner_id, runner_instance, runner_gone, doubt_note, acts_elsewhere
+  from of_task
+ where (doubted_at, task_id, call_id) > (%(after)b::timestamptz, %(after_task_id)b::uuid, %(after_call_id)b::text)
+ order by doubted_at, task_id, call_id limit %(limit)b::int;
+
+-- name: named_calls_in_doubt
+-- Of these calls of a tenant those that are in doubt.
+select task_id, call_id, tool, effect_class, substring(arguments from 1 for %(most_bytes)b::int), octet_length(arguments),
+       call_attempt, started_at, doubted_at, runner_id, runner_instance, runner_gone, doubt_note, acts_elsewhere
+  from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[]) as w(task_id, call_id) join doubts using (task_id, call_id)
+ where tenant = %(tenant)b::text;
 
 -- name: read_fence
 -- Read after the calls: none of them is above it.
