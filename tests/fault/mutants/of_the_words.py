@@ -38,11 +38,7 @@ MUTATIONS = (
         "gateway",
         "it did not happen is believed only once the runner is gone, by proof or by somebody's word",
         ("I40",),
-        (
-            Edit(
-                "services.gateway.doubts", "            if not call.runner_gone and waits:\n", "            if False:\n"
-            ),
-        ),
+        (Edit("services.gateway.doubts", "        if not call.runner_gone and waits:\n", "        if False:\n"),),
     ),
     Mutation(
         "outcome_is_the_attempts",
