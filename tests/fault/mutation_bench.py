@@ -95,14 +95,13 @@ class Arena:
         await owner.commit(entry(1, tool_outcome=settled), transition=move)
 
     @asynccontextmanager
-    async def runner_lost(
-        self, owner: Owner, failpoint: str = "tools.before_effect=kill9", word: Resolution | None = None
-    ) -> AsyncIterator[Outcome]:
-        """The call is executed by a replica that is lost in the middle of it; what the others say, which give it up."""
+    async def runner_lost(self, owner: Owner, failpoint: str = "tools.before_effect=kill9") -> AsyncIterator[None]:
+        """The call was executed by a replica that is lost in the middle of it, and the others have given it up."""
         async with self.another_replica(failpoint) as lost:
-            first = asyncio.create_task(self.execute(owner, lost, word))
+            first = asyncio.create_task(self.execute(owner, lost))
             await self.stands(owner, tool_pb2.CALL_STATE_STARTED)
-            yield await self.execute(owner, word=word)
+            await self.execute(owner)
+            yield
             first.cancel()
             await asyncio.wait([first])
 

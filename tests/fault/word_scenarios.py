@@ -8,7 +8,7 @@ from contextlib import suppress
 from signal import SIGCONT
 
 from tenure.domain.errors import TenureError
-from tenure.domain.in_doubt import DidNotHappen
+from tenure.domain.in_doubt import DidNotHappen, Resolution
 from tenure.runtime.rpc_channel import open_channel
 from tenure.v1 import tool_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
@@ -27,14 +27,10 @@ async def a_word_has_the_call_run_again(arena: Arena) -> None:
     await arena.end(new, await arena.execute(new, word=word))
 
 
-async def a_word_comes_again_when_the_call_is_in_doubt_anew(arena: Arena) -> None:
+async def a_word_comes_for_another_attempt(arena: Arena) -> None:
     owner = await arena.owner_with_a_call()
-    async with arena.runner_lost(owner):
-        await arena.wait_for_word(owner, 1)
-    word = await arena.say(owner, 1, GONE)
-    new = await arena.ledger.claim(owner.task.task_id, holder="worker-2")
-    async with arena.runner_lost(new, "tools.after_effect=kill9", word):
-        await arena.execute(new, word=word)
+    async with arena.runner_lost(owner, "tools.after_effect=kill9"):
+        await arena.execute(owner, word=Resolution(2, GONE, "I looked", "olga"))
 
 
 async def a_word_is_given_while_the_runner_is_only_frozen(arena: Arena) -> None:
@@ -66,7 +62,7 @@ async def a_runner_wakes_up_while_its_call_is_run_again(arena: Arena) -> None:
 
 SCENARIOS: dict[str, Callable[[Arena], Awaitable[None]]] = {
     "word_is_another_attempt": a_word_has_the_call_run_again,
-    "word_is_about_one_attempt": a_word_comes_again_when_the_call_is_in_doubt_anew,
+    "word_is_about_one_attempt": a_word_comes_for_another_attempt,
     "outcome_is_the_attempts": a_runner_wakes_up_while_its_call_is_run_again,
     "word_needs_proof": a_word_is_given_while_the_runner_is_only_frozen,
 }
