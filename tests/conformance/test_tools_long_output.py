@@ -15,12 +15,6 @@ PROGRAM = "for number in range(8000): print(f'line {number}: ü')"
 LIMIT_BYTES = 2000
 
 
-@pytest.fixture
-def needs_sandbox(sandbox_detection):
-    if sandbox_detection.missing:
-        pytest.skip("no sandbox on this machine")
-
-
 async def limited(tools, owner, call_id: str, tool: str, limit_bytes: int = LIMIT_BYTES, **arguments) -> Outcome:
     """What the call came to, for a caller that can use so much of its output."""
     request = execute_request(owner, call_id, tool, json.dumps(arguments))
@@ -29,7 +23,7 @@ async def limited(tools, owner, call_id: str, tool: str, limit_bytes: int = LIMI
     return outcome_to_domain(events[-1].outcome)
 
 
-async def test_a_long_output_is_shown_in_part_and_kept_whole(tool_service, grants, outside, needs_sandbox):
+async def test_a_long_output_is_shown_in_part_and_kept_whole(tool_service, grants, outside, sandbox_detection):
     tools = await tool_service()
     owner = grants.claim()
     outcome = await limited(tools, owner, "3.0", "execute_python", code=PROGRAM)
@@ -68,7 +62,9 @@ async def test_a_file_is_read_in_pieces_that_make_it_whole(tool_service, grants,
 
 
 @pytest.mark.parametrize("obstacle", ["full", "link", "file"])
-async def test_what_cannot_be_kept_is_cut_and_says_so(tool_service, grants, outside, needs_sandbox, obstacle, tmp_path):
+async def test_what_cannot_be_kept_is_cut_and_says_so(
+    tool_service, grants, outside, sandbox_detection, obstacle, tmp_path
+):
     tools = await tool_service(workspace_bytes=16 * 1024 if obstacle == "full" else 1024 * 1024)
     owner = grants.claim()
     workspace = outside.workspace(owner)
@@ -84,7 +80,9 @@ async def test_what_cannot_be_kept_is_cut_and_says_so(tool_service, grants, outs
     assert not (tmp_path / "3.0.txt").exists()
 
 
-async def test_a_runner_that_dies_between_file_and_record_costs_nothing(tool_service, grants, outside, needs_sandbox):
+async def test_a_runner_that_dies_between_file_and_record_costs_nothing(
+    tool_service, grants, outside, sandbox_detection
+):
     """The call is run again, and its outcome speaks of the file of that run."""
     first = await tool_service(failpoints="tools.after_effect=kill9")
     owner = grants.claim()

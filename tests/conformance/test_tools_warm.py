@@ -19,12 +19,6 @@ print(started)
 """
 
 
-@pytest.fixture
-def needs_sandbox(sandbox_detection):
-    if sandbox_detection.missing:
-        pytest.skip("no sandbox on this machine")
-
-
 async def _is_older_than_its_call(tools, owner, number: int) -> bool:
     asked = time.clock_gettime(time.CLOCK_BOOTTIME)
     outcome = await tools.outcome(owner, f"{number}.0", "execute_python", code=PROGRAM)
@@ -33,7 +27,7 @@ async def _is_older_than_its_call(tools, owner, number: int) -> bool:
 
 
 async def test_a_program_begins_in_a_sandbox_that_was_there_before_the_call(
-    tool_service, grants, outside, needs_sandbox
+    tool_service, grants, outside, sandbox_detection
 ):
     tools = await tool_service(sandbox_warm=1)
     if [line for line in tools.log if "no sandbox is started ahead" in line["message"]]:
@@ -47,6 +41,6 @@ async def test_a_program_begins_in_a_sandbox_that_was_there_before_the_call(
     assert (outside.workspace(owner) / "kept").read_text() == "x" * calls
 
 
-async def test_none_is_started_ahead_when_none_is_wanted(tool_service, grants, needs_sandbox):
+async def test_none_is_started_ahead_when_none_is_wanted(tool_service, grants, sandbox_detection):
     tools = await tool_service(sandbox_warm=0)
     assert not await _is_older_than_its_call(tools, grants.claim(), 1)

@@ -11,7 +11,10 @@ import pytest
 from tenure.domain.tools import OutcomeStatus
 from tests.patience import PATIENCE_SECONDS
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only a service that is root has uids to agree on")
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="only a service that is root has uids to agree on"),
+    pytest.mark.usefixtures("sandbox_detection"),
+]
 
 SETTINGS = {"python_wall_seconds": PATIENCE_SECONDS, "sandbox_slots": 2}
 MEET = """
@@ -28,12 +31,6 @@ print(open("dir-" + theirs + "/secret").read())
 open("dir-" + theirs + "/answer", "w").write("from " + mine)
 """
 WAIT = "import os, time\nopen('here', 'w')\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint('gone')"
-
-
-@pytest.fixture(autouse=True)
-def needs_sandbox(sandbox_detection):
-    if sandbox_detection.missing:
-        pytest.skip("no sandbox on this machine")
 
 
 async def appears(path: Path) -> None:

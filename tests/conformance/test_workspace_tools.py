@@ -11,12 +11,6 @@ from tenure.domain.tools import OutcomeStatus
 SECRET = "not for agents"
 
 
-@pytest.fixture
-def needs_sandbox(sandbox_detection):
-    if sandbox_detection.missing:
-        pytest.skip("no sandbox on this machine")
-
-
 async def test_files_are_written_read_and_listed(tool_service, grants, outside):
     tools = await tool_service()
     owner = grants.claim()
@@ -76,7 +70,7 @@ async def test_a_workspace_that_is_a_link_is_not_entered(tool_service, grants, o
     assert list(elsewhere.iterdir()) == []
 
 
-async def test_programs_and_file_tools_work_on_the_same_files(tool_service, grants, needs_sandbox):
+async def test_programs_and_file_tools_work_on_the_same_files(tool_service, grants, sandbox_detection):
     tools = await tool_service()
     owner = grants.claim()
     await tools.outcome(owner, "1.0", "write_file", path="in.txt", content="6 7")
@@ -96,7 +90,7 @@ async def test_programs_and_file_tools_work_on_the_same_files(tool_service, gran
     assert (await tools.outcome(owner, "1.5", "execute_python", code=code)).content == "43 44 6 7 used"
 
 
-async def test_what_goes_wrong_in_a_program_is_an_outcome(tool_service, grants, needs_sandbox):
+async def test_what_goes_wrong_in_a_program_is_an_outcome(tool_service, grants, sandbox_detection):
     tools, strict = await tool_service(), await tool_service(python_wall_seconds=3)
     owner = grants.claim()
     failed = await tools.outcome(owner, "1.0", "execute_python", code="print('before')\n1 / 0")
@@ -128,7 +122,7 @@ async def test_a_full_workspace_takes_no_more_files(tool_service, grants, outsid
 
 @pytest.mark.parametrize("path", ["down", "."])
 async def test_where_no_program_is_started_any_more_files_can_be_deleted(
-    tool_service, grants, outside, needs_sandbox, path
+    tool_service, grants, outside, sandbox_detection, path
 ):
     """Deeper than can be counted, or far beyond the bound: the program that would clear it up is not started."""
     tools = await tool_service(workspace_bytes=64 * 1024)

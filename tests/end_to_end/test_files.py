@@ -11,13 +11,8 @@ from tenure.v1 import task_pb2
 from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation
 
+pytestmark = pytest.mark.usefixtures("sandbox_detection")
 NOTES = "note 1\nnote 2\nnote 3\n"
-
-
-@pytest.fixture(autouse=True)
-def needs_sandbox(sandbox_detection):
-    if sandbox_detection.missing:
-        pytest.skip("no sandbox on this machine")
 
 
 async def test_files_outlive_a_worker_and_the_tool_service(own_installation: Installation, tmp_path: Path) -> None:
