@@ -16,7 +16,7 @@ from tenure.runtime.failpoint_names import FAILPOINTS
 from tests.fault.suite.faults import arm
 from tests.fault.suite.installation import Installation
 from tests.fault.suite.prunes import HURRIED
-from tests.fault.suite.scenarios import SHAPED
+from tests.fault.suite.scenarios import SHAPED, SLOWEST
 from tests.fault.suite.schedule import Mode, PlannedFault, PlannedTask, Schedule
 from tests.fault.suite.trial import Trial
 
@@ -44,8 +44,8 @@ SHAPES: Final = Scene(_tasks(*[SHAPED] * 4))
 # The cancels come while calls run, however long the dead take to come back: else there is nothing to fence.
 CANCELS: Final = Scene(
     (
-        *_tasks(*["slowest-tools"] * 3, cancel_after=0.5, cancels_call=True),
-        *_tasks(*["slowest-tools"] * 3, cancel_after=3.0, cancels_call=True),
+        *_tasks(*[SLOWEST] * 3, cancel_after=0.5, cancels_call=True),
+        *_tasks(*[SLOWEST] * 3, cancel_after=3.0, cancels_call=True),
         *_tasks("long", cancel_after=1.5),
     )
 )

@@ -6,7 +6,7 @@ from tenure.runtime.failpoint import arm, disarm
 from tenure.runtime.failpoint_names import FAILPOINTS
 from tests.fault.failpoint_scenes import SCENES, rounds
 from tests.fault.suite.faults import INJECTORS
-from tests.fault.suite.scenarios import FAMILY, MEMBER, SCENARIOS, WEIGHTS
+from tests.fault.suite.scenarios import FAMILY, MEMBER, SCENARIOS, SLOWEST, WEIGHTS
 from tests.fault.suite.schedule import Mode, Shape, kind_of, plan
 
 SERVICES = ("gateway", "coordinator", "coordinator-2", "checkpoint", "tools", "tools-2", "worker-1", "worker-2")
@@ -40,7 +40,7 @@ def test_everything_that_is_planned_can_be_carried_out() -> None:
 def test_every_scenario_is_chosen_and_every_failpoint_is_tried() -> None:
     plans = [plan(seed, SHAPE) for seed in range(800)]
     assert {task.scenario for each in plans for task in each.tasks} == {*WEIGHTS, FAMILY}
-    assert {*WEIGHTS, FAMILY, MEMBER} == set(SCENARIOS)
+    assert {*WEIGHTS, FAMILY, MEMBER, SLOWEST} == set(SCENARIOS)
     tried = {fault.detail.partition("=")[0] for each in plans for fault in each.faults if fault.kind == "arm"}
     assert tried == set(FAILPOINTS)
 

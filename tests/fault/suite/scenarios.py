@@ -30,6 +30,9 @@ FAMILY: Final = "family"
 MEMBER: Final = "member"
 """Of tasks that have others work for them, and of those others."""
 
+SLOWEST: Final = "slowest-tools"
+"""Of tasks that no seed has: what leads to a failpoint stops their calls."""
+
 UNSAFE: Final = frozenset({"unsafe", "slow-tools", "siblings"})
 """Of tasks with calls that must not be repeated and take so long that their runner can be lost in the middle."""
 
@@ -51,7 +54,7 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
         _calls(_append("append_record_unsafe", "unsafe 0", 2500), _append("append_record", "keyed 0", 2000)),
         END,
     ],
-    "slowest-tools": [
+    SLOWEST: [
         _calls(_append("append_record_unsafe", "unsafe 0", 20_000), _append("append_record", "keyed 0", 20_000)),
         END,
     ],
