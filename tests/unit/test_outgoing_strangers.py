@@ -7,6 +7,7 @@ import re
 import ssl
 import time
 from contextlib import asynccontextmanager
+from unittest.mock import AsyncMock, Mock
 
 import httpcore2
 import pytest
@@ -17,7 +18,7 @@ from tenure.domain.addresses import EVERYWHERE, Networks
 from tenure.domain.urls import parse_url
 from tenure.runtime.checked_network import CheckedBackend
 from tenure.runtime.outgoing import MOST_TINY_PIECES, Answer, Outgoing
-from tenure.runtime.stranger_stream import MOST_READ_BYTES
+from tenure.runtime.stranger_stream import MOST_READ_BYTES, StrangerStream
 from tests.patience import PATIENCE_SECONDS
 from tests.strangers import Stranger, page
 
@@ -136,6 +137,22 @@ async def test_no_more_is_taken_at_once_than_a_turn_may_cost():
         while some := await stream.read(1 << 20):
             assert len(some) <= MOST_READ_BYTES
         await stream.aclose()
+
+
+async def test_others_have_their_turn_though_all_of_an_answer_is_there_already():
+    turns, stream = 0, StrangerStream(Mock(read=AsyncMock(return_value=b"x")))
+
+    async def count():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.ensure_future(count())
+    for _ in range(20):
+        await stream.read(1)
+    counting.cancel()
+    assert turns >= 19
 
 
 def test_only_of_a_failed_handshake_it_is_said_that_nothing_was_sent():
