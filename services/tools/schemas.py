@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.validators import validator_for
 from referencing import Registry as Documents
 
-from services.tools.schema_checks import TooManySteps, bounded, counted
+from services.tools.schema_checks import TooManySteps, bounded, counted, fault
 from services.tools.tool import Arguments
 from tenure.domain.strict_json import strict_json
 
@@ -32,8 +32,13 @@ class Schema:
         try:
             schema = json.loads(schema_json)
             kind = validator_for(schema if isinstance(schema, dict) else True, default=Draft202012Validator)
-            kind.check_schema(schema)
+            if is_ours:
+                kind.check_schema(schema)
+            elif problem := fault(kind, schema, len(schema_json)):
+                raise ValueError(problem)  # noqa: TRY301  told as what check_schema raises is
             reference = next(_references_outside(schema), None)
+        except TooManySteps:
+            raise ValueError("checking its schema takes too long") from None
         except Exception as error:
             told = shortened(str(error).partition(chr(10))[0])
             raise ValueError(f"its schema is none: {told or type(error).__name__}") from error
