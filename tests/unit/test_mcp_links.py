@@ -26,7 +26,7 @@ from services.tools.mcp.fates import NothingDone
 from services.tools.mcp.held import Open
 from services.tools.mcp.link import Link
 from services.tools.mcp.settings import McpServer
-from services.tools.mcp.shared_server import LinkTimes, SharedServer
+from services.tools.mcp.shared_server import LinkTimes, Listed, SharedServer
 from services.tools.mcp.sources import ToolsOfServer
 from services.tools.mcp.task_servers import TaskServers
 from services.tools.mcp.wire import meta_of
@@ -117,6 +117,9 @@ class Idler:
 
     async def watch(self) -> None: ...
 
+    async def list_tools(self) -> list[types.Tool]:
+        return []
+
 
 class Starts:
     """Opens a task's server once it may start."""
@@ -131,12 +134,29 @@ class Starts:
         yield cast("Link", Idler())
 
 
-def task_servers(starts: Starts, most: int) -> TaskServers:
+def task_servers(
+    starts: Starts, most: int, listed: Listed = lambda _tools: None, idle_seconds: float = 600.0
+) -> TaskServers:
     def open_for(_tenant: str, task_id: str) -> Open:
         return partial(starts.open, task_id)
 
     fact = SourceFacts().add("s", ToolSourceKind.MCP)
-    return TaskServers(fact, open_for, lambda _tools: None, TIMES, most, idle_seconds=600.0)
+    return TaskServers(fact, open_for, listed, TIMES, most, idle_seconds)
+
+
+async def test_when_a_task_s_server_says_that_its_tools_changed_one_without_files_is_asked_again() -> None:
+    starts, lists = Starts(), list[list[types.Tool]]()
+    starts.may_start.set()
+    async with task_servers(starts, 2, lists.append, idle_seconds=0.1) as servers:
+        running = asyncio.create_task(servers.run())
+        await until(lambda: len(lists) == 1)
+        link = await servers.link(context())
+        link.changed.set()
+        await until(lambda: len(lists) == 2)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert starts.started == ["", TASK, ""]
+    assert not link.changed.is_set()
 
 
 async def test_who_waits_for_a_place_gets_it_when_a_server_that_was_still_starting_becomes_idle() -> None:

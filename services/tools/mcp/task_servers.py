@@ -50,6 +50,7 @@ class TaskServers:
         self._most, self._idle_seconds = most, idle_seconds
         self._servers: dict[str, _TaskServer] = {}
         self._ending: set[HeldLink] = set()
+        self._is_outdated = False
         self._changed = asyncio.Event()
         """There may be room now: a server has started, has become idle or is gone."""
 
@@ -62,7 +63,7 @@ class TaskServers:
             raise NothingDone(f"all {self._most} servers of it are busy, or it does not start in time") from None
 
     async def run(self) -> None:
-        """Ask once which tools it has, however often that has to be tried; then end what is idle."""
+        """Ask which tools it has, however often that has to be tried, and again when they change; end what is idle."""
         failures = 0
         while (problem := await self._ask_for_tools()) is not None:
             heed_cancellation()
@@ -72,10 +73,28 @@ class TaskServers:
             await asyncio.sleep(AGAIN.wait_seconds(failures, random.random()))
         while True:
             await asyncio.sleep(self._idle_seconds / _SWEEPS_AN_IDLE_TIME)
-            before = asyncio.get_running_loop().time() - self._idle_seconds
-            for task_id, server in list(self._servers.items()):
-                if server.is_idle and server.used_at < before:
-                    self._let_go(task_id)
+            self._hear_changes()
+            self._end_idle()
+            if self._is_outdated and (problem := await self._ask_for_tools()) is not None:
+                heed_cancellation()
+                facts = {"server": self.name, "error": problem}
+                _log.warning("an MCP server in the sandbox cannot be asked again for its tools", extra=facts)
+
+    def _hear_changes(self) -> None:
+        """A task's server that says its tools have changed is no source for others: what it lists may come from the
+        task's files. It is a reason to ask one without files again.
+        """
+        for server in self._servers.values():
+            link = server.held.current
+            if link is not None and link.changed.is_set():
+                link.changed.clear()
+                self._is_outdated = True
+
+    def _end_idle(self) -> None:
+        before = asyncio.get_running_loop().time() - self._idle_seconds
+        for task_id, server in list(self._servers.items()):
+            if server.is_idle and server.used_at < before:
+                self._let_go(task_id)
 
     def end_task(self, task_id: str, epoch: int) -> None:
         """The task has ended: so does its server, whatever it does, unless a newer epoch uses it."""
@@ -165,6 +184,7 @@ class TaskServers:
         except Exception as error:  # noqa: BLE001  whatever a server does, it is told and tried again
             self._fact.lost(whole_words_of(error))
             return problem_of(error)
+        self._is_outdated = False
         self._fact.linked()
         return None
 
