@@ -2,6 +2,7 @@
 
 python -m services.tools            serve
 python -m services.tools migrate    bring the database up to date and end
+python -m services.tools config     say what is wrong with the config file, and end
 python -m services.tools sandbox    say what programs are kept in by on this machine, try to break out, and end
 """
 
@@ -27,7 +28,7 @@ from services.tools.registry import Registry
 from services.tools.runners.identity import own_identity
 from services.tools.runners.liveness import LifeTimes, Liveness, Who
 from services.tools.runners.proof import FormerLives, Proving
-from services.tools.sandbox import SandboxEscaped
+from services.tools.sandbox import SandboxEscaped, SandboxUnavailable
 from services.tools.servicer import SERVICE, ToolServicer
 from services.tools.settings import Settings
 from services.tools.statements import MIGRATIONS, SCHEMA
@@ -45,21 +46,32 @@ from tenure.v1.tool_service_pb2_grpc import add_ToolServiceServicer_to_server
 from tenure.validators import validate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from tenure.runtime.process import Process
+
+    Command = Callable[[Process, Settings], Awaitable[None]]
 
 
 def main() -> int:
     """The exit code."""
     composing = partial(compose, environment=os.environ)
-    commands = {"migrate": migrate_only, "sandbox": show_sandbox}
+    checking = partial(check_config, environment=os.environ)
+    commands: dict[str, Command] = {"migrate": migrate_only, "config": checking, "sandbox": show_sandbox}
     return run_service("tools", Settings, os.environ, composing, arguments=sys.argv[1:], commands=commands)
 
 
 async def migrate_only(_process: Process, settings: Settings) -> None:
     """Bring the database up to date."""
     await migrate(settings.postgres_dsn, MIGRATIONS)
+
+
+async def check_config(process: Process, settings: Settings, environment: Mapping[str, str]) -> None:
+    """All tools are put together, as they are for serving, and nobody is linked to. Raises ConfigurationError."""
+    config = read_config(settings.config_file, environment)
+    lasting_places(settings, config)
+    alone = config.model_copy(update={"mcp_servers": {}, "providers": {}})
+    await open_toolbox(process, settings, alone, SandboxUnavailable("it is not looked for"), Runs(), environment)
 
 
 async def compose(process: Process, settings: Settings, environment: Mapping[str, str]) -> None:

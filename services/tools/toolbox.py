@@ -116,11 +116,9 @@ def lanes_of(settings: Settings, config: ToolsConfig) -> dict[str, int]:
 
 
 async def _searcher(process: Process, settings: Settings, config: ToolsConfig) -> Searcher | None:
-    """Of the config file's section, or of the short form for an endpoint of ours."""
+    """Of the config file's section; without one, of the short form for an endpoint of ours."""
     chosen = config.web_search
-    if settings.search_url and chosen:
-        raise ConfigurationError(["TENURE_TOOLS_SEARCH_URL: the config file has a web_search too: keep one of them"])
-    if settings.search_url:
+    if settings.search_url and chosen is None:
         try:
             chosen = WebSearchSettings(provider="plain", url=settings.search_url, allow_private=True)
         except ValidationError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 
@@ -102,3 +103,22 @@ async def test_queues_that_no_coordinator_takes_are_told_at_the_start():
 async def test_a_worker_offers_no_loop_that_it_does_not_know():
     code, _, told = await run("worker", ANTHROPIC_API_KEY="k", TENURE_WORKER_LOOPS="messages,mine")
     assert (code, "knows no loop 'mine'" in told) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "told"),
+    [
+        ({"web_search": {"provider": "brave", "api_key": "k"}}, 0, ""),  # counts more than the variable
+        ({"providers": {"it": {"address": "nowhere"}}}, 2, "providers.it"),
+        ({"mcp_servers": {"it": {"command": "${UNSET}"}}}, 2, "set the variable UNSET"),
+        ({"http_tools": {"read_file": {"url": "http://a/", "description": "d"}}}, 2, "http_tools.read_file"),
+    ],
+)
+async def test_the_file_of_tools_can_be_looked_at_without_anything_else(tmp_path, content, code, told):
+    file = tmp_path / "tools.json"
+    file.write_text(json.dumps(content))
+    needed = {"POSTGRES_DSN": "nowhere", "VERIFYING_KEYS_FILE": "none", "WORKSPACE_ROOT": str(tmp_path)}
+    given = {**needed, "CONFIG_FILE": str(file), "SEARCH_URL": "http://127.0.0.1:1/"}
+    ended, _, said = await run("tools", "config", **{f"TENURE_TOOLS_{name}": value for name, value in given.items()})
+    assert (ended, told in said) == (code, True)
+    assert "Traceback" not in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from asyncio.subprocess import Process
@@ -147,3 +148,15 @@ async def test_what_cannot_start_says_why_in_a_sentence(tmp_path, arguments, tol
     assert refused.code == Exit.REFUSED
     assert told in refused.err.splitlines()[-1]
     assert refused.out == ""
+
+
+async def test_a_mistake_in_the_file_of_tools_is_told_before_anything_is_started(tmp_path):
+    file, data = tmp_path / "tools.yaml", tmp_path / "data"
+    tool = {"url": "http://127.0.0.1:1/", "description": "It has a name that is taken."}
+    file.write_text(json.dumps({"http_tools": {"read_file": tool}}))
+    refused = await tenure("dev", "--data", str(data), "--tools-config", str(file))
+    assert refused.code == Exit.REFUSED
+    assert "http_tools.read_file: there are two tools of this name" in refused.err
+    assert "Postgres" not in refused.err
+    assert "Traceback" not in refused.err
+    assert not list((data / "logs").iterdir())

@@ -20,6 +20,7 @@ from tenure.dev.stack.options import REPLICATED, StackOptions
 from tenure.dev.stack.service import ServiceProcess
 from tenure.dev.stack.simulator import SimulatorProcess
 from tenure.dev.stack.stores import Store, open_etcd, open_postgres
+from tenure.dev.stack.tools_file import check_tools_file
 
 Tell = Callable[[str], None]
 
@@ -84,6 +85,7 @@ class Stack:
     async def __aenter__(self) -> Self:
         try:
             self._take_folder()
+            await self._check_tools_file()
             await self._start_stores()
             await self._start_model()
             await self._start_services()
@@ -121,6 +123,13 @@ class Stack:
             raise StackError(
                 f"{self.layout.data_dir} cannot be the data folder: {error.strerror or error}; name another with --data"
             ) from error
+
+    async def _check_tools_file(self) -> None:
+        if self.options.tools_config is not None:
+            self._tell("looking at the tools")
+            nowhere = Places(postgres_dsn="of no use before it runs")
+            environment = environment_of("tools", "tools", "127.0.0.1:0", self.options, self.layout, nowhere)
+            await check_tools_file({**environment, "TENURE_LOG_LEVEL": "ERROR"}, self.layout.logs)
 
     async def _start_stores(self) -> None:
         self._tell("starting Postgres")
