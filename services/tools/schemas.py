@@ -78,7 +78,8 @@ def parse_arguments(text: str) -> Arguments | None:
 
 
 def shortened(message: str) -> str:
-    """The library quotes the value; one of a megabyte helps nobody."""
+    """The library quotes the value: one of a megabyte helps nobody, and half a character is in no message."""
+    message = message.encode(errors="backslashreplace").decode()
     return message if len(message) <= _LONGEST_PROBLEM else f"{message[:_LONGEST_PROBLEM]}…"
 
 
@@ -94,4 +95,4 @@ def _references_outside(schema: Any) -> Iterator[str]:
 
 
 def _place(json_path: str) -> str:
-    return "" if json_path == "$" else f"{json_path.removeprefix('$.')}: "
+    return "" if json_path == "$" else f"{shortened(json_path.removeprefix('$.'))}: "

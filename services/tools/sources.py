@@ -99,7 +99,7 @@ def _problem(source: str, definition: ToolDefinition, taken: Container[str]) -> 
 
 def _ruled(source: str, definition: ToolDefinition, rules: Rules) -> ToolDefinition:
     """What the source leaves unsaid is the usual; what is beyond bounds is cut to them."""
-    timeout_seconds = rules.timeout_seconds or definition.timeout_seconds or USUAL_TIMEOUT_SECONDS
+    timeout_seconds = rules.timeout_seconds or max(0.0, definition.timeout_seconds) or USUAL_TIMEOUT_SECONDS
     limit_bytes = rules.output_limit_bytes or definition.output_limit_bytes or USUAL_OUTPUT_BYTES
     return replace(
         definition,

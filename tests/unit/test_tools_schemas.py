@@ -164,3 +164,13 @@ def test_a_reference_that_makes_something_else_a_schema_is_told():
         schema = {"type": "object", "required": ["a"], "properties": {"a": {"$ref": target}}}
         problems = strangers_schema(json.dumps(schema)).problems({"a": 1})
         assert all("cannot be applied" in problem for problem in problems)
+
+
+def test_half_a_character_in_a_schema_or_in_arguments_is_told_in_words_that_a_message_can_carry():
+    half = '{"type": "object", "$ref": "\\ud800"}'
+    with pytest.raises(ValueError, match=r"another document: \\ud800") as told:
+        strangers_schema(half)
+    texts = strangers_schema('{"type": "object", "additionalProperties": {"type": "string"}}')
+    problems = texts.problems(json.loads('{"\\ud800": 1, "a": "\\ud800"}'))
+    assert problems
+    assert "".join([str(told.value), *problems]).encode()

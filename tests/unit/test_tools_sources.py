@@ -19,11 +19,17 @@ def test_what_is_left_unsaid_is_the_usual_and_what_is_beyond_bounds_is_cut_to_th
             described("unsaid", timeout_seconds=0.0, output_limit_bytes=0),
             described("much", timeout_seconds=1e9, output_limit_bytes=10**9),
             described("little", timeout_seconds=0.5, output_limit_bytes=1),
+            described("nonsense", timeout_seconds=-5.0, output_limit_bytes=-1),
         ],
         Rules(),
     )
     said = {one.name: (one.timeout_seconds, one.output_limit_bytes) for one in taken.values()}
-    assert said == {"s__unsaid": (30, 65_536), "s__much": (3600, 1_048_576), "s__little": (0.5, 1024)}
+    assert said == {
+        "s__unsaid": (30, 65_536),
+        "s__much": (3600, 1_048_576),
+        "s__little": (0.5, 1024),
+        "s__nonsense": (30, 1024),
+    }
     assert problems == []
 
 
