@@ -117,9 +117,6 @@ class Idler:
 
     async def watch(self) -> None: ...
 
-    async def list_tools(self) -> list[types.Tool]:
-        return []
-
 
 class Starts:
     """Opens a task's server once it may start."""
