@@ -41,6 +41,8 @@ class McpServers:
     def sandboxed_filesystem(self, **settings: Any) -> dict[str, Any]:
         """A process a task, which sees the task's files at /work."""
         shown = [str(self.node.parent.parent), str(PACKAGES)]
+        # Where no cgroup counts, a process's address space is bounded instead, of which Node takes 2 GiB to start.
+        settings = {"memory_bytes": 4 * 2**30, **settings}
         return self._package("server-filesystem", "/work", sandbox=True, read_only_paths=shown, **settings)
 
     def sandboxed_script(self, **settings: Any) -> dict[str, Any]:
