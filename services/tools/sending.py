@@ -56,10 +56,16 @@ class AskedToWaitError(Exception):
 
 @dataclass(slots=True)
 class Sending:
-    """One sending: how long it may take, and whether it is out. Who sends sets `is_out` right before."""
+    """One sending: how long it may take, and whether it is out. Who sends calls `go_out` right before."""
 
     ends_at: float
+    check_may_begin: Callable[[], None]
     is_out: bool = False
+
+    def go_out(self) -> None:
+        """From here on the other side may know of the call. Raises what is to be passed on when it must not go out."""
+        self.check_may_begin()
+        self.is_out = True
 
     @property
     def left_seconds(self) -> float:
@@ -78,8 +84,8 @@ class Delivery:
         self._timeout_seconds = context.timeout_seconds
         self._ends_at = _now() + context.timeout_seconds
         self._reached_until = min(self._ends_at, _now() + connect_seconds)
-        self._vouch_unsent = context.vouch_unsent
-        self._sending = Sending(self._ends_at)
+        self._vouch_unsent, self._check_may_begin = context.vouch_unsent, context.check_may_begin
+        self._sending = self._next_sending()
         self._failures = self._lost = 0
         self._was_refused = False
 
@@ -100,7 +106,7 @@ class Delivery:
 
     async def _answered(self, send: Send) -> ToolAnswer:
         while True:
-            self._sending = Sending(self._ends_at)
+            self._sending = self._next_sending()
             try:
                 return await send(self._sending)
             except NotSentError as error:
@@ -121,6 +127,9 @@ class Delivery:
                 wait_seconds = self._after_loss(AnswerLostError(type(error).__name__, again=False))
             self._sending.is_out = False
             await asyncio.sleep(wait_seconds)
+
+    def _next_sending(self) -> Sending:
+        return Sending(self._ends_at, self._check_may_begin)
 
     @property
     def _may_have_begun(self) -> bool:

@@ -20,8 +20,10 @@ class CallContext:
     `emit` shows output while it comes; all of it belongs in the answer again, because what is shown may be dropped.
     The model is shown up to `output_limit_bytes` of the answer. `token` is the fencing token as it was presented, a
     serialized FencingToken: for providers that check it themselves. `report_usage` tells what a program used, also one
-    that was stopped: it becomes part of the outcome. `timeout_seconds`: how long this call may take. `vouch_unsent`: a
-    tool that acts elsewhere says so while it ends without an answer: it asked nobody for its effect, and never will.
+    that was stopped: it becomes part of the outcome. `timeout_seconds`: how long this call may take.
+    A tool that acts elsewhere asks `check_may_begin` right before it sends anything, because until then it may have
+    waited for a connection, or slept: it raises when this runner may begin no effect any more, and is passed on. And it
+    says `vouch_unsent` while it ends without an answer: it asked nobody for its effect, and never will.
     """
 
     tenant: str
@@ -34,6 +36,7 @@ class CallContext:
     output_limit_bytes: int = 64 * 1024
     report_usage: Callable[[ProgramUsage], None] = lambda _usage: None
     timeout_seconds: float = 30.0
+    check_may_begin: Callable[[], None] = lambda: None
     vouch_unsent: Callable[[], None] = lambda: None
 
     @property

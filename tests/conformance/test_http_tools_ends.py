@@ -8,14 +8,16 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 from pydantic import SecretStr
 
-from services.tools.calls.effects import Effect
+from services.tools.calls.effects import Effect, NeverBegan
 from services.tools.calls.records import Asked, CallKey
 from services.tools.calls.runs import Runs, Stop
 from services.tools.http_tools.calling import HttpTool
@@ -24,6 +26,7 @@ from services.tools.sending import TELLING_SECONDS
 from services.tools.tool import CallContext, Tool, ToolAnswer, ToolFailed, ToolInDoubt
 from tenure.domain.token import Claims
 from tenure.domain.tools import EffectClass, OutcomeStatus
+from tests.begins import Begins
 from tests.certificates import issue
 from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 from tests.scripted_http import ScriptedHttp, answer, scripted_http
@@ -72,7 +75,7 @@ async def test_a_process_that_stood_still_at_the_end_of_a_call_leaves_an_unsafe_
     key = CallKey(uuid.uuid4(), "1.0")
     asked = Asked(key, Claims(f"tasks/{key.task_id}", "default", 10, "claim", "worker"), "crm", effect_class, b"{}")
     async with scripted_http(hangs=True) as http, http_tool(http.url, effect_class) as tool:
-        effect = Effect(Runs().add(asked, 1), tool, {}, context(), lambda: True)
+        effect = Effect(Runs().add(asked, 1), tool, {}, context(), Begins())
         carrying = asyncio.create_task(effect.carry_out(lambda _effect: None))
         await heard(http)
         pass_seconds(CALL_SECONDS + 2 * TELLING_SECONDS)
@@ -88,11 +91,20 @@ async def test_an_unsafe_call_that_is_stopped_here_goes_on_at_its_server_for_all
     asked = Asked(key, Claims(f"tasks/{key.task_id}", "default", 10, "claim", "worker"), "crm", UNSAFE, b"{}")
     run = Runs().add(asked, 1)
     async with scripted_http(hangs=True) as http, http_tool(http.url, UNSAFE) as tool:
-        carrying = asyncio.create_task(Effect(run, tool, {}, context(), lambda: True).carry_out(lambda _effect: None))
+        carrying = asyncio.create_task(Effect(run, tool, {}, context(), Begins()).carry_out(lambda _effect: None))
         await heard(http)
         run.request_stop(Stop.CLOSED)
         with pytest.raises(ToolInDoubt, match="was asked to stop"):
             await carrying
+
+
+async def test_a_runner_that_may_begin_nothing_any_more_sends_nothing_though_it_is_connected():
+    vouch = Mock()
+    async with scripted_http(answer(200, "paid")) as http, http_tool(http.url, UNSAFE) as tool:
+        with pytest.raises(NeverBegan):
+            await tool.run(replace(context(), check_may_begin=Mock(side_effect=NeverBegan), vouch_unsent=vouch), {})
+    assert (http.connections, http.asked) == (1, [])
+    vouch.assert_called_once_with()
 
 
 async def test_a_call_that_is_stopped_lets_go_of_its_connection():

@@ -6,7 +6,9 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 from uuid import UUID
 
 import grpc
@@ -16,7 +18,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from services.tools.calls.effects import Effect
+from services.tools.calls.effects import Effect, NeverBegan
 from services.tools.calls.records import Asked, CallKey
 from services.tools.calls.runs import Runs, Stop
 from services.tools.config import ToolsConfig
@@ -37,6 +39,7 @@ from tenure.v1.tool_provider_service_pb2_grpc import (
     add_ToolProviderServiceServicer_to_server,
 )
 from tenure.validators import validate
+from tests.begins import Begins
 from tests.certificates import issue
 from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
@@ -222,12 +225,25 @@ async def test_an_unsafe_call_that_is_stopped_here_goes_on_at_its_provider_for_a
         Caller("shop", ProviderSettings(address=address), channel) as caller,
     ):
         tool = caller.tool("t", ToolDefinition("shop__t", "", "{}", EffectClass.UNSAFE))
-        effect = Effect(run, tool, {}, context(), lambda: True)
+        effect = Effect(run, tool, {}, context(), Begins())
         carrying = asyncio.create_task(effect.carry_out(lambda _effect: None))
         await _until(lambda: len(scripted.asked) == 1)
         run.request_stop(Stop.CLOSED)
         with pytest.raises(ToolInDoubt, match="was asked to stop"):
             await carrying
+
+
+async def test_a_runner_that_may_begin_nothing_any_more_asks_no_provider():
+    scripted = Scripted(never)
+    async with (
+        serving(scripted) as address,
+        open_channel(address) as channel,
+        Caller("shop", ProviderSettings(address=address), channel) as caller,
+    ):
+        tool = caller.tool("t", ToolDefinition("shop__t", "", "{}", EffectClass.UNSAFE))
+        with pytest.raises(NeverBegan):
+            await tool.run(replace(context(), check_may_begin=Mock(side_effect=NeverBegan)), {})
+    assert scripted.asked == []
 
 
 @pytest.mark.parametrize("answering", [ends(grpc.StatusCode.INTERNAL), nothing, too_much, too_much_metadata])

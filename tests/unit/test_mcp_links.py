@@ -18,7 +18,7 @@ from uuid import UUID
 import mcp_types as types
 import pytest
 
-from services.tools.calls.effects import Effect
+from services.tools.calls.effects import Effect, NeverBegan
 from services.tools.calls.records import Asked, CallKey
 from services.tools.calls.runs import Runs
 from services.tools.mcp.calling import MOST_PARTS_KEPT, Calling, tools_of
@@ -38,6 +38,7 @@ from services.tools.workspace.bounds import Bounds
 from services.tools.workspace.directories import Workspaces
 from tenure.domain.token import Claims
 from tenure.domain.tools import EffectClass, OutcomeStatus, ToolDefinition, ToolSourceKind
+from tests.begins import Begins
 from tests.patience import PATIENCE_SECONDS
 
 TASK, OTHER = "00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-000000000002"
@@ -215,6 +216,16 @@ async def test_nothing_of_an_answer_is_written_once_its_call_was_stopped(tmp_pat
     assert not list(tmp_path.rglob("*.png"))
 
 
+async def test_a_runner_that_may_begin_nothing_any_more_asks_no_server(tmp_path: Path) -> None:
+    link = Mock(call=AsyncMock())
+    definition = ToolDefinition("s__t", "", "{}", EffectClass.UNSAFE)
+    server = Mock(link=AsyncMock(return_value=link))
+    (tool,) = tools_of(server, "s", {"t": definition}, keeper(tmp_path), ThreadPoolExecutor(1))
+    with pytest.raises(NeverBegan):
+        await tool.run(replace(context(), check_may_begin=Mock(side_effect=NeverBegan)), {})
+    link.call.assert_not_called()
+
+
 async def test_the_time_in_which_a_server_starts_is_not_taken_from_its_call(tmp_path: Path) -> None:
     timeout_seconds = 0.05
     link = Mock(call=AsyncMock(return_value=types.CallToolResult(content=[types.TextContent(text="done")])))
@@ -228,7 +239,7 @@ async def test_the_time_in_which_a_server_starts_is_not_taken_from_its_call(tmp_
     claims = Claims(f"tasks/{TASK}", "acme", 1, "c", "w")
     run = Runs().add(Asked(CallKey(UUID(TASK), "1.0"), claims, tool.name, EffectClass.UNSAFE, b"{}"), 1)
     asked = replace(context(), timeout_seconds=timeout_seconds)
-    outcome = await Effect(run, tool, {}, asked, lambda: True).carry_out(lambda _effect: None)
+    outcome = await Effect(run, tool, {}, asked, Begins()).carry_out(lambda _effect: None)
     assert outcome.content == "done"
 
 

@@ -17,6 +17,7 @@ from tenure.domain.errors import Unavailable
 from tenure.domain.shown import cut
 from tenure.domain.token import Claims
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
+from tests.begins import Begins
 
 
 def asked() -> Asked:
@@ -32,14 +33,14 @@ def a_tool(
     return Tool(definition, run)
 
 
-async def outcome_of(run_tool, *, may_begin=lambda: True, run=None, **options) -> Outcome:
+async def outcome_of(run_tool, *, may_begin=None, run=None, **options) -> Outcome:
     return await carried_out(a_tool(run_tool, **options), may_begin=may_begin, run=run)
 
 
-async def carried_out(tool: Tool, *, may_begin=lambda: True, run=None) -> Outcome:
+async def carried_out(tool: Tool, *, may_begin=None, run=None) -> Outcome:
     run = run or Runs().add(asked(), 1)
     context = CallContext("default", "task", "1.0", "task/1.0", 10, run.emit)
-    return await Effect(run, tool, {}, context, may_begin).carry_out(lambda _effect: None)
+    return await Effect(run, tool, {}, context, may_begin or Begins()).carry_out(lambda _effect: None)
 
 
 async def for_ever(_context, _arguments) -> ToolAnswer:
@@ -55,7 +56,7 @@ async def test_an_effect_that_may_not_begin_never_does():
         return ToolAnswer("done")
 
     with pytest.raises(NeverBegan):
-        await outcome_of(tool, may_begin=lambda: False)
+        await outcome_of(tool, may_begin=Begins(may=False))
     stopped = Runs().add(asked(), 1)
     stopped.request_stop(Stop.CLOSED)
     with pytest.raises(NeverBegan):
@@ -118,6 +119,20 @@ async def test_an_effect_past_its_point_of_no_return_answers_what_it_did():
     go.set()
     outcome = await carrying
     assert (outcome.status, outcome.content) == (OutcomeStatus.SUCCEEDED, "written")
+
+
+async def test_what_a_tool_elsewhere_connects_to_is_sent_nothing_once_its_runner_may_begin_nothing():
+    begins, sent = Begins(), []
+
+    async def tool(context, _arguments):
+        begins.may = False  # it slept while it connected
+        context.check_may_begin()
+        sent.append(True)
+        return ToolAnswer("done")
+
+    with pytest.raises(NeverBegan):
+        await outcome_of(tool, may_begin=begins)
+    assert sent == []
 
 
 async def test_output_is_shown_while_it_comes_and_dropped_when_nobody_reads():

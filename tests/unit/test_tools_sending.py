@@ -17,7 +17,7 @@ async def delivered(effect_class: EffectClass, *steps: Exception | str) -> ToolA
     async def send(sending: Sending) -> ToolAnswer:
         step = left.pop(0)
         if isinstance(step, str):
-            sending.is_out = True
+            sending.go_out()
             raise KeyError(step)
         raise step
 

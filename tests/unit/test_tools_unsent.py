@@ -83,7 +83,8 @@ async def test_a_delivery_that_is_stopped_vouches_for_a_call_that_nobody_was_sen
     async def send(sending: Sending) -> ToolAnswer:
         if left:
             raise left.pop(0)
-        sending.is_out = goes_out
+        if goes_out:
+            sending.go_out()
         await for_ever(waits)
         raise AssertionError
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol
 
 from services.tools.calls.runs import STOPPING_SECONDS, Run, Stop
 from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailed, ToolInDoubt
@@ -23,14 +23,22 @@ class NeverBegan(Exception):  # noqa: N818  the one thing that is certain about 
     """The mark was set, the effect was not begun in time, or not before it was stopped, and now never will be."""
 
 
-class Effect:
-    """One effect. `may_begin` is asked immediately before it begins, when nothing can come in between any more."""
+class MayBegin(Protocol):
+    """Asked immediately before an effect, when nothing can come in between any more."""
 
-    def __init__(
-        self, run: Run, tool: Tool, arguments: Arguments, context: CallContext, may_begin: Callable[[], bool]
-    ) -> None:
+    def in_time(self) -> bool:
+        """Whether the mark is fresh and the life in which it was set goes on: an effect here begins then or never."""
+
+    def at_all(self) -> bool:
+        """Whether that life goes on. One elsewhere that had to be connected to first may begin later than in time."""
+
+
+class Effect:
+    """One effect."""
+
+    def __init__(self, run: Run, tool: Tool, arguments: Arguments, context: CallContext, may_begin: MayBegin) -> None:
         self._run, self._tool, self._arguments = run, tool, arguments
-        self._context = replace(context, vouch_unsent=self._note_unsent)
+        self._context = replace(context, vouch_unsent=self._note_unsent, check_may_begin=self._check_may_begin)
         self._may_begin = may_begin
         self._began_at = 0.0
         self._timed_out = self._is_unsent = False
@@ -58,7 +66,7 @@ class Effect:
 
     async def _guarded(self) -> Outcome:
         self._began_at = _now()
-        if self._run.stop is not None or not self._may_begin():
+        if self._run.stop is not None or not self._may_begin.in_time():
             raise NeverBegan
         self._run.mark_started()
         try:
@@ -70,7 +78,7 @@ class Effect:
                 raise
             told = f"{doubt.message} It is not known whether it had its effect."
             return self._outcome(ToolAnswer(told, OutcomeStatus.FAILED, MAY_HAVE_HAPPENED))
-        except TryLater:
+        except (TryLater, NeverBegan):
             raise  # nothing was done
         except Exception as error:
             _log.exception("the tool %s crashed", self._tool.name)
@@ -81,6 +89,10 @@ class Effect:
 
     def _note_unsent(self) -> None:
         self._is_unsent = True
+
+    def _check_may_begin(self) -> None:
+        if not self._may_begin.at_all():
+            raise NeverBegan
 
     @property
     def _leaves_doubt(self) -> bool:

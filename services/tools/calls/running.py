@@ -237,14 +237,17 @@ def _timeout_seconds(run: Run, tool: Tool) -> float:
 
 
 class _MayBegin:
-    """Asked immediately before an effect: is it in time, and is this still the life in which it was marked?"""
+    """Of a mark that is about to be set."""
 
     def __init__(self, liveness: Liveness) -> None:
         self._liveness, self._runner_id = liveness, liveness.runner_id
         self._before = _now() + BEGINS_WITHIN_SECONDS
 
-    def __call__(self) -> bool:
-        return _now() < self._before and self._liveness.trusts(self._runner_id)
+    def in_time(self) -> bool:
+        return _now() < self._before and self.at_all()
+
+    def at_all(self) -> bool:
+        return self._liveness.trusts(self._runner_id)
 
 
 def _now() -> float:

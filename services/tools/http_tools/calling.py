@@ -83,16 +83,13 @@ class HttpTool:
         return read_response(self._who, response, self._settings.effect_class)
 
     async def _exchange(self, request: Request, sending: Sending) -> Response:
-        def going_out() -> None:
-            sending.is_out = True
-
         async with self._outgoing.send(
             request.method,
             request.url,
             request.headers,
             request.body,
             connect_seconds=min(self._settings.connect_seconds, sending.left_seconds),
-            going_out=going_out,
+            going_out=sending.go_out,
         ) as answer:
             # As it came: what is encoded though that was not asked for is described, and not unpacked.
             body = await replace(answer, headers={}).read(MOST_ANSWER_BYTES)

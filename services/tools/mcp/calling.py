@@ -49,7 +49,7 @@ class Calling:
         must not be sent twice.
         """
         _check_text(arguments)
-        sending = Sending(math.inf)
+        sending = Sending(math.inf, context.check_may_begin)
         try:
             link = await self._link(context)
             sending.ends_at = asyncio.get_running_loop().time() + context.timeout_seconds
@@ -71,7 +71,7 @@ class Calling:
             if sends > 1:
                 link = await self._link(context)
             try:
-                sending.is_out = True
+                sending.go_out()
                 result = await link.call(self.tool, arguments, context)
             except NothingDone as unreached:
                 sending.is_out = lost_before

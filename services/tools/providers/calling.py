@@ -87,7 +87,7 @@ class Caller:
     async def _send(self, asked: _Asked, sending: Sending) -> ToolAnswer:
         await self._connect()
         request, seconds = self._request(asked, sending.left_seconds), sending.left_seconds + _LATER_SECONDS
-        sending.is_out = True
+        sending.go_out()
         with as_tenant(asked.context.tenant):
             call = self._stub.CallTool(request, timeout=seconds, metadata=self._metadata(asked.context))
         try:
