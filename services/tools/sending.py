@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from services.tools.tool import CallContext, ToolAnswer, ToolFailed, ToolInDoubt
+from tenure.domain.errors import TryLater
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.tools import EffectClass, OutcomeStatus
 
@@ -59,12 +60,13 @@ class Sending:
     """One sending: how long it may take, and whether it is out. Who sends calls `go_out` right before."""
 
     ends_at: float
-    check_may_begin: Callable[[], None]
+    check_may_begin: Callable[[bool], None]
+    sent_before: bool = False
     is_out: bool = False
 
     def go_out(self) -> None:
         """From here on the other side may know of the call. Raises what is to be passed on when it must not go out."""
-        self.check_may_begin()
+        self.check_may_begin(self.sent_before)
         self.is_out = True
 
     @property
@@ -85,8 +87,8 @@ class Delivery:
         self._ends_at = _now() + context.timeout_seconds
         self._reached_until = min(self._ends_at, _now() + connect_seconds)
         self._vouch_unsent, self._check_may_begin = context.vouch_unsent, context.check_may_begin
-        self._sending = self._next_sending()
         self._failures = self._lost = 0
+        self._sending = self._next_sending()
         self._was_refused = False
 
     async def carry_out(self, send: Send) -> ToolAnswer:
@@ -121,7 +123,8 @@ class Delivery:
                 if not self._effect_class.may_run_again or _now() + wait_seconds >= self._ends_at:
                     return error.answer
             except Exception as error:
-                if not self._may_have_begun:
+                was_held_back = isinstance(error, TryLater) and not self._sending.is_out  # by `go_out`
+                if was_held_back or not self._may_have_begun:
                     raise
                 _log.exception("the answer to a call could not be taken")
                 wait_seconds = self._after_loss(AnswerLostError(type(error).__name__, again=False))
@@ -129,7 +132,7 @@ class Delivery:
             await asyncio.sleep(wait_seconds)
 
     def _next_sending(self) -> Sending:
-        return Sending(self._ends_at, self._check_may_begin)
+        return Sending(self._ends_at, self._check_may_begin, sent_before=self._lost > 0)
 
     @property
     def _may_have_begun(self) -> bool:

@@ -22,7 +22,8 @@ class CallContext:
     serialized FencingToken: for providers that check it themselves. `report_usage` tells what a program used, also one
     that was stopped: it becomes part of the outcome. `timeout_seconds`: how long this call may take.
     A tool that acts elsewhere asks `check_may_begin` right before it sends anything, because until then it may have
-    waited for a connection, or slept: it raises when this runner may begin no effect any more, and is passed on. And it
+    waited for a connection, or slept: it raises when this runner may begin no effect any more, and is passed on; it is
+    told whether the call was sent before, because only of one that was not it is certain that nothing was done. And it
     says `vouch_unsent` while it ends without an answer: it asked nobody for its effect, and never will.
     """
 
@@ -36,7 +37,7 @@ class CallContext:
     output_limit_bytes: int = 64 * 1024
     report_usage: Callable[[ProgramUsage], None] = lambda _usage: None
     timeout_seconds: float = 30.0
-    check_may_begin: Callable[[], None] = lambda: None
+    check_may_begin: Callable[[bool], None] = lambda _sent_before: None
     vouch_unsent: Callable[[], None] = lambda: None
 
     @property

@@ -22,7 +22,7 @@ from services.tools.calls.effects import Effect, NeverBegan
 from services.tools.calls.records import Asked, CallKey
 from services.tools.calls.runs import Runs
 from services.tools.mcp.calling import MOST_PARTS_KEPT, Calling, tools_of
-from services.tools.mcp.fates import NothingDone
+from services.tools.mcp.fates import Lost, NothingDone
 from services.tools.mcp.held import Open
 from services.tools.mcp.link import Link
 from services.tools.mcp.settings import McpServer
@@ -224,6 +224,16 @@ async def test_a_runner_that_may_begin_nothing_any_more_asks_no_server(tmp_path:
     with pytest.raises(NeverBegan):
         await tool.run(replace(context(), check_may_begin=Mock(side_effect=NeverBegan)), {})
     link.call.assert_not_called()
+
+
+async def test_a_call_that_a_server_may_have_had_is_sent_again_as_one_that_was_sent_before(tmp_path: Path) -> None:
+    check, link = Mock(), Mock(call=AsyncMock(side_effect=Lost("gone")))
+    definition = ToolDefinition("s__t", "", "{}", EffectClass.KEYED)
+    server = Mock(link=AsyncMock(return_value=link))
+    (tool,) = tools_of(server, "s", {"t": definition}, keeper(tmp_path), ThreadPoolExecutor(1))
+    with pytest.raises(ToolFailed, match="3 times in a row"):
+        await tool.run(replace(context(), check_may_begin=check), {})
+    assert [asked.args for asked in check.call_args_list] == [(False,), (True,), (True,)]
 
 
 async def test_the_time_in_which_a_server_starts_is_not_taken_from_its_call(tmp_path: Path) -> None:

@@ -12,12 +12,14 @@ from services.tools.builtin.definitions import define
 from services.tools.calls.effects import Effect, NeverBegan
 from services.tools.calls.records import Asked, CallKey
 from services.tools.calls.runs import Displaced, Output, Runs, Started, Stop
+from services.tools.sending import AnswerLostError, Delivery, Sending
 from services.tools.tool import CallContext, Tool, ToolAnswer, ToolFailed, ToolInDoubt, past_return
 from tenure.domain.errors import Unavailable
 from tenure.domain.shown import cut
 from tenure.domain.token import Claims
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
 from tests.begins import Begins
+from tests.patience import CALL_SECONDS
 
 
 def asked() -> Asked:
@@ -126,13 +128,30 @@ async def test_what_a_tool_elsewhere_connects_to_is_sent_nothing_once_its_runner
 
     async def tool(context, _arguments):
         begins.may = False  # it slept while it connected
-        context.check_may_begin()
+        context.check_may_begin(False)
         sent.append(True)
         return ToolAnswer("done")
 
     with pytest.raises(NeverBegan):
         await outcome_of(tool, may_begin=begins)
     assert sent == []
+
+
+async def test_of_a_call_that_was_sent_before_its_runner_was_judged_dead_others_judge():
+    begins, sendings = Begins(), []
+
+    async def send(sending: Sending) -> ToolAnswer:
+        sending.go_out()
+        sendings.append(sending)
+        begins.may = False
+        raise AnswerLostError("gone")
+
+    async def tool(context, _arguments):
+        return await Delivery("The shop", EffectClass.KEYED, context, CALL_SECONDS).carry_out(send)
+
+    with pytest.raises(Unavailable, match="the runner of this call stopped"):
+        await outcome_of(tool, may_begin=begins, effect_class=EffectClass.KEYED)
+    assert len(sendings) == 1
 
 
 async def test_output_is_shown_while_it_comes_and_dropped_when_nobody_reads():

@@ -79,7 +79,7 @@ class Effect:
             told = f"{doubt.message} It is not known whether it had its effect."
             return self._outcome(ToolAnswer(told, OutcomeStatus.FAILED, MAY_HAVE_HAPPENED))
         except (TryLater, NeverBegan):
-            raise  # nothing was done
+            raise  # no outcome: it is begun again, or others judge
         except Exception as error:
             _log.exception("the tool %s crashed", self._tool.name)
             crash = f"The tool {self._tool.name} crashed. This is a fault of the tool, not of its arguments."
@@ -90,9 +90,12 @@ class Effect:
     def _note_unsent(self) -> None:
         self._is_unsent = True
 
-    def _check_may_begin(self) -> None:
-        if not self._may_begin.at_all():
-            raise NeverBegan
+    def _check_may_begin(self, sent_before: bool) -> None:
+        if self._may_begin.at_all():
+            return
+        if sent_before:
+            raise runner_stopped()  # of a call that may have happened, others judge
+        raise NeverBegan
 
     @property
     def _leaves_doubt(self) -> bool:
@@ -106,7 +109,7 @@ class Effect:
         if gone and self._is_unsent and not self._timed_out:
             raise NeverBegan
         if self._run.stop in {Stop.LAPSED, Stop.DRAINED}:
-            raise Unavailable("the runner of this call stopped", reason="RUNNER_STOPPED", retry_after_seconds=0.5)
+            raise runner_stopped()
         clause, status, detail = self._why_stopped()
         effect_class = self._tool.definition.effect_class
         if gone and self._is_unsent:
@@ -139,6 +142,11 @@ class Effect:
             call_attempt=self._run.call_attempt,
             usage=self._run.usage,
         )
+
+
+def runner_stopped() -> Unavailable:
+    """What who asked is told of a call that has no outcome here: ask again, the record knows."""
+    return Unavailable("the runner of this call stopped", reason="RUNNER_STOPPED", retry_after_seconds=0.5)
 
 
 def _now() -> float:

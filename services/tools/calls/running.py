@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
-from services.tools.calls.effects import BEGINS_WITHIN_SECONDS, Effect, NeverBegan
+from services.tools.calls.effects import BEGINS_WITHIN_SECONDS, Effect, NeverBegan, runner_stopped
 from services.tools.calls.finish import Finish
 from services.tools.calls.measures import count_doubts, count_outcome, outcome_attributes
 from services.tools.calls.records import Asked, pack_outcome
@@ -35,7 +35,6 @@ from tenure.runtime.telemetry import span
 
 _log: Final = logging.getLogger(__name__)
 _MOST_STARTS: Final = 3
-_ENDS: Final = "the runner of this call stopped"
 _LONGEST_CHARACTER_BYTES: Final = 4
 _MOST_NOTE_CHARACTERS: Final = 2000
 
@@ -195,7 +194,7 @@ class Runner:
                 run.effect = None
                 await self._take_back(run)
                 if run.stop is Stop.DRAINED:
-                    raise Unavailable(_ENDS, reason="RUNNER_STOPPED", retry_after_seconds=0.5) from None
+                    raise runner_stopped() from None
         raise Unavailable("this runner is too slow to begin a call in time", reason="RUNNER_SLOW")
 
     async def _mark(self, run: Run) -> _MayBegin:

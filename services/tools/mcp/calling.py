@@ -65,7 +65,6 @@ class Calling:
             return no_answer_in_time("The server", self.definition.effect_class, context.timeout_seconds)
 
     async def _answered(self, link: Link, sending: Sending, context: CallContext, arguments: Arguments) -> ToolAnswer:
-        lost_before = False
         for sends in range(1, MOST_SENDS + 1):
             is_last = sends == MOST_SENDS
             if sends > 1:
@@ -74,11 +73,11 @@ class Calling:
                 sending.go_out()
                 result = await link.call(self.tool, arguments, context)
             except NothingDone as unreached:
-                sending.is_out = lost_before
+                sending.is_out = sending.sent_before
                 if is_last:
                     raise _unreachable(unreached) from unreached
             except Lost as lost:
-                lost_before = True
+                sending.sent_before = True
                 self._judge(lost, is_last=is_last)
             else:
                 return await self._kept_answer(result, context)
