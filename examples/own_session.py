@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import grpc
 
+from tenure.runtime.task_group import TaskGroup
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import token_pb2
 
@@ -61,7 +62,7 @@ class Session:
                 if former is not None:
                     former.cancel()  # not before: a stream that breaks looks like our death
                 former, self._stream, failures = stream, stream, 0
-                async with asyncio.TaskGroup() as attachment:
+                async with TaskGroup() as attachment:
                     attachment.create_task(self._listen(stream))
                     attachment.create_task(self._renew(stream))
             except* BROKEN as broken:

@@ -139,7 +139,7 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     server.add("tenure.v1.TenantService", add_TenantServiceServicer_to_server, TenantServicer(pool))
     hooks = WebhookServicer(pool, networks, settings.webhook.max_per_tenant)
     server.add("tenure.v1.WebhookService", add_WebhookServiceServicer_to_server, hooks)
-    duties.start("close watches", lambda: _close_when(server.stopping, hub))
+    duties.start("close watches", lambda: _close_when(server.stopping, hub), may_end=True)
     return server
 
 

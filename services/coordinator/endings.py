@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from tenure.domain.errors import TenureError
 from tenure.runtime import semconv
 from tenure.runtime.logs import log_context
+from tenure.runtime.task_group import TaskGroup
 from tenure.runtime.telemetry import span
 from tenure.runtime.tenancy import set_tenant
 from tenure.v1 import coordinator_service_pb2 as pb
@@ -48,7 +49,7 @@ class Endings:
 
     async def run(self) -> None:
         """Duty. One ending that takes long, or fails, holds up no other."""
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             while True:
                 try:
                     while await self._sweep(group):
@@ -58,7 +59,7 @@ class Endings:
                     await asyncio.sleep(_FAILED_PAUSE_SECONDS)
                 await self._wait()
 
-    async def _sweep(self, group: asyncio.TaskGroup) -> bool:
+    async def _sweep(self, group: TaskGroup) -> bool:
         """Begin to end what is due, as much as there is room for; whether there may be more."""
         async with self._room:
             wanted = _AT_ONCE - len(self._under_way)

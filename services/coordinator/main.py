@@ -101,7 +101,7 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
 
     duties.start("generation", generation.watch_over)
     duties.start("vanishing", vanishing.run)
-    duties.start("dispatch", dispatch.run)
+    duties.start("dispatch", dispatch.run, may_end=True)
     duties.start("hints", Hints(ledger, dispatch.on_queued, endings.on_cancels).run)
     duties.start("stalled", Stalled(sessions, losses).run)
     duties.start("reconciliation", reconciliation.run)

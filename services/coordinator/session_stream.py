@@ -17,6 +17,7 @@ from tenure.domain.errors import InvalidRequest, TenureError, Unavailable
 from tenure.domain.states import Reason
 from tenure.runtime.logs import log_context
 from tenure.runtime.rpc_server import draining
+from tenure.runtime.task_group import TaskGroup
 from tenure.v1 import coordinator_service_pb2 as pb
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class SessionStream:
             raise session.error
 
     async def _serve(self, requests: AsyncIterator[pb.SessionRequest], context: Any) -> None:
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             parts = [self._read(requests), self._write(context), self._renewals(), self._send_away()]
             running = [group.create_task(part) for part in parts]
             await self._session.ended.wait()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from services.coordinator.losses import Losses, LostClaim
 from tenure.domain.states import Reason
+from tenure.runtime.task_group import TaskGroup
 
 if TYPE_CHECKING:
     from services.coordinator.session import Session, WorkedClaim
@@ -26,7 +27,7 @@ class Stalled:
 
     async def run(self) -> None:
         """Duty."""
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             while True:
                 await asyncio.sleep(_LOOK_SECONDS)
                 now = asyncio.get_running_loop().time()

@@ -18,6 +18,7 @@ from services.coordinator.lease_store.events import Doubt, Vanished
 from services.coordinator.losses import Losses, LostClaim
 from tenure.domain.errors import Unavailable
 from tenure.domain.states import Reason
+from tenure.runtime.task_group import TaskGroup
 
 if TYPE_CHECKING:
     from services.coordinator.generation import Generation
@@ -56,7 +57,7 @@ class Vanishing:
 
     async def run(self) -> None:
         """Duty: watch from now on; what happened before, or is missed, is found by the reconciliation."""
-        async with asyncio.TaskGroup() as requeues:
+        async with TaskGroup() as requeues:
             while True:
                 try:
                     generation = await self._generation.settled(_PAUSE_SECONDS)
@@ -65,7 +66,7 @@ class Vanishing:
                 except Unavailable:
                     await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def _watch(self, start_revision: int, generation: int, requeues: asyncio.TaskGroup) -> None:
+    async def _watch(self, start_revision: int, generation: int, requeues: TaskGroup) -> None:
         """`generation`: where the watch began. What it learns late of that one's end is not held against the next."""
         async with aclosing(self._store.watch(start_revision)) as events:
             async for event in events:
@@ -77,7 +78,7 @@ class Vanishing:
                     case DrainMark(session_id, record):
                         self._operating.told_to_drain(session_id, record)
 
-    def _take_in(self, event: Vanished, requeues: asyncio.TaskGroup) -> None:
+    def _take_in(self, event: Vanished, requeues: TaskGroup) -> None:
         for session in event.sessions:
             self._session_ended(session, event.revision)
         by_session: dict[str, list[HeldClaim]] = {}

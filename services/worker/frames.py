@@ -23,6 +23,7 @@ from tenure.domain.retry import RetryPolicy
 from tenure.runtime import metrics
 from tenure.runtime.duties import heed_cancellation
 from tenure.runtime.status import PeerFailed
+from tenure.runtime.task_group import TaskGroup
 
 _log: Final = logging.getLogger(__name__)
 MOST_PER_FRAME: Final = 128
@@ -113,7 +114,7 @@ class FrameClient:
         self._given_up.clear()
         self._unsent = deque(self._asked)  # all that is unanswered, in the order it was asked
         try:
-            async with asyncio.TaskGroup() as group:
+            async with TaskGroup() as group:
                 group.create_task(self._give_up())
                 group.create_task(self._write(call))
                 group.create_task(self._read(call))

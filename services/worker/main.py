@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from services.worker.attendance import SERVICE, Attendance
 from services.worker.control.functions import load_functions
 from services.worker.drain import drain
 from services.worker.holdings import Holdings
@@ -19,7 +20,7 @@ from services.worker.live import LiveServicer
 from services.worker.model import ModelClient
 from services.worker.parts import ModelDefaults, Parts
 from services.worker.rests import Rests
-from services.worker.session import Session, WorkerIdentity
+from services.worker.session import SILENCE_SECONDS, Session, WorkerIdentity
 from services.worker.supervisor import Supervisor
 from services.worker.tools_client import ToolsClient
 from services.worker.trust_gate import TrustGate
@@ -118,7 +119,7 @@ async def compose(process: Process, settings: Settings) -> None:
     holdings, trust, rests = Holdings(), TrustGate(), Rests()
     duties = await process.open(Duties())
     parts = await _open_parts(process, settings, trust, duties)
-    port = await _serve_live_text(process, settings, holdings)
+    server = await _serve_live_text(process, settings, holdings)
 
     reserved = Reserved(settings.reserved_slots_high, settings.reserved_slots_normal)
 
@@ -128,9 +129,10 @@ async def compose(process: Process, settings: Settings) -> None:
         return reserved.places(settings.slots - rests.count(), holdings.by_tier())
 
     addresses = settings.coordinator_addresses
-    session = Session(addresses, settings.identity(port, parts.functions), holdings, trust, places)
+    session = Session(addresses, settings.identity(server.port, parts.functions), holdings, trust, places)
     supervisor = await process.open(Supervisor(parts, holdings, rests, session.release, settings.slots))
-    duties.start("session", lambda: session.run(supervisor.take))
+    duties.start("session", lambda: session.run(supervisor.take), may_end=True, silence_seconds=SILENCE_SECONDS)
+    duties.start("attendance", Attendance(server.health, lambda: session.is_attached).run)
     await process.run_until_stopped()
     await drain(session, holdings, settings.drain_seconds)
 
@@ -160,13 +162,13 @@ async def _open_parts(process: Process, settings: Settings, trust: TrustGate, du
     return Parts(ledger, tools, model, trust, defaults, reports, functions)
 
 
-async def _serve_live_text(process: Process, settings: Settings, holdings: Holdings) -> int:
-    """The port it is bound to."""
+async def _serve_live_text(process: Process, settings: Settings, holdings: Holdings) -> RpcServer:
+    """The server, bound to its port."""
     server = RpcServer(settings.listen, validate=validate, grace_seconds=LIVE_GRACE_SECONDS)
-    server.add("tenure.v1.WorkerService", add_WorkerServiceServicer_to_server, LiveServicer(holdings))
+    server.add(SERVICE, add_WorkerServiceServicer_to_server, LiveServicer(holdings))
     await process.open(server)
     _log.info("listening", extra={"address": server.address})
-    return server.port
+    return server
 
 
 def main() -> int:

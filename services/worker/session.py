@@ -2,6 +2,10 @@
 
 A stream's break is not the session's end: the worker attaches to another coordinator under the same session_id and
 keeps its claims. The old stream is let go only when the new one stands, so that nobody takes the worker for dead.
+
+Nothing on the way from one attachment to the next waits without a deadline: attaching and closing have their own, and
+a renewal that is not answered ends an attachment. What still waits for longer than `SILENCE_SECONDS`, or ends by a
+cancellation of gRPC's own, is seen by the duties, which start `run` again: the session and its claims go on.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import ReleaseReason
 from tenure.domain.task import Priority
 from tenure.runtime import metrics
-from tenure.runtime.duties import heed_cancellation
+from tenure.runtime.duties import heed_cancellation, note_progress
 from tenure.runtime.rpc_channel import open_channel
 from tenure.runtime.status import PeerFailed
 from tenure.v1 import coordinator_service_pb2 as pb
@@ -38,7 +42,11 @@ from tenure.wire.times import seconds
 
 _log: Final = logging.getLogger(__name__)
 ATTACH_TIMEOUT_SECONDS: Final = 2.0
+CLOSE_TIMEOUT_SECONDS: Final = 1.0
 GOODBYE_TIMEOUT_SECONDS: Final = 0.2
+SILENCE_SECONDS: Final = 30.0
+"""Of the duty `run`: many times what an attempt to attach, its pause or a renewal may take."""
+
 REATTACH: Final = RetryPolicy(initial_seconds=0.1, factor=2.0, cap_seconds=2.0)
 
 
@@ -80,22 +88,32 @@ class Session:
         self._session_id = ""
         self._failures = 0
         self._attached: _Attached | None = None
+        self._former = AsyncExitStack()
         self._leaving = False
         self._left = asyncio.Event()
         self._take: Callable[[Holding], None] | None = None
 
     async def run(self, take: Callable[[Holding], None]) -> None:
-        """Attaches, and again whenever the stream breaks, until goodbye was said."""
-        self._take = take
-        async with AsyncExitStack() as former:
+        """Attaches, and again whenever the stream breaks, until goodbye was said. May be run again after any end."""
+        self._take, self._attached = take, None
+        try:
             while not self._leaving:
                 try:
-                    await self._one_attachment(former)
-                except (TenureError, PeerFailed, Detached, TimeoutError) as error:
+                    await self._one_attachment()
+                except (TenureError, PeerFailed, Detached) as error:
                     self._lose_attachment(error)
                 heed_cancellation()
+                note_progress()
                 await asyncio.sleep(REATTACH.wait_seconds(self._failures, random.random()) if self._failures else 0)
             self._left.set()
+        finally:
+            self._attached = None
+            await _close(self._former)
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a coordinator has taken this worker in, and its stream stands."""
+        return self._attached is not None
 
     def release(self, holding: Holding, reason: ReleaseReason) -> None:
         """Gives a claim back."""
@@ -153,17 +171,20 @@ class Session:
         for holding in self._holdings:
             holding.interrupts.request(Interruption.DRAIN, notice.message)
 
-    async def _one_attachment(self, former: AsyncExitStack) -> None:
-        """Serves one stream to its break. Its resources go to `former`, freed once the next attachment stands."""
+    async def _one_attachment(self) -> None:
+        """Serves one stream to its break. Its resources go to `_former`, freed once the next attachment stands."""
         address = self._addresses[0]
-        async with AsyncExitStack() as opened:
+        opened = AsyncExitStack()
+        try:
             channel = await opened.enter_async_context(open_channel(address))
             call = grpc_pb.CoordinatorServiceStub(channel).Session()
             opened.callback(call.cancel)
-            async with asyncio.timeout(ATTACH_TIMEOUT_SECONDS):
-                attached = await self._attach(call)
-            await former.aclose()
-            former.push_async_exit(opened.pop_all())
+            attached = await self._attach(call)
+        except BaseException:
+            await _close(opened)
+            raise
+        former, self._former = self._former, opened
+        await _close(former)
         _log.info("attached", extra={"coordinator": address, "session": self._session_id})
         self._failures = 0
         self._attached = attached
@@ -173,8 +194,12 @@ class Session:
 
     async def _attach(self, call: Any) -> _Attached:
         sent_at = monotonic()
-        await call.write(pb.SessionRequest(hello=self._hello()))
-        answer = await call.read()
+        try:
+            async with asyncio.timeout(ATTACH_TIMEOUT_SECONDS):
+                await call.write(pb.SessionRequest(hello=self._hello()))
+                answer = await call.read()
+        except TimeoutError:
+            raise Detached(f"Hello was not answered within {ATTACH_TIMEOUT_SECONDS:g} s") from None
         if answer is grpc.aio.EOF or not answer.HasField("welcome"):
             raise Unavailable("no Welcome came", reason="STREAM_ENDED")
         welcome = answer.welcome
@@ -203,7 +228,9 @@ class Session:
         if self._leaving:
             return
         metrics.count("tenure_worker_detachments_total", why=type(error).__name__)
-        _log.warning("detached", extra={"coordinator": self._addresses[0], "why": str(error) or type(error).__name__})
+        was_attached = self._attached is not None
+        facts = {"coordinator": self._addresses[0], "failures": self._failures, "why": str(error)}
+        _log.warning("detached" if was_attached else "could not attach", extra=facts)
         if self._attached is None or not isinstance(error, Detached):
             self._failures += 1
         if self._attached is None and isinstance(error, Refused) and self._session_id:
@@ -216,3 +243,12 @@ class Session:
     def _speak(self) -> None:
         self._to_say.all_said.clear()
         self._to_say.something.set()
+
+
+async def _close(resources: AsyncExitStack) -> None:
+    """Ends a stream and its channel. A close that hangs must not keep the worker from attaching elsewhere."""
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
+            await resources.aclose()
+    except TimeoutError:
+        _log.warning("a channel to a coordinator did not close in time", extra={"seconds": CLOSE_TIMEOUT_SECONDS})

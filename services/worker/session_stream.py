@@ -19,6 +19,8 @@ from services.worker.holdings import Holdings
 from services.worker.trust_gate import TrustGate
 from tenure.domain.errors import Unavailable
 from tenure.domain.places import Places
+from tenure.runtime.duties import note_progress
+from tenure.runtime.task_group import TaskGroup
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.wire.places import lower_tiers
 
@@ -98,7 +100,7 @@ class SessionStream:
     async def serve(self, renew_interval_seconds: float, call_interval_seconds: float) -> Never:
         """Works until the stream breaks, and raises why: Detached, or what the coordinator ended it with."""
         try:
-            async with asyncio.TaskGroup() as group:
+            async with TaskGroup() as group:
                 group.create_task(self._write())
                 group.create_task(self._read())
                 group.create_task(self._keep_renewing(renew_interval_seconds))
@@ -186,6 +188,7 @@ class SessionStream:
         sent_at = self._sent_at.get(renewed.renew_number)
         if sent_at is None:
             return
+        note_progress()
         self._trust.renew(sent_at)
         self._answered.set()
         for token in renewed.tokens:

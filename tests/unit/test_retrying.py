@@ -12,6 +12,7 @@ from tenure.domain.retry import RetryPolicy
 from tenure.runtime import metrics
 from tenure.runtime.duties import Duties, heed_cancellation
 from tenure.runtime.retrying import retrying
+from tenure.runtime.task_group import TaskGroup
 from tests.patience import PATIENCE_SECONDS
 
 QUICK = RetryPolicy(max_attempts=3, initial_seconds=0.001, cap_seconds=0.001)
@@ -92,8 +93,8 @@ async def test_a_part_that_is_away_is_no_fault_of_a_duty_with_a_group(caplog):
     async def duty() -> None:
         if not failures:
             failed_twice.set()
-            return
-        async with asyncio.TaskGroup() as group:
+            await asyncio.Event().wait()
+        async with TaskGroup() as group:
             for error in failures.pop(0):
                 group.create_task(fail(error))
 
@@ -127,7 +128,7 @@ async def test_a_duty_that_fails_while_it_is_cancelled_is_not_started_again():
             raise ValueError("broke at that moment") from None
 
     async def duty() -> None:
-        async with asyncio.TaskGroup() as group:  # which raises the failure, and not the cancellation
+        async with TaskGroup() as group:  # which raises the failure, and not the cancellation
             group.create_task(break_on_cancellation())
 
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -153,7 +154,7 @@ async def test_a_duty_whose_group_failed_once_goes_on():
     async def duty() -> None:
         while True:
             try:
-                async with asyncio.TaskGroup() as group:
+                async with TaskGroup() as group:
                     group.create_task(fail())
             except ExceptionGroup:
                 heed_cancellation()

@@ -16,6 +16,7 @@ from services.checkpoint.webhooks.turns import Means, Turn
 from tenure.domain.errors import TenureError
 from tenure.runtime import metrics
 from tenure.runtime.duties import heed_cancellation
+from tenure.runtime.task_group import TaskGroup
 
 if TYPE_CHECKING:
     from services.checkpoint.webhooks.settings import WebhookSettings
@@ -45,7 +46,7 @@ class WebhookDispatcher:
         most_connections = MOST_TURNS * settings.max_requests
         async with (
             Sender(self._networks, settings.request_timeout_seconds, most_connections) as sender,
-            asyncio.TaskGroup() as group,
+            TaskGroup() as group,
         ):
             means = Means(self._pool, sender, settings)
             while True:
@@ -54,7 +55,7 @@ class WebhookDispatcher:
                 # Replicas that started together must not look together for ever.
                 await asyncio.sleep(self._interval_seconds * random.uniform(0.5, 1.0))
 
-    async def _begin_turns(self, means: Means, group: asyncio.TaskGroup) -> None:
+    async def _begin_turns(self, means: Means, group: TaskGroup) -> None:
         free = MOST_TURNS - len(self._turns)
         if not free:
             return

@@ -23,6 +23,7 @@ from services.checkpoint.webhooks.sending import Letter
 from tenure.domain.errors import OutOfRange, TenureError
 from tenure.domain.webhooks import MOST_RECEIVED_KEPT, judge
 from tenure.runtime.failpoint import failpoint
+from tenure.runtime.task_group import TaskGroup
 from tenure.v1 import task_pb2
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Turn:
     async def run(self) -> None:
         """Until there is nothing to do, or it is others' turn. What fails leaves the turn to run out."""
         try:
-            async with asyncio.TaskGroup() as sending:
+            async with TaskGroup() as sending:
                 await self._work(sending)
         except asyncio.CancelledError:
             # We drain: the others need not wait for the turn to run out. What was under way is sent again.
@@ -86,7 +87,7 @@ class Turn:
             raise
         await self._end()
 
-    async def _work(self, sending: asyncio.TaskGroup) -> None:
+    async def _work(self, sending: TaskGroup) -> None:
         while time.monotonic() < self._ends_at and (standing := await self._keep()) is not None:
             self._came_back.clear()
             more = await self._read(standing)

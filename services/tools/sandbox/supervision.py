@@ -19,6 +19,7 @@ from services.tools.sandbox.output import KeptOutput
 from services.tools.sandbox.process import MOST_PRIVATE_FILES, SandboxedProcess, remove_cgroup
 from services.tools.sandbox.result import Evidence, SandboxResult, SandboxStatus, explain, judge, last_line
 from services.tools.sandbox.workspace import Usage
+from tenure.runtime.task_group import TaskGroup
 
 if TYPE_CHECKING:
     from services.tools.sandbox.warm import WarmSandbox
@@ -130,7 +131,7 @@ class Supervision:
         """Read its output and watch its limits until it ends or is stopped."""
         timer = asyncio.get_running_loop().call_later(self._limits.wall_seconds, self.stop, SandboxStatus.TIMEOUT)
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with TaskGroup() as tasks:
                 following = tasks.create_task(self._follow(process, program))
                 watchers = [
                     tasks.create_task(self._end_when_stopped(process, following)),
@@ -144,7 +145,7 @@ class Supervision:
             timer.cancel()
 
     async def _follow(self, process: SandboxedProcess, program: Program) -> None:
-        async with asyncio.TaskGroup() as tasks:
+        async with TaskGroup() as tasks:
             tasks.create_task(process.open_gate(program.process_gate))
             tasks.create_task(self._pump(process.stdout, "stdout"))
             tasks.create_task(self._pump(process.stderr, "stderr"))

@@ -24,6 +24,7 @@ from tenure.dev.stack import ServiceProcess, Stack, StackOptions
 from tenure.domain.states import is_terminal
 from tenure.domain.tools import CallState
 from tenure.runtime.postgres import Pool, connection, open_pool
+from tenure.runtime.task_group import TaskGroup
 from tenure.v1.admin_service_pb2 import ListWorkersRequest
 from tenure.v1.task_pb2 import AgentSpec
 from tenure.v1.task_service_pb2 import SubmitTaskRequest
@@ -44,7 +45,7 @@ _CALL_STATE: Final = "select state from calls where task_id = %s::uuid and call_
 
 async def perform(board: Board, environment: Mapping[str, str]) -> None:
     """The whole play on a stack of its own. Raises PlayFailed, or what the stack's start raises."""
-    async with _stage(board, options(board, environment)) as (stack, client, pool), asyncio.TaskGroup() as watching:
+    async with _stage(board, options(board, environment)) as (stack, client, pool), TaskGroup() as watching:
         play = Play(board, stack, client, pool)
         watching.create_task(play.follow(), name="follow")
         await play.submit()

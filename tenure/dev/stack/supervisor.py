@@ -16,6 +16,7 @@ from tenure.dev.stack.child import ChildProcess
 from tenure.dev.stack.errors import StackError
 from tenure.dev.stack.stack import Stack, Tell
 from tenure.domain.retry import RetryPolicy
+from tenure.runtime.task_group import TaskGroup
 
 LOOK_SECONDS: Final = 0.2
 HEALTHY_SECONDS: Final = 60.0
@@ -97,7 +98,7 @@ def parts_of(stack: Stack) -> list[Part]:
 
 async def keep_running(stack: Stack, tell: Tell) -> None:
     """Runs until it is cancelled; `tell` hears of every death and of every return."""
-    async with asyncio.TaskGroup() as keepers:
+    async with TaskGroup() as keepers:
         for part in parts_of(stack):
             keepers.create_task(_keep(part, tell))
 
