@@ -129,6 +129,13 @@ class ToolReplica:
                     return
                 await asyncio.sleep(0.02)
 
+    async def started_in_attempt(self, owner: Owner, call_id: str, call_attempt: int) -> None:
+        """Returns when this call is STARTED in this attempt: one that a dead runner left behind is STARTED, too."""
+        wanted = (tool_pb2.CALL_STATE_STARTED, call_attempt)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while wanted != ((call := (await self.fence(owner))[call_id]).state, call.call_attempt):
+                await asyncio.sleep(0.02)
+
     def freeze(self) -> None:
         freeze(self.process.pid)
 

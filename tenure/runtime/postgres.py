@@ -12,6 +12,7 @@ up after bounded times. Errors of psycopg become domain errors where the cause l
 from __future__ import annotations
 
 import asyncio
+import random
 import sys
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ Pool = AsyncConnectionPool[Connection]
 _Result = TypeVar("_Result")
 
 OLDEST_VERSION: Final = 140000
-CONFLICTS: Final = RetryPolicy(max_attempts=5, initial_seconds=0.01, factor=3.0, cap_seconds=0.5)
+CONFLICTS: Final = RetryPolicy(max_attempts=5, initial_seconds=0.05, factor=3.0, cap_seconds=0.5)
 
 # The pool doubles its wait between attempts until it gives one up; the next caller then starts a new one at once. So a
 # short time here is what brings us back soon after a long outage.
@@ -175,7 +176,14 @@ async def in_transaction(
         async with transaction(pool) as postgres:
             return await work(postgres)
 
-    return await retrying(once, policy, on=(TransactionConflict,))
+    return await retrying(once, policy, on=(TransactionConflict,), luck=_half_jitter)
+
+
+def _half_jitter() -> float:
+    """Never no wait: whoever was undone by a deadlock and is back at once takes its first lock again before the other
+    one has woken up to take it, and both deadlock anew, which Postgres notices only after another second.
+    """
+    return random.uniform(0.5, 1.0)
 
 
 def revealed(dsn: str | Secret) -> str:

@@ -186,14 +186,13 @@ async def test_a_service_told_to_stop_gives_its_calls_back(tool_service, grants,
         await stream_free.write(framed(tag, owner, call_id, tool, arguments))
     await stopping.started(owner, 2)
     assert await stopping.terminate() == 0
-    tools = await tool_service()
+    tools = await tool_service(failpoints="tools.before_accept=sleep(300)")  # as on a busy machine
     calls = await tools.fence(owner)
     assert {call.state for call in calls.values()} == {tool_pb2.CALL_STATE_STARTED}
     assert (await tools.outcome(owner, "1.1", UNSAFE, **arguments)).status is DOUBT
     # Its runner said good-bye, so nobody has to wait until it is known to be dead.
     again = tools.begin(owner, "1.0", KEYED, **arguments)
-    await tools.started(owner)
-    assert (await tools.fence(owner))["1.0"].call_attempt == 2
+    await tools.started_in_attempt(owner, "1.0", 2)
     again.cancel()
     assert outside.lines("a") == []
 

@@ -1,4 +1,4 @@
-"""Laws of duties that end or stand still although they have no end: each is noticed, and goes on or ends the process."""
+"""Laws of duties that end or stand still although they have no end: they go on, or end the process."""
 
 from __future__ import annotations
 
