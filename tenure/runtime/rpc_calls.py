@@ -2,6 +2,10 @@
 
 Cancelling a task inside `read` or `write` ends the whole call, as in grpc.aio: a loop that wants to wait for several
 things keeps its read in a task of its own.
+
+A call that was cancelled on this side (by another task, or because its channel was closed) raises CancelledError in
+grpc.aio for whoever waits for it. To that task it would mean its own end, and reconnecting loops would end without a
+word; so it is Unavailable here, unless the task itself was cancelled.
 """
 
 from __future__ import annotations
@@ -84,6 +88,10 @@ class TranslatedCall:
             return (yield from self._call.__await__())
         except grpc.aio.AioRpcError as error:
             raise self._rules.error_of(error) from error
+        except asyncio.CancelledError as cancelled:
+            if _is_task_cancelled():
+                raise
+            raise _call_cancelled() from cancelled
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self._messages()
@@ -94,6 +102,10 @@ class TranslatedCall:
                 yield message
         except grpc.aio.AioRpcError as error:
             raise self._rules.error_of(error) from error
+        except asyncio.CancelledError as cancelled:
+            if _is_task_cancelled():
+                raise
+            raise _call_cancelled() from cancelled
 
     async def read(self) -> Any:
         """The next message, or `grpc.aio.EOF` when the peer ended the stream in order."""
@@ -101,6 +113,10 @@ class TranslatedCall:
             return await self._call.read()
         except grpc.aio.AioRpcError as error:
             raise self._rules.error_of(error) from error
+        except asyncio.CancelledError as cancelled:
+            if _is_task_cancelled():
+                raise
+            raise _call_cancelled() from cancelled
 
     async def write(self, request: Any) -> None:
         """Send one message; waits while the peer's window is full. Raises what the peer ended the stream with."""
@@ -110,6 +126,10 @@ class TranslatedCall:
             raise self._rules.error_of(error) from error
         except asyncio.InvalidStateError:
             await self._raise_ending()
+        except asyncio.CancelledError as cancelled:
+            if _is_task_cancelled():
+                raise
+            raise _call_cancelled() from cancelled
 
     async def _raise_ending(self) -> Never:
         """grpc.aio calls a write after the end a wrong use; for the writer it is news how the stream ended."""
@@ -119,3 +139,12 @@ class TranslatedCall:
             ending = grpc.aio.AioRpcError(code, None, trailing, details=await self._call.details())
             raise self._rules.error_of(ending) from None
         raise Unavailable("the peer has ended the stream", reason="STREAM_ENDED", metadata=OUTCOME_UNKNOWN) from None
+
+
+def _is_task_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def _call_cancelled() -> Unavailable:
+    return Unavailable("the call was cancelled on this side", reason="CALL_CANCELLED", metadata=OUTCOME_UNKNOWN)

@@ -12,6 +12,7 @@ from tenure.domain import errors
 from tenure.runtime.rpc_channel import open_channel
 from tenure.runtime.rpc_options import Keepalive, ServerLimits
 from tenure.runtime.rpc_server import RpcServer
+from tests.patience import PATIENCE_SECONDS
 
 QUICK = Keepalive(interval_seconds=1.0, timeout_seconds=0.5)
 
@@ -93,3 +94,42 @@ async def test_a_quiet_healthy_connection_is_kept():
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(3.0):
                 await call.read()
+
+
+@pytest.mark.parametrize("how", ["read", "iterate"])
+async def test_a_call_that_another_task_cancelled_is_unavailable_and_not_the_end_of_its_reader(how):
+    """grpc.aio raises CancelledError there, which a loop that reconnects takes for its own end."""
+    async with serve(Session(), Keepalive()) as server, open_channel(server.address) as channel:
+        call = channel.stream_stream("/t.Session/Hold")()
+
+        async def read_to_the_end() -> None:
+            if how == "read":
+                while True:
+                    await call.read()
+            async for _ in call:
+                pass
+
+        reading = asyncio.create_task(read_to_the_end())
+        await asyncio.wait([reading], timeout=0.2)
+        call.cancel()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            with pytest.raises(errors.Unavailable) as caught:
+                await reading
+        assert (caught.value.reason, caught.value.metadata) == ("CALL_CANCELLED", {"outcome": "unknown"})
+
+
+async def test_a_reader_that_is_cancelled_itself_is_cancelled():
+    async with serve(Session(), Keepalive()) as server, open_channel(server.address) as channel:
+        call = channel.stream_stream("/t.Session/Hold")()
+        assert await call.read() == b"welcome"
+        reading = asyncio.create_task(call.read())
+        await asyncio.wait([reading], timeout=0.05)
+        reading.cancel()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+        second = channel.stream_stream("/t.Session/Hold")()
+        assert await second.read() == b"welcome"
+        with pytest.raises(TimeoutError):  # and a deadline is a deadline
+            async with asyncio.timeout(0.05):
+                await second.read()
