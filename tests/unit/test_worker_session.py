@@ -1,0 +1,166 @@
+"""Laws of the way from one attachment to the next, on a coordinator that is there and does what a test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from services.worker import session as session_module
+from services.worker.attendance import SERVICE, Attendance
+from services.worker.holdings import Holdings
+from services.worker.session import Session, WorkerIdentity
+from services.worker.trust_gate import TrustGate
+from tenure.domain.places import Places
+from tenure.domain.retry import RetryPolicy
+from tenure.runtime.duties import Duties
+from tenure.runtime.rpc_channel import TenureChannel
+from tenure.runtime.rpc_health import Health
+from tenure.runtime.rpc_server import RpcServer
+from tenure.v1 import coordinator_service_pb2 as pb
+from tenure.v1.coordinator_service_pb2_grpc import (
+    CoordinatorServiceServicer,
+    add_CoordinatorServiceServicer_to_server,
+)
+from tenure.wire.times import duration
+from tests.patience import PATIENCE_SECONDS
+
+RENEW_SECONDS = 0.1
+QUICK = RetryPolicy(initial_seconds=0.01, cap_seconds=0.05)
+
+
+class Coordinator(CoordinatorServiceServicer):
+    """`deaf`: reads, and answers nothing. `hellos`: how often a worker asked to be taken in."""
+
+    def __init__(self) -> None:
+        self.deaf = False
+        self.hellos = 0
+        self.renewals = 0
+
+    async def Session(self, requests: Any, context: Any) -> None:
+        async for request in requests:
+            kind = request.WhichOneof("message")
+            self.hellos += kind == "hello"
+            if self.deaf:
+                continue
+            if kind == "hello":
+                welcome = pb.Welcome(session_id="s", ttl=duration(5.0), renew_interval=duration(RENEW_SECONDS))
+                await context.write(pb.SessionResponse(welcome=welcome))
+            elif kind == "renew":
+                self.renewals += 1
+                renewed = pb.Renewed(renew_number=request.renew.renew_number)
+                await context.write(pb.SessionResponse(renewed=renewed))
+
+
+async def comes(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def coordinator(monkeypatch: pytest.MonkeyPatch) -> Coordinator:
+    monkeypatch.setattr(session_module, "ATTACH_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(session_module, "CLOSE_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(session_module, "REATTACH", QUICK)
+    return Coordinator()
+
+
+@asynccontextmanager
+async def working(coordinator: Coordinator, silence_seconds: float = 30.0) -> AsyncIterator[Session]:
+    """A session with it, kept by a duty as in the worker."""
+    server = RpcServer("127.0.0.1:0", grace_seconds=0.1)
+    server.add("tenure.v1.CoordinatorService", add_CoordinatorServiceServicer_to_server, coordinator)
+    identity = WorkerIdentity("w", ("q",), ("agent",), "127.0.0.1:1")
+    async with server, Duties(QUICK) as duties:
+        session = Session([server.address], identity, Holdings(), TrustGate(), lambda: Places(1, 1, 1))
+        duties.start("session", lambda: session.run(lambda _: None), may_end=True, silence_seconds=silence_seconds)
+        await comes(lambda: session.is_attached)
+        yield session
+
+
+async def test_a_coordinator_that_answers_no_renewal_and_no_hello_is_attached_to_again(coordinator, caplog):
+    """The break of a stream, then a Hello whose deadline passes: with Python 3.11.2 the second one was the end."""
+    async with working(coordinator) as session:
+        coordinator.deaf = True
+        await comes(lambda: coordinator.hellos >= 4)
+        assert not session.is_attached
+        coordinator.deaf = False
+        await comes(lambda: session.is_attached)
+    reasons = [record.why for record in caplog.records if record.message in {"detached", "could not attach"}]
+    assert reasons[0].endswith("was not answered within 0.1 s")
+    assert set(reasons[1:]) == {"Hello was not answered within 0.3 s"}
+    assert len(reasons) >= 3
+
+
+async def test_a_channel_that_does_not_close_keeps_nobody_from_attaching(coordinator, monkeypatch):
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    async with working(coordinator) as session:
+        monkeypatch.setattr(TenureChannel, "close", never)
+        coordinator.deaf = True
+        await comes(lambda: coordinator.hellos >= 3)
+        coordinator.deaf = False
+        await comes(lambda: session.is_attached)
+
+
+async def test_a_cancellation_of_grpcs_own_while_attaching_is_not_the_end(coordinator, monkeypatch):
+    attach, cancelled = Session._attach, []
+
+    async def cancel_once(self: Session, call: Any) -> Any:
+        if not cancelled:
+            cancelled.append(True)
+            raise asyncio.CancelledError
+        return await attach(self, call)
+
+    monkeypatch.setattr(Session, "_attach", cancel_once)
+    async with working(coordinator) as session:
+        assert cancelled
+        assert session.is_attached
+
+
+async def test_an_attachment_that_hangs_is_noticed_and_made_anew(coordinator, monkeypatch):
+    attach, hung = Session._attach, []
+
+    async def hang_once(self: Session, call: Any) -> Any:
+        if not hung:
+            hung.append(True)
+            await asyncio.Event().wait()
+        return await attach(self, call)
+
+    monkeypatch.setattr(Session, "_attach", hang_once)
+    async with working(coordinator, silence_seconds=0.8) as session:
+        assert hung
+        assert session.is_attached
+
+
+async def test_answered_renewals_are_progress(coordinator):
+    silence_seconds = 10 * RENEW_SECONDS
+    async with working(coordinator, silence_seconds) as session:
+        await comes(lambda: coordinator.renewals >= 30)
+        assert session.is_attached
+        assert coordinator.hellos == 1
+
+
+async def test_a_worker_that_nobody_took_in_does_not_serve_until_somebody_does():
+    health, attached = Health(), True
+
+    async def says(serving: bool) -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while health._serving[SERVICE] is not serving or health._serving[""] is not serving:
+                await asyncio.sleep(0.01)
+
+    for service in ("", SERVICE):
+        await health.set_serving(service, serving=True)
+    async with Duties(QUICK) as duties:
+        duties.start("attendance", Attendance(health, lambda: attached, patience_seconds=0.6).run)
+        attached = False
+        await asyncio.sleep(0.3)
+        await says(serving=True)  # it may be on its way to another one
+        await says(serving=False)
+        attached = True
+        await says(serving=True)
