@@ -21,6 +21,7 @@ from tenure.runtime.batching import Batcher, BatchLimits
 from tenure.runtime.failpoint import failpoint
 from tenure.runtime.postgres import BinaryCursor, PoolOptions, configure_session, connection_arguments, revealed
 from tenure.runtime.postgres_errors import domain_errors
+from tenure.runtime.postgres_waits import BoundedConnection
 from tenure.runtime.telemetry import span
 
 if TYPE_CHECKING:
@@ -114,10 +115,10 @@ class LedgerCommitter:
         if self._connection is None:
             options = PoolOptions(lock_timeout_seconds=LOCK_TIMEOUT_SECONDS, settings=SESSION_SETTINGS)
             with domain_errors():
-                connection = await psycopg.AsyncConnection.connect(
+                connection = await BoundedConnection.connect(
                     revealed(self._dsn), cursor_factory=BinaryCursor, **connection_arguments("checkpoint-commits")
                 )
-                await configure_session(connection, options.session_settings(SCHEMA))
+                await configure_session(connection, options, SCHEMA)
             prepare_connection(connection)
             self._connection = connection
         return self._connection

@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
-
-import psycopg
 
 from services.checkpoint.announcement import Announcement
 from services.checkpoint.queries import QUERIES, SCHEMA, fetch_all, ledger_connection
@@ -25,6 +23,7 @@ from tenure.runtime.postgres import (
     revealed,
 )
 from tenure.runtime.postgres_errors import domain_errors
+from tenure.runtime.postgres_waits import BoundedConnection, notifications
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -79,8 +78,9 @@ class Replicas:
             with domain_errors():
                 await connection.execute(f"listen {CHANNEL}".encode())
                 self._hub.wake_all()
-                async for notification in connection.notifies():
-                    self._hear(notification.payload)
+                async with aclosing(notifications(connection)) as heard:
+                    async for notification in heard:
+                        self._hear(notification.payload)
 
     async def run_poll(self) -> None:
         """A duty: the backstop. One cheap statement per thousand watched tasks a second."""
@@ -160,12 +160,12 @@ class Replicas:
     async def _dedicated(self, purpose: str, *settings: tuple[str, str]) -> AsyncIterator[Connection]:
         options = PoolOptions(settings=settings)
         with domain_errors():
-            connection = await psycopg.AsyncConnection.connect(
+            connection = await BoundedConnection.connect(
                 revealed(self._dsn), cursor_factory=BinaryCursor, **connection_arguments(f"checkpoint-{purpose}")
             )
         try:
             with domain_errors():
-                await configure_session(connection, options.session_settings(SCHEMA))
+                await configure_session(connection, options, SCHEMA)
             yield connection
         finally:
             await connection.close()

@@ -22,6 +22,7 @@ from tenure.runtime.postgres import (
     revealed,
 )
 from tenure.runtime.postgres_errors import domain_errors
+from tenure.runtime.postgres_waits import BoundedConnection
 from tenure.runtime.settings import Secret
 
 
@@ -70,9 +71,9 @@ class KeptConnection:
     async def _connected(self) -> Connection:
         if self._connection is None or self._connection.closed:
             arguments = connection_arguments(self._service, self._options.connect_timeout_seconds)
-            fresh: Connection = await psycopg.AsyncConnection.connect(
+            fresh: Connection = await BoundedConnection.connect(
                 revealed(self._dsn), cursor_factory=BinaryCursor, **arguments
             )
             self._connection = fresh
-            await configure_session(fresh, self._options.session_settings(self._schema))
+            await configure_session(fresh, self._options, self._schema)
         return self._connection

@@ -13,7 +13,7 @@ import re
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg import sql
@@ -25,7 +25,6 @@ from tenure.runtime.settings import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from tenure.runtime.postgres import Connection
     from tenure.runtime.settings import Secret
 
 _log: Final = logging.getLogger(__name__)
@@ -101,7 +100,7 @@ def _sql_files(package: str, path: str) -> list[resources.abc.Traversable]:
 
 
 @asynccontextmanager
-async def _turn(dsn: str | Secret, schema: str) -> AsyncIterator[Connection]:
+async def _turn(dsn: str | Secret, schema: str) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
     """A connection that holds the schema's lock; closing it gives the lock back, whatever happened."""
     with domain_errors():
         async with await psycopg.AsyncConnection.connect(
@@ -112,7 +111,7 @@ async def _turn(dsn: str | Secret, schema: str) -> AsyncIterator[Connection]:
             yield postgres
 
 
-async def _pending(postgres: Connection, migrations: Migrations) -> list[Migration]:
+async def _pending(postgres: psycopg.AsyncConnection[Any], migrations: Migrations) -> list[Migration]:
     applied = await _applied(postgres, migrations.schema)
     changed = [file.name for file in migrations.files if applied.get(file.number, file.checksum) != file.checksum]
     if changed:
@@ -124,7 +123,7 @@ async def _pending(postgres: Connection, migrations: Migrations) -> list[Migrati
     return [file for file in migrations.files if file.number not in applied]
 
 
-async def _applied(postgres: Connection, schema: str) -> dict[int, str]:
+async def _applied(postgres: psycopg.AsyncConnection[Any], schema: str) -> dict[int, str]:
     """Number → checksum; nothing when the schema is not there yet (looking must not make it)."""
     table = sql.Identifier(schema, "migrations")
     there = await (await postgres.execute("select to_regclass(%s)", (f'"{schema}".migrations',))).fetchone()
@@ -134,7 +133,7 @@ async def _applied(postgres: Connection, schema: str) -> dict[int, str]:
     return dict(rows)
 
 
-async def _apply(postgres: Connection, schema: str, file: Migration) -> None:
+async def _apply(postgres: psycopg.AsyncConnection[Any], schema: str, file: Migration) -> None:
     name, table = sql.Identifier(schema), sql.Identifier(schema, "migrations")
     try:
         async with postgres.transaction():

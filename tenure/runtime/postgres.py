@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 from psycopg.pq import Format
-from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.postgres_errors import TransactionConflict, domain_errors
+from tenure.runtime.postgres_waits import WAIT_MARGIN_SECONDS, BoundedConnection
 from tenure.runtime.retrying import retrying
 from tenure.runtime.settings import ConfigurationError, Secret
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-Connection = psycopg.AsyncConnection[TupleRow]
+Connection = BoundedConnection
 Pool = AsyncConnectionPool[Connection]
 _Result = TypeVar("_Result")
 
@@ -107,10 +107,11 @@ async def open_pool(
     chosen = options or PoolOptions()
 
     async def configure(fresh: Connection) -> None:
-        await configure_session(fresh, chosen.session_settings(schema))
+        await configure_session(fresh, chosen, schema)
 
     pool: Pool = AsyncConnectionPool(
         revealed(dsn),
+        connection_class=BoundedConnection,
         kwargs={**connection_arguments(service, chosen.connect_timeout_seconds), "cursor_factory": BinaryCursor},
         min_size=chosen.min_size,
         max_size=chosen.max_size,
@@ -142,8 +143,10 @@ async def _first_connection(pool: Pool, timeout_seconds: float) -> None:
                 raise
 
 
-async def configure_session(fresh: Connection, settings: dict[str, str]) -> None:
+async def configure_session(fresh: Connection, options: PoolOptions, schema: str | None) -> None:
     """Set these on a connection, in one statement and not by `options`, which poolers in between refuse."""
+    fresh.longest_wait_seconds = options.statement_timeout_seconds + WAIT_MARGIN_SECONDS
+    settings = options.session_settings(schema)
     statement = "select set_config(name, value, false) from unnest(%b::text[], %b::text[]) as s(name, value)"
     await fresh.execute(statement, (list(settings), list(settings.values())))
 
@@ -201,7 +204,7 @@ async def startup_guard(pool: Pool, *, allow_unsafe: bool = False) -> None:
         rows = await (
             await postgres.execute("select name, setting from pg_settings where name = any(%b)", (names,))
         ).fetchall()
-    found = dict(rows)
+    found: dict[str, str] = dict(rows)
     problems = [
         f"Postgres runs with {name}=off: a crash would lose committed entries; turn it on"
         for name in ("fsync", "synchronous_commit", "full_page_writes")

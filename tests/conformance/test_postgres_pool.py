@@ -7,11 +7,14 @@ from contextlib import aclosing, asynccontextmanager
 from itertools import pairwise
 
 import psycopg
+import psycopg.conninfo
 import pytest
 
 from tenure.dev.postgres_process import PostgresProcess
 from tenure.domain import errors
 from tenure.domain.retry import RetryPolicy
+from tenure.runtime import postgres as postgres_module
+from tenure.runtime import postgres_waits
 from tenure.runtime.listen import Notification, Reconnected, listen
 from tenure.runtime.postgres import PoolOptions, connection, in_transaction, open_pool, startup_guard, transaction
 from tenure.runtime.postgres_errors import TransactionConflict, domain_errors
@@ -108,6 +111,42 @@ async def test_waiting_for_a_lock_is_bounded(fresh_database):
             with pytest.raises(errors.Unavailable) as caught:
                 await one(pool, "select pg_advisory_xact_lock(1)")
         assert caught.value.reason == "LOCK_TIMEOUT"
+
+
+@pytest.fixture
+async def falling_silent(fresh_database, tcp_proxy):
+    """A DSN of a Postgres behind a proxy: connections to a frozen one stay, too, and no keepalive breaks them."""
+    dsn = psycopg.conninfo.conninfo_to_dict(await fresh_database())
+    proxy = await tcp_proxy("127.0.0.1", int(dsn["port"]))
+    return psycopg.conninfo.make_conninfo(**{**dsn, "host": "127.0.0.1", "port": proxy.port}), proxy
+
+
+async def test_a_statement_of_a_server_that_fell_silent_ends(falling_silent, monkeypatch):
+    monkeypatch.setattr(postgres_module, "WAIT_MARGIN_SECONDS", 0.3)
+    dsn, proxy = falling_silent
+    async with pool_of(dsn, statement_timeout_seconds=0.2) as pool, asyncio.timeout(PATIENCE_SECONDS):
+        async with connection(pool) as postgres:
+            proxy.deaf()
+            with pytest.raises(errors.Unavailable) as caught, domain_errors():
+                await postgres.execute("select 1")
+        assert (caught.value.reason, caught.value.metadata) == ("POSTGRES_UNAVAILABLE", {"outcome": "unknown"})
+        proxy.hear()
+        assert await one(pool, "select 1") == 1
+
+
+async def test_a_listener_notices_a_server_that_fell_silent(falling_silent, monkeypatch):
+    monkeypatch.setattr(postgres_waits, "LISTEN_SECONDS", 0.2)
+    dsn, proxy = falling_silent
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        listener = await postgres_waits.BoundedConnection.connect(dsn, autocommit=True)
+        listener.longest_wait_seconds = 1.0
+        async with listener, aclosing(postgres_waits.notifications(listener)) as heard:
+            await listener.execute("listen news")
+            await listener.execute("notify news, 'one'")
+            assert (await anext(heard)).payload == "one"
+            proxy.deaf()
+            with pytest.raises(psycopg.OperationalError):
+                await anext(heard)
 
 
 async def test_a_read_only_server_is_unavailable_and_acknowledges_nothing(fresh_database):
