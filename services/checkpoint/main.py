@@ -52,6 +52,7 @@ from tenure.v1.webhook_service_pb2_grpc import add_WebhookServiceServicer_to_ser
 from tenure.validators import validate
 
 NAME: Final = "checkpoint"
+POLL_SILENCE_SECONDS: Final = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +113,7 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     duties.start("tenants' quotas", limited.run)
     duties.start("notify", replicas.run_notify)
     duties.start("listen", replicas.run_listen)
-    duties.start("poll", replicas.run_poll)
+    duties.start("poll", replicas.run_poll, silence_seconds=POLL_SILENCE_SECONDS)
     _sweep(duties, sweeper)
     duties.start("schedules", ScheduleSweeper(pool, replicas.announce, settings.sweep_interval_seconds, defaults).run)
     duties.start("families", Families(pool, replicas.announce, hub.families, settings.sweep_interval_seconds).run)

@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from services.checkpoint.announcement import Announcement
 from services.checkpoint.queries import QUERIES, SCHEMA, fetch_all, ledger_connection
+from tenure.runtime.duties import note_progress
 from tenure.runtime.postgres import (
     BinaryCursor,
     PoolOptions,
@@ -85,9 +86,11 @@ class Replicas:
     async def run_poll(self) -> None:
         """A duty: the backstop. One cheap statement per thousand watched tasks a second."""
         while True:
+            note_progress()
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
             task_ids = list(self._hub.task_ids)
             for start in range(0, len(task_ids), TASKS_A_POLL):
+                note_progress()
                 await self._poll(task_ids[start : start + TASKS_A_POLL])
 
     async def _poll(self, task_ids: list[str]) -> None:

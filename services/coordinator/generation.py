@@ -32,6 +32,7 @@ from tenure.domain.epochs import compose_epoch, describe_epoch
 from tenure.domain.errors import TenureError, Unavailable
 from tenure.domain.states import Reason
 from tenure.runtime import metrics
+from tenure.runtime.duties import note_progress
 from tenure.runtime.failpoint import failpoint
 from tenure.runtime.status import PeerFailed
 
@@ -107,6 +108,7 @@ class Generation:
     async def watch_over(self) -> None:
         """Duty: look at etcd every second, settle what is in doubt, and say whether this replica can serve."""
         while True:
+            note_progress()
             self._doubted.clear()
             try:
                 await self._check()

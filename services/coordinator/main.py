@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Awaitable, Callable
+from typing import Final
 from uuid import uuid4
 
 from services.coordinator.attaching import Attaching
@@ -44,6 +45,12 @@ from tenure.validators import validate
 
 SERVICE = "tenure.v1.CoordinatorService"
 LEASES = "tenure.v1.LeaseService"
+SILENCE_SECONDS: Final = 60.0
+"""Of duties that talk to etcd: their calls have deadlines of seconds, and a quiet watch is asked for a sign of life."""
+
+GENERATION_SILENCE_SECONDS: Final = 300.0
+"""After a restore of etcd one look clears away all that is left of older generations."""
+
 # Streams are sent away one by one, with an announcement; a connection's age must not break them unannounced.
 LIMITS = ServerLimits(max_connection_age_seconds=20 * 24 * 3600.0)
 
@@ -99,13 +106,13 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     leases, sweeping = lease_service(settings, store, checkpoint, issuer, generation, process.stopping)
     server.add(LEASES, add_LeaseServiceServicer_to_server, leases)
 
-    duties.start("generation", generation.watch_over)
-    duties.start("vanishing", vanishing.run)
+    duties.start("generation", generation.watch_over, silence_seconds=GENERATION_SILENCE_SECONDS)
+    duties.start("vanishing", vanishing.run, silence_seconds=SILENCE_SECONDS)
     duties.start("dispatch", dispatch.run, may_end=True)
     duties.start("hints", Hints(ledger, dispatch.on_queued, endings.on_cancels).run)
     duties.start("stalled", Stalled(sessions, losses).run)
     duties.start("reconciliation", reconciliation.run)
-    duties.start("own session", own_session.run)
+    duties.start("own session", own_session.run, silence_seconds=SILENCE_SECONDS)
     duties.start("endings", endings.run)
     duties.start("prunings", Prunings(ledger, tool_fence, issuer, coordinator_id).run)
     duties.start("doubt waits", DoubtWaits(ledger, tool_fence).run)

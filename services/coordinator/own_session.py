@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from services.coordinator.lease_store import GenerationMoved, HeldSession, SessionLost, SessionRecord
 from tenure.domain.errors import TenureError, Unavailable
+from tenure.runtime.duties import note_progress
 
 if TYPE_CHECKING:
     from services.coordinator.generation import Generation
@@ -59,6 +60,7 @@ class OwnSession:
     async def run(self) -> None:
         """Duty: renew it."""
         while True:
+            note_progress()
             await asyncio.sleep(self._timing.renew_interval_seconds)
             held = self._held
             if held is None:

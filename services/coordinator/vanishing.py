@@ -18,6 +18,7 @@ from services.coordinator.lease_store.events import Doubt, Vanished
 from services.coordinator.losses import Losses, LostClaim
 from tenure.domain.errors import Unavailable
 from tenure.domain.states import Reason
+from tenure.runtime.duties import note_progress
 from tenure.runtime.task_group import TaskGroup
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Vanishing:
                     revision = (await self._store.generation.read()).revision
                     await self._watch(revision + 1, generation, requeues)
                 except Unavailable:
+                    note_progress()
                     await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _watch(self, start_revision: int, generation: int, requeues: TaskGroup) -> None:

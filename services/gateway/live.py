@@ -20,6 +20,7 @@ from tenure.v1 import worker_service_pb2 as worker
 from tenure.v1.worker_service_pb2_grpc import WorkerServiceStub
 
 _log: Final = logging.getLogger(__name__)
+CLOSE_SECONDS: Final = 1.0
 REDIAL: Final = RetryPolicy(max_attempts=6, initial_seconds=0.1, factor=2.0, cap_seconds=2.0)
 
 
@@ -78,4 +79,8 @@ class LiveText:
         self._listeners[address] -= 1
         if not self._listeners[address]:
             del self._listeners[address]
-            await self._channels.pop(address).close()
+            try:
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self._channels.pop(address).close()
+            except TimeoutError:
+                _log.warning("a channel to a worker did not close in time", extra={"address": address})

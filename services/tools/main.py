@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from services.tools.calls.closing import Closing, ClosingTimes
 from services.tools.calls.executing import Executor
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from tenure.runtime.process import Process
 
     Command = Callable[[Process, Settings], Awaitable[None]]
+RENEWAL_SILENCE_SECONDS: Final = 60.0
+"""A renewal that Postgres does not answer ends by the deadline of its connection."""
 
 
 def main() -> int:
@@ -123,7 +125,7 @@ async def _service(
     sweep = WorkspaceSweep(pool, settings.workspace_root, removal_thread, settings.workspace_sweep_interval_seconds)
     duties = await process.open(Duties())
     duties.start("sweep workspaces", sweep.run)
-    duties.start("renew runner", liveness.renew)
+    duties.start("renew runner", liveness.renew, silence_seconds=RENEWAL_SILENCE_SECONDS)
     duties.start("watch trust window", liveness.watch)
     duties.start("prove runners gone", Proving(pool, former, who.identity).run)
     for name, batcher in (("accepts", executor.accepts), ("starts", starts), ("finishes", finishes)):

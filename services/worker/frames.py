@@ -12,6 +12,7 @@ import logging
 import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Never
 
@@ -21,7 +22,7 @@ from google.protobuf.message import Message
 from tenure.domain.errors import LimitReached, TenureError, Unavailable
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime import metrics
-from tenure.runtime.duties import heed_cancellation
+from tenure.runtime.duties import heed_cancellation, note_progress
 from tenure.runtime.status import PeerFailed
 from tenure.runtime.task_group import TaskGroup
 
@@ -31,6 +32,10 @@ MOST_BYTES_PER_FRAME: Final = 2 * 1024 * 1024
 ENVELOPE_BYTES: Final = 24
 """At most, around each message of a frame: its tag, and two heads with their lengths."""
 MOST_UNANSWERED: Final = 8192
+SILENCE_SECONDS: Final = 60.0
+"""Of the duty `run`: many times what a broken stream takes to end and to be opened anew."""
+
+_STANDS_SECONDS: Final = 5.0
 RECONNECT: Final = RetryPolicy(initial_seconds=0.05, factor=2.0, cap_seconds=1.0)
 
 OnEvent = Callable[[Any], None]
@@ -105,6 +110,7 @@ class FrameClient:
                 facts = {"peer": self._shape.name, "unanswered": len(self._asked), "why": str(broken.exceptions[0])}
                 _log.warning("a stream broke and is opened anew", extra=facts)
             heed_cancellation()
+            note_progress()
             metrics.count("tenure_worker_streams_broken_total", peer=self._shape.name)
             await asyncio.sleep(RECONNECT.wait_seconds(self._failures, random.random()))
 
@@ -138,7 +144,11 @@ class FrameClient:
         raise Unavailable(f"{self._shape.name} ended the stream", reason="STREAM_ENDED")
 
     async def _give_up(self) -> Never:
-        await self._given_up.wait()
+        while not self._given_up.is_set():
+            note_progress()  # a stream may stand idle for hours; only on the way to the next one silence is a fault
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STANDS_SECONDS):
+                    await self._given_up.wait()
         raise Unavailable(f"{self._shape.name} is there and of no use", reason="STREAM_GIVEN_UP")
 
     def _take(self) -> list[Tagged]:

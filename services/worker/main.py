@@ -14,6 +14,7 @@ from typing import Final
 from services.worker.attendance import SERVICE, Attendance
 from services.worker.control.functions import load_functions
 from services.worker.drain import drain
+from services.worker.frames import SILENCE_SECONDS as STREAM_SILENCE_SECONDS
 from services.worker.holdings import Holdings
 from services.worker.ledger_client import LedgerClient
 from services.worker.live import LiveServicer
@@ -152,8 +153,8 @@ async def _open_parts(process: Process, settings: Settings, trust: TrustGate, du
             counts_tokens=settings.count_tokens,
         )
     )
-    duties.start("commit stream", ledger.run)
-    duties.start("tool stream", tools.run)
+    duties.start("commit stream", ledger.run, silence_seconds=STREAM_SILENCE_SECONDS)
+    duties.start("tool stream", tools.run, silence_seconds=STREAM_SILENCE_SECONDS)
     defaults = ModelDefaults(
         settings.model, settings.max_output_tokens, settings.context_window_tokens, settings.count_tokens_above
     )

@@ -22,6 +22,7 @@ from services.tools.statements import QUERIES
 from tenure.domain.errors import TryLater, Unavailable
 from tenure.domain.trust import DEFAULT_MARGIN_SECONDS, TrustWindow
 from tenure.runtime import metrics
+from tenure.runtime.duties import note_progress
 from tenure.runtime.failpoint import failpoint
 from tenure.runtime.kept_connection import KeptConnection
 
@@ -99,6 +100,7 @@ class Liveness:
     async def renew(self) -> None:
         """A duty: renews while alive, begins a new life after a lapse."""
         while True:
+            note_progress()
             try:
                 await (self._begin() if self._runner_id is None else self._renew(self._runner_id))
             except TryLater as error:

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 _TRIES = 3
 # A stream is opened anew every hour, so that no call is without a deadline.
 _STREAM_MAX_AGE_SECONDS = 3_600.0
+_CLOSE_SECONDS = 1.0
 
 
 class KeepAlive:
@@ -63,7 +64,7 @@ class KeepAlive:
         if self._stream is not None:
             self._stream.break_off("the client is closing")
         if self._ending:
-            await asyncio.wait(self._ending)
+            await asyncio.wait(self._ending, timeout=_CLOSE_SECONDS)
 
     async def _ask(self, lease: int) -> int:
         for failures in range(1, _TRIES):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import grpc.aio
 
+from tenure.runtime.duties import note_progress
 from tenure.runtime.etcd import stubs
 from tenure.runtime.etcd.calls import backoff_seconds, read
 from tenure.runtime.etcd.errors import EtcdError
@@ -111,6 +112,7 @@ class Watch:
                             log.warning("watch of %r must resync: %s", self._prefix, item)
                             return
             except StreamLostError as lost:
+                note_progress()
                 self._failures += 1
                 log.warning(
                     "watch of %r lost %s (%s), next: revision %d",

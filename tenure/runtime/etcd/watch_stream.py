@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
+from tenure.runtime.duties import note_progress
 from tenure.runtime.etcd import stubs
 from tenure.runtime.etcd.endpoints import REQUIRE_LEADER, Endpoint
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 # A stream is opened anew every hour, so that no call is without a deadline.
 _STREAM_MAX_AGE_SECONDS = 3_600.0
+_CLOSE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,7 @@ async def responses(
         while True:
             if response is None:
                 raise StreamLostError("fell silent")
+            note_progress()
             yield response
             response = await reader.next(within_seconds=patience.idle_seconds)
             if response is None:
@@ -87,8 +90,8 @@ class _Reader:
     async def aclose(self) -> None:
         self._call.cancel()
         if self._reading is not None:
-            await asyncio.wait({self._reading})
-            if not self._reading.cancelled():
+            await asyncio.wait({self._reading}, timeout=_CLOSE_SECONDS)
+            if self._reading.done() and not self._reading.cancelled():
                 # Looked at, so that asyncio does not report it as lost: the stream is being given up anyway.
                 self._reading.exception()
 
