@@ -21,6 +21,7 @@ import pytest
 from services.tools.calls.effects import Effect, NeverBegan
 from services.tools.calls.records import Asked, CallKey
 from services.tools.calls.runs import Runs
+from services.tools.mcp import held as held_module
 from services.tools.mcp.calling import MOST_PARTS_KEPT, Calling, tools_of
 from services.tools.mcp.fates import Lost, NothingDone
 from services.tools.mcp.held import Open
@@ -292,3 +293,19 @@ async def _unanswered(root: Path, effect_class: EffectClass) -> ToolAnswer:
     server = Mock(link=AsyncMock(return_value=Mock(call=for_ever)))
     calling = Calling(server, "t", definition, keeper(root), ThreadPoolExecutor(1))
     return await calling.run(replace(context(), timeout_seconds=0.05), {})
+
+
+async def test_a_link_that_neither_opens_nor_fails_is_given_up(monkeypatch):
+    """As when what closes a failed connection hangs: whoever links again must not wait for that."""
+    monkeypatch.setattr(held_module, "OPEN_SECONDS", 0.1)
+
+    @asynccontextmanager
+    async def never() -> AsyncIterator[Link]:
+        await asyncio.Event().wait()
+        yield cast("Link", None)
+
+    held = held_module.HeldLink("hanging", never, linger_seconds=1.0)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        with pytest.raises(NothingDone, match="neither linked to nor given up"):
+            await held.link()
+        await held.close()

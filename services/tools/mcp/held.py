@@ -9,9 +9,10 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from services.tools.mcp.fates import NothingDone, words_of
-from services.tools.mcp.link import Link
+from services.tools.mcp.link import CONNECT_SECONDS, Link
 
 _log: Final = logging.getLogger(__name__)
+OPEN_SECONDS: Final = CONNECT_SECONDS + 15.0
 Open = Callable[[], AbstractAsyncContextManager[Link]]
 
 
@@ -41,8 +42,17 @@ class HeldLink:
         return self._task.done()
 
     async def link(self) -> Link:
-        """When it is open. Raises what kept it from opening."""
-        return await asyncio.shield(self._opened)
+        """When it is open. Raises what kept it from opening, and NothingDone when that does not even fail in time.
+
+        Opening has a deadline of its own; what it had opened by then is closed after that, in the server's own time.
+        """
+        try:
+            async with asyncio.timeout(OPEN_SECONDS):
+                return await asyncio.shield(self._opened)
+        except TimeoutError:
+            if self._opened.done():
+                raise  # that of opening
+            raise NothingDone(f"it was neither linked to nor given up within {OPEN_SECONDS:g} s") from None
 
     def let_go(self) -> None:
         """No further call will come."""

@@ -72,8 +72,8 @@ class Provider:
             except (TenureError, PeerFailed) as error:
                 failures += 1
                 self._fact.lost(str(error))
-                if failures == 1:
-                    _log.warning("a tool provider cannot be asked", extra={"provider": self._name, "error": str(error)})
+                facts = {"provider": self._name, "failures": failures, "error": str(error)}
+                _log.warning("a tool provider cannot be asked", extra=facts)
                 await asyncio.sleep(AGAIN.wait_seconds(failures, random.random()))
                 continue
             if failures:
