@@ -79,20 +79,20 @@ class ClaimLedger:
 
     async def append(self, own: Sequence[Fact]) -> None:
         """Writes facts, in as many commits as their size needs."""
-        for part in portions(own, _size):
+        for part in portions(own, size_bytes):
             if part:
                 await self._commit(_Written(part, None, None))
 
     async def reserve(self, own: Sequence[Fact], request: ReserveRequest) -> Granted | Denied:
         """Writes facts and asks for the tokens of a model call; the facts are written whatever the answer."""
-        *before, last = portions(own, _size)
+        *before, last = portions(own, size_bytes)
         for part in before:
             await self._commit(_Written(part, None, None))
         return _reserve_result(await self._commit(_Written(last, request, None)))
 
     async def leave(self, own: Sequence[Fact], transition: facts.Transition) -> None:
         """Writes facts and moves the task out of RUNNING, all at once: afterwards the claim holds nothing."""
-        *before, last = portions(own, _size, last_bytes=_transition_to_wire(transition).ByteSize())
+        *before, last = portions(own, size_bytes, last_bytes=_transition_to_wire(transition).ByteSize())
         for part in before:
             await self._commit(_Written(part, None, None))
         await self._commit(_Written(last, None, transition))
@@ -154,7 +154,8 @@ def _spawns(own: Sequence[Fact]) -> bool:
     return any(isinstance(body, facts.ToolIntent) and body.tool == SPAWN_SUB_AGENTS for _, body in own)
 
 
-def _size(fact: Fact) -> int:
+def size_bytes(fact: Fact) -> int:
+    """Of its entry in a commit."""
     return new_entry(*fact).ByteSize()
 
 

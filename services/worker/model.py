@@ -9,7 +9,8 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -18,12 +19,14 @@ from typing import Any, Final, Self, cast
 import anthropic
 import httpx2
 
-from services.worker.answer_fold import AnswerFold, MalformedAnswer
+from services.worker.answer_fold import MOST_TOKENS, AnswerFold
+from services.worker.event_stream import ErrorEvent, Event, EventStream, MalformedAnswer, shown
 from services.worker.prompt_cache import Prompt, marked
 from tenure.domain.budget import TokenUsage
 from tenure.domain.conversation import Message
 from tenure.domain.entries import ContentBlock
 from tenure.domain.failures import RETRYABLE, FailureClass, class_of_status
+from tenure.domain.strict_json import escaped, strict_json
 from tenure.runtime import metrics
 
 _log: Final = logging.getLogger(__name__)
@@ -49,6 +52,14 @@ LONGEST_RETRY_AFTER_SECONDS: Final = 24 * 3600.0
 
 
 COUNT_TIMEOUT_SECONDS: Final = 5.0
+AFTER_THE_ANSWER_SECONDS: Final = 1.0
+"""So long the end of the response may take once the answer is whole: a connection read to its end is used again."""
+
+MOST_FAILURE_CHARACTERS: Final = 2000
+"""Of a stranger's words in the ledger."""
+_MOST_ID_CHARACTERS: Final = 190
+_MOST_REST_BYTES: Final = 1024 * 1024
+
 _NOT_OFFERED: Final = frozenset({404, 405, 501})
 _BILLED_EVENTS: Final = frozenset({"message_start", "content_block_delta", "message_delta"})
 
@@ -83,7 +94,10 @@ class ModelAnswer:
 
 
 class ModelCallFailed(Exception):  # noqa: N818  what happened, told in the words of the ledger
-    """The call gave no answer. `retryable`: another attempt may; `usage`: what it is billed, as far as is known."""
+    """The call gave no answer. `retryable`: another attempt may; `usage`: what it is billed, as far as is known.
+
+    `was_answered`: the provider took the request and began a stream.
+    """
 
     def __init__(
         self,
@@ -93,37 +107,49 @@ class ModelCallFailed(Exception):  # noqa: N818  what happened, told in the word
         status_code: int = 0,
         retry_after_seconds: float | None = None,
     ) -> None:
-        super().__init__(f"{error_class}: {message}")
+        self.message = escaped(message, MOST_FAILURE_CHARACTERS)
+        super().__init__(f"{error_class}: {self.message}")
         self.error_class = error_class
-        self.message = message
         self.retryable = error_class in RETRYABLE
         self.status_code = status_code
         self.retry_after_seconds = retry_after_seconds
         self.usage = TokenUsage()
         self.request_id = ""
+        self.was_answered = False
 
 
 @dataclass(slots=True)
 class ModelCall:
-    """What is heard of a call while it runs; to be read whenever it is cut short."""
+    """What is heard of a call while it runs; to be read whenever it is cut short.
+
+    `was_taken`: the provider answered the request with a success.
+    """
 
     on_text: Callable[[int, str], None]
     on_usage: Callable[[], None]
     fold: AnswerFold = field(default_factory=AnswerFold)
     request_id: str = ""
+    was_taken: bool = False
+    stream: EventStream = field(default_factory=EventStream)
 
     @property
     def usage(self) -> TokenUsage:
         """What it is billed so far."""
         return self.fold.usage()
 
-    def hear(self, event: Any) -> None:
-        """Takes one event of the stream."""
+    def hear(self, chunk: bytes) -> None:
+        """Takes the next bytes of the stream. Raises MalformedAnswer and ErrorEvent; not once the answer is whole."""
+        for event in self.stream.feed(chunk):
+            self._hear_event(event)
+            if self.fold.stopped:
+                return
+
+    def _hear_event(self, event: Event) -> None:
         text = self.fold.take(event)
-        if event.type in _BILLED_EVENTS:
+        if event["type"] in _BILLED_EVENTS:
             self.on_usage()
         if text:
-            self.on_text(event.index, text)
+            self.on_text(event["index"], text)
 
 
 class ModelClient:
@@ -166,10 +192,11 @@ class ModelClient:
             async with asyncio.timeout(timeout_seconds):
                 await self._stream(request, call)
             content = call.fold.content()
-        except (TimeoutError, anthropic.AnthropicError, httpx2.HTTPError, MalformedAnswer, ValueError) as error:
-            failure = _failure(error, timeout_seconds)
+        except Exception as error:
+            failure = _failure(error, timeout_seconds, was_taken=call.was_taken)
             failure.usage = call.usage
-            failure.request_id = getattr(error, "request_id", None) or call.request_id
+            failure.request_id = _id(getattr(error, "request_id", None) or call.request_id)
+            failure.was_answered = call.stream.size_bytes > 0
             raise failure from error
         return ModelAnswer(
             content=content,
@@ -189,25 +216,34 @@ class ModelClient:
             return None
         try:
             async with asyncio.timeout(COUNT_TIMEOUT_SECONDS):
-                counted = await self._client.messages.count_tokens(
-                    model=request.model,
-                    messages=cast("Any", request.messages),
-                    system=request.system or anthropic.omit,
-                    tools=cast("Any", request.tools) or anthropic.omit,
-                )
-        except (TimeoutError, anthropic.AnthropicError, httpx2.HTTPError, ValueError) as error:
+                tokens = await self._count(request)
+        except Exception as error:  # noqa: BLE001  a stranger's answer to a question that need not be answered
             status = getattr(error, "status_code", 0)
             self.counts_tokens = status not in _NOT_OFFERED
             metrics.count("tenure_worker_token_counts_total", result=str(status or type(error).__name__))
-            _log.warning("the provider did not count a prompt", extra={"why": _words(error)})
+            _log.warning(
+                "the provider did not count a prompt", extra={"why": escaped(_words(error), MOST_FAILURE_CHARACTERS)}
+            )
             return None
         metrics.count("tenure_worker_token_counts_total", result="COUNTED")
-        return counted.input_tokens
+        return tokens
+
+    async def _count(self, request: ModelRequest) -> int:
+        counted = await self._client.messages.count_tokens(
+            model=request.model,
+            messages=cast("Any", request.messages),
+            system=request.system or anthropic.omit,
+            tools=cast("Any", request.tools) or anthropic.omit,
+        )
+        tokens: object = getattr(counted, "input_tokens", None)
+        if type(tokens) is not int or not 0 < tokens <= MOST_TOKENS:
+            raise MalformedAnswer(f"a count of tokens from 1 to {MOST_TOKENS} was due; received {shown(counted)}")
+        return tokens
 
     async def _stream(self, request: ModelRequest, call: ModelCall) -> None:
         prompt = Prompt(request.system, request.tools, request.messages)
         system, tools, messages = marked(prompt) if self._prompt_caching and request.is_repeated_soon else prompt
-        async with await self._client.messages.create(
+        async with self._client.messages.with_streaming_response.create(
             model=request.model,
             max_tokens=request.max_output_tokens,
             messages=cast("Any", messages),  # the ledger's blocks are the provider's own, as plain JSON
@@ -215,15 +251,31 @@ class ModelClient:
             tools=cast("Any", tools) or anthropic.omit,
             extra_headers={"x-tenure-attempt": request.attempt},
             stream=True,
-        ) as events:
-            call.request_id = events.response.headers.get("request-id", "")
-            async for event in events:
-                call.hear(event)
-        if not call.fold.stopped:
-            raise MalformedAnswer("the stream ended before the answer did")
+        ) as response:
+            call.was_taken = True
+            call.request_id = _id(response.headers.get("request-id", ""))
+            chunks = response.iter_bytes()
+            async for chunk in chunks:
+                call.hear(chunk)
+                if call.fold.stopped:
+                    await _read_to_the_end(chunks)
+                    return
+        raise MalformedAnswer(f"the stream ended after {call.stream.size_bytes} bytes, before the answer did")
 
 
-def _failure(error: Exception, timeout_seconds: float) -> ModelCallFailed:
+async def _read_to_the_end(chunks: AsyncIterator[bytes]) -> None:
+    """The answer is whole: whatever happens to the rest of the response is no failure of the call."""
+    read_bytes = 0
+    with suppress(TimeoutError, httpx2.HTTPError):
+        async with asyncio.timeout(AFTER_THE_ANSWER_SECONDS):
+            async for chunk in chunks:
+                read_bytes += len(chunk)
+                if read_bytes > _MOST_REST_BYTES:
+                    return
+
+
+def _failure(error: Exception, timeout_seconds: float, *, was_taken: bool) -> ModelCallFailed:
+    """What goes wrong once the request was sent may go well at another attempt, unless the provider says no."""
     match error:
         case anthropic.APIStatusError():
             return _refused(error)
@@ -233,24 +285,50 @@ def _failure(error: Exception, timeout_seconds: float) -> ModelCallFailed:
             return ModelCallFailed(FailureClass.TIMEOUT, "the provider was silent for too long")
         case anthropic.APIConnectionError():
             return ModelCallFailed(FailureClass.CONNECTION, _words(error.__cause__ or error))
+        case ErrorEvent():
+            return _refused_in_stream(error)
         case httpx2.HTTPError() | MalformedAnswer():
             return ModelCallFailed(FailureClass.BROKEN_STREAM, _words(error))
-        case _:  # the library could not read what came, or refused to send: no attempt will do better
+        case _ if was_taken:  # none that we know of
+            _log.error("unexpected error while reading an answer of the model", exc_info=error)
+            return ModelCallFailed(FailureClass.BROKEN_STREAM, f"{type(error).__name__}: {_words(error)}")
+        case _:  # the library refused to send it: no attempt will do better
             return ModelCallFailed(FailureClass.INVALID_REQUEST, _words(error))
 
 
 def _refused(error: anthropic.APIStatusError) -> ModelCallFailed:
-    """An error status, or an error event inside a stream that began with status 200."""
-    status = error.status_code
-    if status < 400:
-        status = _STATUS_OF_TYPE.get(error.type or "", 500)
-    message = error.api_message or error.message
+    """An error status. The body is whatever somebody on the way wrote."""
+    kind, message = _error_of(error.body)
+    status = error.status_code if error.status_code >= 400 else _STATUS_OF_TYPE.get(kind, 500)
+    return _refusal(status, message or error.message, _retry_after_seconds(error.response.headers))
+
+
+def _refused_in_stream(error: ErrorEvent) -> ModelCallFailed:
+    """An error event inside a stream that began with status 200: its type stands for a status."""
+    try:
+        body = strict_json(error.data)
+    except (ValueError, RecursionError):
+        body = None
+    kind, message = _error_of(body)
+    return _refusal(_STATUS_OF_TYPE.get(kind, 500), message or str(error), None)
+
+
+def _error_of(body: object) -> tuple[str, str]:
+    """(type, message) of the provider's error object; "" for what it does not say."""
+    said = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(said, dict):
+        return "", ""
+    kind, message = said.get("type"), said.get("message")
+    return kind if isinstance(kind, str) else "", message if isinstance(message, str) else ""
+
+
+def _refusal(status: int, message: str, retry_after_seconds: float | None) -> ModelCallFailed:
     too_long = status == 400 and _TOO_LONG.search(message)
     return ModelCallFailed(
         FailureClass.PROMPT_TOO_LONG if too_long else class_of_status(status),
         message,
         status_code=status,
-        retry_after_seconds=_retry_after_seconds(error.response.headers),
+        retry_after_seconds=retry_after_seconds,
     )
 
 
@@ -271,9 +349,14 @@ def _date(text: str) -> datetime | None:
     """A date as HTTP writes it; one without a zone is UTC, as all of them are."""
     try:
         moment = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _id(told: str) -> str:
+    """The provider's id of a request, as far as it is one."""
+    return escaped(told, _MOST_ID_CHARACTERS)
 
 
 def _words(error: BaseException) -> str:

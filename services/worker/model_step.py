@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from services.worker.claim_ledger import ClaimLedger, Fact
+from services.worker.claim_ledger import ClaimLedger, Fact, size_bytes
 from services.worker.estimate import with_margin
 from services.worker.holdings import Holding
 from services.worker.interrupts import Interrupted
@@ -16,9 +16,9 @@ from services.worker.model import ModelAnswer, ModelCall, ModelCallFailed, Model
 from services.worker.parts import Parts
 from services.worker.room import Room
 from tenure.domain import entries as facts
-from tenure.domain.budget import Denied, ReserveRequest
+from tenure.domain.budget import Denied, ReserveRequest, TokenUsage
 from tenure.domain.compaction import Window
-from tenure.domain.conversation import Message, text_of
+from tenure.domain.conversation import Message, text_of, with_own_ids
 from tenure.domain.failures import FailureClass
 from tenure.domain.lost_calls import HeardCall
 from tenure.domain.results import system_prompt
@@ -29,6 +29,7 @@ from tenure.domain.turn import CallModel
 from tenure.runtime import metrics, semconv
 from tenure.runtime.failpoint import failpoint
 from tenure.runtime.telemetry import span
+from tenure.wire.portions import MOST_BYTES, MOST_ENTRIES, is_one_portion
 
 _log: Final = logging.getLogger(__name__)
 MIN_OUTPUT_TOKENS: Final = 256
@@ -125,12 +126,17 @@ class ModelStep:
             self._holding.live.finish()
             progress.announce_backoff(0)
         await failpoint("worker.after_model")
-        if not attempt.summary_through_step:
-            await self._ledger.append(_answer_facts(step, attempt, answer))
-            return None
-        if not text_of(answer.content):
-            return _failure(attempt, _no_summary(answer))
-        await self._ledger.append(_summary_facts(step, attempt, answer))
+        answer = replace(answer, usage=_billed(attempt, answer.usage))
+        if attempt.summary_through_step:
+            if not text_of(answer.content):
+                return _failure(attempt, _no_summary(answer))
+            own = _summary_facts(step, attempt, answer)
+        else:
+            content = with_own_ids(answer.content, self._ledger.point.messages, step)
+            own = _answer_facts(step, attempt, replace(answer, content=content))
+        if not is_one_portion(own, size_bytes):
+            return _failure(attempt, _too_large(answer, own))
+        await self._ledger.append(own)
         return None
 
     @property
@@ -180,6 +186,11 @@ def interrupted_call(attempt: facts.ModelAttempt, heard: ModelCall | None) -> fa
     return _failure(attempt, failure)
 
 
+def _billed(attempt: facts.ModelAttempt, usage: TokenUsage) -> TokenUsage:
+    """What the provider said, and the whole input as it was set aside if it never counted that: no prompt is empty."""
+    return usage if usage.total > usage.output_tokens else replace(usage, input_tokens=attempt.input_tokens)
+
+
 def _failure(attempt: facts.ModelAttempt, error: ModelCallFailed) -> facts.ModelFailure:
     return facts.ModelFailure(
         attempt_number=attempt.attempt_number,
@@ -188,13 +199,24 @@ def _failure(attempt: facts.ModelAttempt, error: ModelCallFailed) -> facts.Model
         retryable=error.retryable,
         status_code=error.status_code,
         retry_after_seconds=error.retry_after_seconds,
-        usage=error.usage,
+        usage=_billed(attempt, error.usage) if error.was_answered else error.usage,
         provider_request_id=error.request_id,
     )
 
 
+def _too_large(answer: ModelAnswer, own: Sequence[Fact]) -> ModelCallFailed:
+    """An answer and the intents of its calls are committed at once, or a crash between two commits would lose some."""
+    told = f"the answer has {len(own) - 1} tool calls and takes {sum(map(size_bytes, own))} bytes in the ledger"
+    most = f"one answer may have {MOST_ENTRIES - 1} calls and {MOST_BYTES} bytes"
+    return _unusable(FailureClass.ANSWER_TOO_LARGE, f"{told}; {most}", answer)
+
+
 def _no_summary(answer: ModelAnswer) -> ModelCallFailed:
-    failure = ModelCallFailed(FailureClass.NO_SUMMARY, f"asked for a summary, it stopped: {answer.stop_reason}")
+    return _unusable(FailureClass.NO_SUMMARY, f"asked for a summary, it stopped: {answer.stop_reason}", answer)
+
+
+def _unusable(error_class: FailureClass, message: str, answer: ModelAnswer) -> ModelCallFailed:
+    failure = ModelCallFailed(error_class, message)
     failure.usage, failure.request_id = answer.usage, answer.request_id
     return failure
 

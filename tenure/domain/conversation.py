@@ -6,7 +6,9 @@ no result loses its call, and no call its result.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -15,6 +17,8 @@ from tenure.domain.tools import Outcome
 
 Message = dict[str, Any]
 """A provider's message: {"role": "user" | "assistant", "content": [blocks]}."""
+
+_TOOL_USE_ID: Final = re.compile(r"[!-~]{1,128}\Z")
 
 SUMMARY_HEAD: Final = "The conversation so far had become too long. This summary stands for it:"
 
@@ -125,6 +129,28 @@ def result_of(intent: ToolIntent, outcome: Outcome) -> Result:
     whole = f" All of it is in the workspace's file {outcome.output_path}." if outcome.output_path else ""
     removed = f"[The result of this call was removed to make room.{whole}]"
     return Result(int(intent.call_id.partition(".")[0]), block, removed)
+
+
+def with_own_ids(content: Iterable[ContentBlock], messages: Iterable[Message], step: int) -> tuple[ContentBlock, ...]:
+    """The answer of a step to `messages`, each of its calls with an id that no other call of the conversation has.
+
+    Some providers give ids twice. A result would belong to two calls, and others refuse such a conversation for ever.
+    """
+    taken = {block.get("id") for message in messages if message["role"] == "assistant" for block in message["content"]}
+    blocks: list[ContentBlock] = []
+    for index, block in enumerate(content):
+        if block["type"] == "tool_use":
+            own_id = block["id"]
+            if own_id in taken or not _TOOL_USE_ID.match(own_id):
+                own_id = next(one for one in _own_ids(step, index) if one not in taken)
+                block = {**block, "id": own_id}  # noqa: PLW2901  the answer itself is not changed
+            taken.add(own_id)
+        blocks.append(block)
+    return tuple(blocks)
+
+
+def _own_ids(step: int, index: int) -> Iterator[str]:
+    return (f"call_{step}_{index}{'_' * more}" for more in itertools.count())
 
 
 def text_of(content: Iterable[dict[str, Any]]) -> str:

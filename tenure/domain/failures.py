@@ -18,6 +18,7 @@ class FailureClass(StrEnum):
     CONFLICT = "CONFLICT"
     CONNECTION = "CONNECTION"
     BROKEN_STREAM = "BROKEN_STREAM"
+    ANSWER_TOO_LARGE = "ANSWER_TOO_LARGE"  # more calls or bytes than the ledger takes in one commit
     NO_SUMMARY = "NO_SUMMARY"  # asked to summarise, it said something else
     INTERRUPTED = "INTERRUPTED"  # we broke the call off: it settles its attempt, and says nothing against the provider
     INVALID_REQUEST = "INVALID_REQUEST"
@@ -38,6 +39,7 @@ RETRYABLE: Final = frozenset(
         FailureClass.CONFLICT,
         FailureClass.CONNECTION,
         FailureClass.BROKEN_STREAM,
+        FailureClass.ANSWER_TOO_LARGE,
         FailureClass.NO_SUMMARY,
         FailureClass.INTERRUPTED,
     }

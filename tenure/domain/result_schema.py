@@ -7,7 +7,6 @@ So whoever judges does it where that harms nobody else, and bounds its time.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from tenure.domain.strict_json import strict_json
+from tenure.domain.strict_json import depth_of, strict_json
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator
@@ -68,7 +67,7 @@ def judge(schema_json: str, answer: str) -> Judgement:
     if len(told.encode()) > MAX_RESULT_BYTES:
         return Judgement(violations=(f"the answer has more than {MAX_RESULT_BYTES} bytes",))
     try:
-        value = strict_json(told, parse_float=_finite)
+        value = strict_json(told)
     except ValueError as error:
         return Judgement(violations=(f"the answer is no JSON: {error}",))
     except RecursionError:
@@ -134,7 +133,7 @@ def _check_parts(schema: dict[str, Any]) -> None:
     """What the meta-schema lets pass and we do not."""
     if schema.get("$schema", _DIALECT) not in {_DIALECT, f"{_DIALECT}#"}:
         raise _Unfit(f"must be of draft 2020-12: its $schema is {_DIALECT}")
-    if _depth(schema) > MAX_SCHEMA_DEPTH:
+    if depth_of(schema) > MAX_SCHEMA_DEPTH:
         raise _Unfit(f"nests more than {MAX_SCHEMA_DEPTH} deep")
     for name, value in _keywords(schema):
         if name == "$id" and isinstance(value, str) and value is not schema.get("$id"):
@@ -167,20 +166,3 @@ def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
         elif isinstance(part, dict):
             yield from part.items()
             waiting += [value for name, value in part.items() if name not in _DATA]
-
-
-def _depth(schema: Any) -> int:
-    """Level by level: no recursion that a hostile schema could exhaust."""
-    level, depth = [schema], 0
-    while level:
-        depth += 1
-        inner = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list)]
-        level = [value for values in inner for value in values]
-    return depth
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if math.isinf(number):
-        raise ValueError(f"{text[:40]} is too large a number")
-    return number

@@ -12,6 +12,11 @@ MOST_BYTES: Final = 900_000
 Item = TypeVar("Item")
 
 
+def is_one_portion(items: Sequence[Item], size: Callable[[Item], int]) -> bool:
+    """Whether all of them fit into one commit, for what must be written at once."""
+    return len(items) <= MOST_ENTRIES and sum(map(size, items)) <= MOST_BYTES
+
+
 def portions(items: Sequence[Item], size: Callable[[Item], int], *, last_bytes: int = 0) -> list[list[Item]]:
     """The items in order, in at least one portion. The last one has room for `last_bytes` more, empty if it must be.
 

@@ -2,45 +2,39 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace as Event
-
 import pytest
 
-from services.worker.answer_fold import AnswerFold, MalformedAnswer
-
-
-class Block:
-    def __init__(self, **fields):
-        self.fields = fields
-
-    def to_dict(self, mode):
-        assert mode == "json"
-        return dict(self.fields)
+from services.worker.answer_fold import MOST_CONTENT_BYTES, MOST_TOKENS, AnswerFold
+from services.worker.event_stream import MalformedAnswer
+from tenure.domain.conversation import with_own_ids
 
 
 def start(**usage):
-    return Event(type="message_start", message=Event(model="m", usage=Event(**usage)))
+    return {"type": "message_start", "message": {"model": "m", "usage": usage}}
 
 
 def block(index, **fields):
-    return Event(type="content_block_start", index=index, content_block=Block(**fields))
+    return {"type": "content_block_start", "index": index, "content_block": fields}
 
 
 def delta(index, kind, **fields):
-    return Event(type="content_block_delta", index=index, delta=Event(type=kind, **fields))
+    return {"type": "content_block_delta", "index": index, "delta": {"type": kind, **fields}}
 
 
 def stop(index):
-    return Event(type="content_block_stop", index=index)
+    return {"type": "content_block_stop", "index": index}
 
 
 def end(stop_reason, **usage):
-    return Event(type="message_delta", delta=Event(stop_reason=stop_reason), usage=Event(**usage))
+    return {"type": "message_delta", "delta": {"stop_reason": stop_reason}, "usage": usage}
+
+
+STOP = {"type": "message_stop"}
 
 
 def fold(*events):
     folded = AnswerFold()
-    for event in events:
+    for event in events if events[0]["type"] == "message_start" else (start(), *events):
         folded.take(event)
     return folded
 
@@ -66,7 +60,7 @@ def test_citations_are_kept():
     folded = fold(
         block(0, type="text", text="", citations=None),
         delta(0, "text_delta", text="so"),
-        delta(0, "citations_delta", citation=Block(type="char_location", cited_text="so")),
+        delta(0, "citations_delta", citation={"type": "char_location", "cited_text": "so"}),
     )
     assert folded.content() == (
         {"type": "text", "text": "so", "citations": [{"type": "char_location", "cited_text": "so"}]},
@@ -115,3 +109,128 @@ def test_output_that_was_not_counted_yet_is_estimated():
 
 def test_nothing_said_is_nothing_billed():
     assert AnswerFold().usage().total == 0
+
+
+def text(index=0, *pieces):
+    deltas = [delta(index, "text_delta", text=piece) for piece in pieces]
+    return [block(index, type="text", text=""), *deltas, stop(index)]
+
+
+def test_what_comes_after_the_end_is_no_part_of_the_answer():
+    folded = fold(
+        start(input_tokens=3), *text(0, "done"), end("end_turn", output_tokens=1), STOP, start(), *text(0, "x")
+    )
+    assert folded.stopped
+    assert folded.content() == ({"type": "text", "text": "done"},)
+
+
+def test_halves_of_a_character_are_joined_and_a_lone_half_is_replaced():
+    folded = fold(*text(0, "a\ud83d", "\ude00b\ud83d"), end("end_turn", output_tokens=1))
+    assert folded.content() == ({"type": "text", "text": "a\U0001f600b\ufffd"},)
+
+
+def test_a_lone_half_in_arguments_is_replaced():
+    folded = fold(*call(0, '{"q\\ud83d":["\\ude00 ok", "\\ud83d\\ude00"]}'), end("tool_use", output_tokens=1))
+    assert folded.content()[0]["input"] == {"q\ufffd": ["\ufffd ok", "\U0001f600"]}
+
+
+def test_an_unknown_event_is_ignored_and_members_that_nobody_takes_back_are_left_out():
+    folded = fold(
+        start(), {"type": "message_news"}, block(0, type="text", text="a", colour="red"), stop(0), end("end_turn"), STOP
+    )
+    assert folded.content() == ({"type": "text", "text": "a"},)
+
+
+def test_a_thought_that_was_cut_off_is_left_out():
+    thought = [block(0, type="thinking", thinking="", signature=""), delta(0, "thinking_delta", thinking="hm")]
+    assert fold(*thought, end("max_tokens", output_tokens=1), STOP).content() == ()
+
+
+DEEP = '{"a":' * 100 + "1" + "}" * 100
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"a":NaN}', '{"a":-Infinity}', '{"a":1e999}', '{"a":1,"a":2}', "[1]", '"a"', "null", DEEP, "[" * 100_000,
+     '{"\\ud83d":1,"\\ude00":2}', '{"a":' + "1" * 5000 + "}", '{"a":1} {"b":2}'],
+    ids=range(12),
+)  # fmt: skip
+def test_arguments_that_could_not_be_sent_back_are_malformed(arguments):
+    with pytest.raises(MalformedAnswer):
+        fold(*call(0, arguments), end("tool_use", output_tokens=3)).content()
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [start(), start()],
+        [start(input_tokens=-1)],
+        [start(input_tokens=MOST_TOKENS + 1)],
+        [start(input_tokens=1.5)],
+        [start(input_tokens=True)],
+        [start(input_tokens="3")],
+        [{"type": "message_start", "message": {"model": "m", "usage": [1]}}],
+        [{"type": "message_start", "message": {"model": ["m"]}}],
+        [{"type": "message_start"}],
+        [{"type": "message_start", "message": None}],
+        [*text(1, "a")],
+        [*text(0, "a"), *text(2, "b")],
+        [*text(0, "a"), *text(0, "b")],
+        [*text(0, "a"), delta(0, "text_delta", text="b")],
+        [delta(0, "text_delta", text="b")],
+        [stop(0)],
+        [block(0, type="text", text=""), delta("0", "text_delta", text="b")],
+        [block(0, type="text", text=""), delta(-1, "text_delta", text="b")],
+        [block(0, type="text", text=""), delta(0, "text_delta", text=None)],
+        [block(0, type="text", text=""), delta(0, "text_delta")],
+        [block(0, type="text", text=""), delta(0, "input_json_delta", partial_json="{}")],
+        [block(0, type="text", text=""), delta(0, "song_delta", song="la")],
+        [block(0, type="text", text=7)],
+        [block(0, type="text", text="", citations="x")],
+        [block(0, type="poem", text="")],
+        [block(0, type=["text"], text="")],
+        [block(0, text="")],
+        [block(0, type="redacted_thinking")],
+        [block(0, type="tool_use", id="t", name="no tool", input={})],
+        [block(0, type="tool_use", id="t", name="", input={})],
+        [block(0, type="tool_use", id=1, name="mail", input={})],
+        [block(0, type="tool_use", id="t", input={})],
+        [block(0, type="tool_use", id="t", name="mail", input=[1])],
+        [block(0, type="text", text=""), STOP],
+        [block(0, type="text", text=""), end("end_turn"), STOP],
+        [*text(0, "a"), STOP],
+        [*text(0, "a"), end("because"), STOP],
+        [*text(0, "a"), end(["end_turn"]), STOP],
+        [block(0, type="text", text=""), *[delta(0, "text_delta", text="x" * MOST_CONTENT_BYTES)] * 2],
+    ],
+    ids=range(39),
+)  # fmt: skip
+def test_events_that_break_the_protocol_are_a_malformed_answer_and_leave_a_usage_that_can_be_billed(events):
+    folded = AnswerFold()
+    begun = events[0]["type"] == "message_start"
+    with pytest.raises(MalformedAnswer) as malformed:  # noqa: PT012  any of them may be the one
+        for event in events if begun else (start(input_tokens=3), *events):
+            folded.take(event)
+    assert 0 <= folded.usage().total <= 2 * MOST_CONTENT_BYTES
+    assert len(str(malformed.value)) < 1000
+
+
+@pytest.mark.parametrize("stop_reason", ["tool_use", "pause_turn"])
+def test_an_answer_that_stops_for_a_call_has_one(stop_reason):
+    with pytest.raises(MalformedAnswer):
+        fold(*text(0, "a"), end(stop_reason, output_tokens=1), STOP).content()
+
+
+def test_calls_get_ids_that_no_other_call_of_the_conversation_has():
+    uses = [
+        {"type": "tool_use", "id": one, "name": "mail", "input": {}} for one in ("a", "a", "", "b c", "new", "x" * 500)
+    ]
+    before = [
+        {"role": "user", "content": "a goal"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": one} for one in ("a", "call_7_3")]},
+    ]
+    renamed = with_own_ids([{"type": "text", "text": "hi"}, *uses], before, 7)
+    assert [one.get("id") for one in renamed] == [
+        None, "call_7_1", "call_7_2", "call_7_3_", "call_7_4", "new", "call_7_6",
+    ]  # fmt: skip
+    assert [one["id"] for one in uses][:2] == ["a", "a"]

@@ -110,15 +110,12 @@ class _Stream:
         self._call.output_tokens = 1
         pause_seconds = self._pause_seconds()
         for event in stream_events(reply, delivery.tokens, delivery.deltas):
-            if event.is_delta:
-                if self._must_fail():
-                    return
-                if pause_seconds:
-                    await self._flush()
-                    await asyncio.sleep(pause_seconds)
+            if (event.is_delta or event.is_end) and self._must_fail(at_end=event.is_end):
+                return
+            if event.is_delta and pause_seconds:
+                await self._flush()
+                await asyncio.sleep(pause_seconds)
             self._gather(event)
-        if self._must_fail(at_end=True):
-            return
         self._call.output_tokens = reply.output_tokens
         _complete(self._call, self._log)
         self._write()

@@ -15,11 +15,12 @@ DELTA_CHARACTERS = 80
 
 
 class StreamEvent(NamedTuple):
-    """One event's bytes, and how many bytes of the answer it carries (deltas only)."""
+    """One event: its bytes, and how many bytes of the answer it carries (deltas only). `is_end`: ends the answer."""
 
     data: bytes
     produced_bytes: int = 0
     is_delta: bool = False
+    is_end: bool = False
 
 
 def message_value(reply: ModelReply, input_tokens: InputTokens) -> dict[str, Any]:
@@ -59,7 +60,8 @@ def stream_events(reply: ModelReply, tokens: InputTokens, deltas: int | None) ->
             yield StreamEvent(data, len(piece.encode()), is_delta=True)
         yield _event("content_block_stop", index=index)
     ending = {"stop_reason": reply.stop_reason, "stop_sequence": None, "stop_details": reply.stop_details}
-    yield _event("message_delta", delta=ending, usage=usage_value(tokens, reply.output_tokens))
+    message_delta = _event("message_delta", delta=ending, usage=usage_value(tokens, reply.output_tokens))
+    yield message_delta._replace(is_end=True)
     yield _event("message_stop")
 
 
