@@ -23,7 +23,7 @@ from services.checkpoint.writing import write
 from tenure.domain.admission import CommitVerdict, decide_commit
 from tenure.domain.budget import Denied, decide_reserve
 from tenure.domain.endings import open_calls_after, refuse_early_end
-from tenure.domain.errors import InvalidRequest, NotFound, SequenceConflict, TenureError
+from tenure.domain.errors import TOO_MUCH_APPENDED, InvalidRequest, NotFound, SequenceConflict, TenureError
 from tenure.domain.messages import refuse_unheard_success
 from tenure.domain.requeue import refuse_unheard_limit
 from tenure.domain.results import refuse_success
@@ -69,8 +69,8 @@ async def commit_batch(
         if isinstance(verdict, TenureError):
             results.append(verdict)
         elif index in foreign.cut:
-            told = f"too much was appended since {commit.known_sequence}: open again and fold anew"
-            results.append(SequenceConflict(told))
+            why = f"others appended too much since {commit.known_sequence}: read it with ListEntries and commit again"
+            results.append(SequenceConflict(why, reason=TOO_MUCH_APPENDED))
         elif verdict is CommitVerdict.REPEAT:
             stored = pb.CommitResponse.FromString(tasks[commit.task_id].last_reply)
             results.append(_with_foreign(stored, foreign.of(index)))  # they are still where they were

@@ -6,6 +6,7 @@ import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from services.worker.holdings import Holding
@@ -13,7 +14,7 @@ from services.worker.interrupts import Interruption
 from services.worker.ledger_client import LedgerClient
 from tenure.domain import entries as facts
 from tenure.domain.budget import Denied, Granted, ReserveRequest
-from tenure.domain.errors import SequenceConflict, TryLater, Unavailable
+from tenure.domain.errors import TOO_MUCH_APPENDED, SequenceConflict, TryLater, Unavailable
 from tenure.domain.fold import ResumePoint, fold
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS
@@ -37,6 +38,7 @@ TRIES: Final = RetryPolicy(max_attempts=3, initial_seconds=1.0, factor=2.0, cap_
 """After so many failures of storage the task is let go: whoever claims it next may be luckier."""
 
 MOST_MESSAGE_CHARACTERS: Final = 4000
+MOST_CATCH_UPS: Final = 8
 
 Fact = tuple[int, facts.Body]
 """A fact to be appended, with its step."""
@@ -98,11 +100,10 @@ class ClaimLedger:
         await self._commit(_Written(last, None, transition))
 
     async def _commit(self, written: _Written) -> pb.CommitResponse:
-        request = self._request(written)
         with span("commit", self._attributes()) as committing:
-            response = await retrying(lambda: self._client.commit(request), TRIES, on=(TryLater, PeerFailed))
+            response = await self._send(written)
             committing.set_attribute(semconv.SEQUENCE, response.sequence)
-        _log.debug("committed", extra={"sequence": response.sequence, "entries": len(request.entries)})
+        _log.debug("committed", extra={"sequence": response.sequence, "entries": len(written.own)})
         self._commit_number += 1
         if written.transition is None:
             self._fold_in(written, response)
@@ -110,6 +111,30 @@ class ClaimLedger:
         if response.cancel_requested:
             self._holding.interrupts.request(Interruption.END)
         return response
+
+    async def _send(self, written: _Written) -> pb.CommitResponse:
+        """Sends a commit. What others appended is read first when it is too much for the commit's answer: opening the
+        task again would settle a model call as lost whose answer is in this very commit.
+        """
+        for _ in range(MOST_CATCH_UPS):
+            request = self._request(written)
+            try:
+                return await retrying(partial(self._client.commit, request), TRIES, on=(TryLater, PeerFailed))
+            except SequenceConflict as conflict:
+                if conflict.reason != TOO_MUCH_APPENDED:
+                    raise
+                _log.info("much was appended by others meanwhile", extra={"sequence": self.point.sequence})
+            await self._catch_up()
+        raise SequenceConflict(f"others append faster than this worker reads: {MOST_CATCH_UPS} times too much")
+
+    async def _catch_up(self) -> None:
+        """Folds in what others appended since the last commit."""
+        task_id, more = self._holding.task_id, True
+        while more:
+            read = partial(self._client.entries_after, task_id, self.point.sequence)
+            entries, more = await retrying(read, TRIES, on=(TryLater, PeerFailed))
+            for entry in entries:
+                self.point.apply(entry)
 
     def _attributes(self) -> dict[str, str | int]:
         claims = self._holding.claims

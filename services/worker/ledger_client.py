@@ -10,6 +10,7 @@ from typing import Any, Final
 import grpc
 
 from services.worker.frames import FrameClient, FrameShape, Tagged
+from tenure.domain.entries import Entry
 from tenure.domain.errors import Unavailable
 from tenure.domain.lost_calls import HeardCall
 from tenure.runtime.rpc_channel import TenureChannel
@@ -17,13 +18,14 @@ from tenure.runtime.status import OUTCOME_UNKNOWN
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2_grpc as grpc_pb
 from tenure.v1 import token_pb2
-from tenure.wire.opened import Opened, read_opened
+from tenure.wire.opened import Opened, read_entries, read_opened
 from tenure.wire.refusal import refusal_to_domain
 from tenure.wire.task import usage_to_wire
 
 COMMIT_TIMEOUT_SECONDS: Final = 10.0
 OPEN_TIMEOUT_SECONDS: Final = 30.0
 REPORT_TIMEOUT_SECONDS: Final = 60.0
+LIST_PAGE: Final = 1000
 
 
 class LedgerClient:
@@ -70,6 +72,12 @@ class LedgerClient:
         finally:
             self._frames.forget(tag)
         return result.response
+
+    async def entries_after(self, task_id: str, sequence: int) -> tuple[list[Entry], bool]:
+        """A page of what the ledger has after a sequence, and whether there is more."""
+        request = pb.ListEntriesRequest(task_id=task_id, after_sequence=sequence, page_size=LIST_PAGE)
+        page = await self._stub.ListEntries(request, timeout=OPEN_TIMEOUT_SECONDS)
+        return read_entries(page.entries), page.more
 
     async def report_usage(self, token: token_pb2.FencingToken, call: HeardCall, provider_request_id: str) -> None:
         """Says what a call used that was settled as lost; a stale token will do. Repeatable."""

@@ -8,6 +8,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from services.worker.answer_facts import (
+    answer_facts,
+    billed,
+    failure_fact,
+    interrupted_call,
+    no_summary,
+    summary_facts,
+    too_large,
+)
 from services.worker.claim_ledger import ClaimLedger, Fact, size_bytes
 from services.worker.estimate import with_margin
 from services.worker.holdings import Holding
@@ -16,20 +25,19 @@ from services.worker.model import ModelAnswer, ModelCall, ModelCallFailed, Model
 from services.worker.parts import Parts
 from services.worker.room import Room
 from tenure.domain import entries as facts
-from tenure.domain.budget import Denied, ReserveRequest, TokenUsage
+from tenure.domain.budget import Denied, ReserveRequest
 from tenure.domain.compaction import Window
 from tenure.domain.conversation import Message, text_of, with_own_ids
-from tenure.domain.failures import FailureClass
 from tenure.domain.lost_calls import HeardCall
 from tenure.domain.results import system_prompt
 from tenure.domain.summary import SUMMARY_SYSTEM
 from tenure.domain.task import TaskSpec
-from tenure.domain.tools import ToolDefinition, call_id
+from tenure.domain.tools import ToolDefinition
 from tenure.domain.turn import CallModel
 from tenure.runtime import metrics, semconv
 from tenure.runtime.failpoint import failpoint
 from tenure.runtime.telemetry import span
-from tenure.wire.portions import MOST_BYTES, MOST_ENTRIES, is_one_portion
+from tenure.wire.portions import is_one_portion
 
 _log: Final = logging.getLogger(__name__)
 MIN_OUTPUT_TOKENS: Final = 256
@@ -118,7 +126,7 @@ class ModelStep:
         except ModelCallFailed as error:
             metrics.count("tenure_worker_model_failures_total", error_class=error.error_class)
             _log.warning("a model call failed", extra={"step": step, "why": str(error)})
-            return _failure(attempt, error)
+            return failure_fact(attempt, error)
         except Interrupted:
             self.interrupted_call = interrupted_call(attempt, heard)
             raise
@@ -126,16 +134,16 @@ class ModelStep:
             self._holding.live.finish()
             progress.announce_backoff(0)
         await failpoint("worker.after_model")
-        answer = replace(answer, usage=_billed(attempt, answer.usage))
+        answer = replace(answer, usage=billed(attempt, answer.usage))
         if attempt.summary_through_step:
             if not text_of(answer.content):
-                return _failure(attempt, _no_summary(answer))
-            own = _summary_facts(step, attempt, answer)
+                return failure_fact(attempt, no_summary(answer))
+            own = summary_facts(step, attempt, answer)
         else:
             content = with_own_ids(answer.content, self._ledger.point.messages, step)
-            own = _answer_facts(step, attempt, replace(answer, content=content))
+            own = answer_facts(step, attempt, replace(answer, content=content))
         if not is_one_portion(own, size_bytes):
-            return _failure(attempt, _too_large(answer, own))
+            return failure_fact(attempt, too_large(answer, own))
         await self._ledger.append(own)
         return None
 
@@ -178,85 +186,8 @@ class ModelStep:
         }
 
 
-def interrupted_call(attempt: facts.ModelAttempt, heard: ModelCall | None) -> facts.ModelFailure:
-    """Settles an attempt that was broken off by us, or never sent (`heard` None), with what is known of its bill."""
-    failure = ModelCallFailed(FailureClass.INTERRUPTED, "the worker broke the call off")
-    if heard is not None:
-        failure.usage, failure.request_id = heard.usage, heard.request_id
-    return _failure(attempt, failure)
-
-
-def _billed(attempt: facts.ModelAttempt, usage: TokenUsage) -> TokenUsage:
-    """What the provider said, and the whole input as it was set aside if it never counted that: no prompt is empty."""
-    return usage if usage.total > usage.output_tokens else replace(usage, input_tokens=attempt.input_tokens)
-
-
-def _failure(attempt: facts.ModelAttempt, error: ModelCallFailed) -> facts.ModelFailure:
-    return facts.ModelFailure(
-        attempt_number=attempt.attempt_number,
-        error_class=error.error_class.value,
-        message=error.message,
-        retryable=error.retryable,
-        status_code=error.status_code,
-        retry_after_seconds=error.retry_after_seconds,
-        usage=_billed(attempt, error.usage) if error.was_answered else error.usage,
-        provider_request_id=error.request_id,
-    )
-
-
-def _too_large(answer: ModelAnswer, own: Sequence[Fact]) -> ModelCallFailed:
-    """An answer and the intents of its calls are committed at once, or a crash between two commits would lose some."""
-    told = f"the answer has {len(own) - 1} tool calls and takes {sum(map(size_bytes, own))} bytes in the ledger"
-    most = f"one answer may have {MOST_ENTRIES - 1} calls and {MOST_BYTES} bytes"
-    return _unusable(FailureClass.ANSWER_TOO_LARGE, f"{told}; {most}", answer)
-
-
-def _no_summary(answer: ModelAnswer) -> ModelCallFailed:
-    return _unusable(FailureClass.NO_SUMMARY, f"asked for a summary, it stopped: {answer.stop_reason}", answer)
-
-
-def _unusable(error_class: FailureClass, message: str, answer: ModelAnswer) -> ModelCallFailed:
-    failure = ModelCallFailed(error_class, message)
-    failure.usage, failure.request_id = answer.usage, answer.request_id
-    return failure
-
-
 def _show_nothing(_block: int, _text: str) -> None:
     """A summary is no part of what the agent says."""
-
-
-def _summary_facts(step: int, attempt: facts.ModelAttempt, answer: ModelAnswer) -> list[Fact]:
-    """The answer, and that it stands for the conversation from now on; in one commit."""
-    words = tuple(block for block in answer.content if block.get("type") == "text")
-    summary = facts.Summary(attempt.summary_through_step, text_of(words))
-    return [(step, _message(attempt, replace(answer, content=words))), (step, facts.Compaction(summary))]
-
-
-def _answer_facts(step: int, attempt: facts.ModelAttempt, answer: ModelAnswer) -> list[Fact]:
-    """The answer, and an intent for each call in it, to be written before any tool runs."""
-    uses = [block for block in answer.content if block.get("type") == "tool_use"]
-    intents = [
-        facts.ToolIntent(
-            call_id=call_id(step, index),
-            tool_use_id=block["id"],
-            tool=block["name"],
-            arguments_json=json.dumps(block["input"], ensure_ascii=False, separators=(",", ":")),
-        )
-        for index, block in enumerate(uses)
-    ]
-    return [(step, _message(attempt, answer)), *((step, intent) for intent in intents)]
-
-
-def _message(attempt: facts.ModelAttempt, answer: ModelAnswer) -> facts.AssistantMessage:
-    return facts.AssistantMessage(
-        attempt_number=attempt.attempt_number,
-        content=answer.content,
-        stop_reason=answer.stop_reason,
-        usage=answer.usage,
-        model=answer.model,
-        provider_request_id=answer.request_id,
-        latency_seconds=answer.latency_seconds,
-    )
 
 
 def _answer_attributes(answer: ModelAnswer) -> dict[str, Any]:

@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.worker.after_failure import after_failure
+from services.worker.answer_facts import interrupted_call
 from services.worker.claim_ledger import Fact
 from services.worker.close_out import leave
 from services.worker.judging import judge_apart
 from services.worker.leaving import late_call
 from services.worker.loop import Loop
-from services.worker.model_step import ModelStep, interrupted_call
+from services.worker.model_step import ModelStep
 from services.worker.no_room import leave_until_room, wait_for_room
 from services.worker.usage_reports import UsageReport
 from tenure.domain import entries as facts

@@ -23,7 +23,7 @@ Only leaves are raised. Anything that is not a TenureError is a bug and leaves a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -165,6 +165,10 @@ class StaleEpoch(Fenced):
 
 def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() else None
+
+
+TOO_MUCH_APPENDED: Final = "TOO_MUCH_APPENDED"
+"""Reason of a SequenceConflict: others appended more than one answer holds. Nothing was written."""
 
 
 class SequenceConflict(Fenced):

@@ -272,10 +272,11 @@ class CheckpointServiceServicer:
     def Commit(self, request, context):
         """Appends entries, all or nothing, durable before the answer. Commit numbers run 1, 2, 3 ... within a claim: the next is
         applied; the last one repeated (same commit_id and payload) is answered again; anything else is ABORTED /
-        SEQUENCE_CONFLICT: open again. Needs RUNNING under the token, else ABORTED / STALE_EPOCH. An ending while calls have no
-        outcome is FAILED_PRECONDITION / OPEN_INTENTS; SUCCEEDED while there is a user's message beyond known_sequence is
-        FAILED_PRECONDITION / UNREAD_MESSAGES {sequence}: open again and read it. RESOURCE_EXHAUSTED / COMMIT_QUEUE_FULL: too many
-        wait, nothing was written.
+        SEQUENCE_CONFLICT: open again. ABORTED / TOO_MUCH_APPENDED: others appended more since known_sequence than an answer
+        holds. Nothing was written and the number is still free: read it with ListEntries, then commit again. Needs RUNNING under
+        the token, else ABORTED / STALE_EPOCH. An ending while calls have no outcome is FAILED_PRECONDITION / OPEN_INTENTS;
+        SUCCEEDED while there is a user's message beyond known_sequence is FAILED_PRECONDITION / UNREAD_MESSAGES {sequence}: open
+        again and read it. RESOURCE_EXHAUSTED / COMMIT_QUEUE_FULL: too many wait, nothing was written.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -60,10 +60,11 @@ class CheckpointServiceStub:
     Commit: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CommitRequest, _checkpoint_service_pb2.CommitResponse]
     """Appends entries, all or nothing, durable before the answer. Commit numbers run 1, 2, 3 ... within a claim: the next is
     applied; the last one repeated (same commit_id and payload) is answered again; anything else is ABORTED /
-    SEQUENCE_CONFLICT: open again. Needs RUNNING under the token, else ABORTED / STALE_EPOCH. An ending while calls have no
-    outcome is FAILED_PRECONDITION / OPEN_INTENTS; SUCCEEDED while there is a user's message beyond known_sequence is
-    FAILED_PRECONDITION / UNREAD_MESSAGES {sequence}: open again and read it. RESOURCE_EXHAUSTED / COMMIT_QUEUE_FULL: too many
-    wait, nothing was written.
+    SEQUENCE_CONFLICT: open again. ABORTED / TOO_MUCH_APPENDED: others appended more since known_sequence than an answer
+    holds. Nothing was written and the number is still free: read it with ListEntries, then commit again. Needs RUNNING under
+    the token, else ABORTED / STALE_EPOCH. An ending while calls have no outcome is FAILED_PRECONDITION / OPEN_INTENTS;
+    SUCCEEDED while there is a user's message beyond known_sequence is FAILED_PRECONDITION / UNREAD_MESSAGES {sequence}: open
+    again and read it. RESOURCE_EXHAUSTED / COMMIT_QUEUE_FULL: too many wait, nothing was written.
     """
     CommitStream: _grpc.StreamStreamMultiCallable[_checkpoint_service_pb2.CommitStreamRequest, _checkpoint_service_pb2.CommitStreamResponse]
     """The same for a worker with many tasks: frames of whatever became ready. Results come by tag, a refusal is a result."""
@@ -190,10 +191,11 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     Commit: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CommitRequest, _checkpoint_service_pb2.CommitResponse]  # type: ignore[assignment]
     """Appends entries, all or nothing, durable before the answer. Commit numbers run 1, 2, 3 ... within a claim: the next is
     applied; the last one repeated (same commit_id and payload) is answered again; anything else is ABORTED /
-    SEQUENCE_CONFLICT: open again. Needs RUNNING under the token, else ABORTED / STALE_EPOCH. An ending while calls have no
-    outcome is FAILED_PRECONDITION / OPEN_INTENTS; SUCCEEDED while there is a user's message beyond known_sequence is
-    FAILED_PRECONDITION / UNREAD_MESSAGES {sequence}: open again and read it. RESOURCE_EXHAUSTED / COMMIT_QUEUE_FULL: too many
-    wait, nothing was written.
+    SEQUENCE_CONFLICT: open again. ABORTED / TOO_MUCH_APPENDED: others appended more since known_sequence than an answer
+    holds. Nothing was written and the number is still free: read it with ListEntries, then commit again. Needs RUNNING under
+    the token, else ABORTED / STALE_EPOCH. An ending while calls have no outcome is FAILED_PRECONDITION / OPEN_INTENTS;
+    SUCCEEDED while there is a user's message beyond known_sequence is FAILED_PRECONDITION / UNREAD_MESSAGES {sequence}: open
+    again and read it. RESOURCE_EXHAUSTED / COMMIT_QUEUE_FULL: too many wait, nothing was written.
     """
     CommitStream: _aio.StreamStreamMultiCallable[_checkpoint_service_pb2.CommitStreamRequest, _checkpoint_service_pb2.CommitStreamResponse]  # type: ignore[assignment]
     """The same for a worker with many tasks: frames of whatever became ready. Results come by tag, a refusal is a result."""
@@ -347,10 +349,11 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_checkpoint_service_pb2.CommitResponse, _abc.Awaitable[_checkpoint_service_pb2.CommitResponse]]:
         """Appends entries, all or nothing, durable before the answer. Commit numbers run 1, 2, 3 ... within a claim: the next is
         applied; the last one repeated (same commit_id and payload) is answered again; anything else is ABORTED /
-        SEQUENCE_CONFLICT: open again. Needs RUNNING under the token, else ABORTED / STALE_EPOCH. An ending while calls have no
-        outcome is FAILED_PRECONDITION / OPEN_INTENTS; SUCCEEDED while there is a user's message beyond known_sequence is
-        FAILED_PRECONDITION / UNREAD_MESSAGES {sequence}: open again and read it. RESOURCE_EXHAUSTED / COMMIT_QUEUE_FULL: too many
-        wait, nothing was written.
+        SEQUENCE_CONFLICT: open again. ABORTED / TOO_MUCH_APPENDED: others appended more since known_sequence than an answer
+        holds. Nothing was written and the number is still free: read it with ListEntries, then commit again. Needs RUNNING under
+        the token, else ABORTED / STALE_EPOCH. An ending while calls have no outcome is FAILED_PRECONDITION / OPEN_INTENTS;
+        SUCCEEDED while there is a user's message beyond known_sequence is FAILED_PRECONDITION / UNREAD_MESSAGES {sequence}: open
+        again and read it. RESOURCE_EXHAUSTED / COMMIT_QUEUE_FULL: too many wait, nothing was written.
         """
 
     @_abc_1.abstractmethod

@@ -8,7 +8,16 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from tenure.domain.errors import InvalidRequest, NotFound, PermissionDenied, SequenceConflict, StaleEpoch, WrongState
+from services.checkpoint.foreign_facts import MOST_ENTRIES as MOST_FOREIGN_ENTRIES
+from tenure.domain.errors import (
+    TOO_MUCH_APPENDED,
+    InvalidRequest,
+    NotFound,
+    PermissionDenied,
+    SequenceConflict,
+    StaleEpoch,
+    WrongState,
+)
 from tenure.runtime.signing import Signer
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
@@ -89,6 +98,21 @@ async def test_a_gap_and_an_old_number_are_conflicts(checkpoint):
         with pytest.raises(SequenceConflict):
             await owner.send(owner.request(words(), commit_number=number))
     assert (await replica.get(owner.task.task_id)).sequence == 5
+
+
+async def test_a_commit_after_too_much_of_others_writes_nothing_and_may_be_made_again(checkpoint):
+    replica, owner = await started(checkpoint)
+    task_id = owner.task.task_id
+    for _ in range(MOST_FOREIGN_ENTRIES + 1):
+        await replica.say(task_id, "hello")
+    request = owner.request(words())
+    with pytest.raises(SequenceConflict) as refused:
+        await owner.send(request)
+    assert refused.value.reason == TOO_MUCH_APPENDED
+    entries = await replica.entries(task_id)
+    assert entries[-1].body.WhichOneof("body") == "user_message"
+    request.known_sequence = entries[-1].sequence
+    assert (await owner.send(request)).sequence == entries[-1].sequence + 1
 
 
 async def test_a_commit_that_waited_while_the_fence_was_raised_is_stale(checkpoint):
