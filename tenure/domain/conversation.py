@@ -18,7 +18,7 @@ from tenure.domain.tools import Outcome
 Message = dict[str, Any]
 """A provider's message: {"role": "user" | "assistant", "content": [blocks]}."""
 
-_TOOL_USE_ID: Final = re.compile(r"[!-~]{1,128}\Z")
+_TOOL_USE_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,128}\Z")
 
 SUMMARY_HEAD: Final = "The conversation so far had become too long. This summary stands for it:"
 

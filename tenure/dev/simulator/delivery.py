@@ -14,6 +14,7 @@ from tenure.dev.simulator.stream_events import StreamEvent, delta_count, error_e
 
 if TYPE_CHECKING:
     from tenure.dev.simulator.call_log import Call, CallLog
+    from tenure.dev.simulator.hostile import HostileAnswer
     from tenure.dev.simulator.http_server import Reply
     from tenure.dev.simulator.model_reply import ModelReply
     from tenure.dev.simulator.scenario import Fault
@@ -45,6 +46,21 @@ async def deliver(delivery: Delivery, call: Call, log: CallLog, http: Reply) -> 
         await _Stream(delivery, call, log, http).play()
     else:
         await _send_whole(delivery, call, log, http)
+
+
+async def deliver_hostile(answer: HostileAnswer, call: Call, log: CallLog, http: Reply) -> None:
+    """Send it as it is, whatever it is. The call's line in the log names what was changed."""
+    call.status, call.fault, call.error = answer.status, "hostile", ", ".join(answer.changes)
+    call.ending = "broken" if answer.is_cut else "complete"
+    log.finish(call)
+    headers = {"content-type": "text/event-stream", "request-id": call.request_id, **answer.headers}
+    http.begin(answer.status, headers)
+    http.write(answer.body)
+    await http.drain()
+    if answer.is_cut:
+        http.cut()
+    else:
+        http.end()
 
 
 async def _send_whole(delivery: Delivery, call: Call, log: CallLog, http: Reply) -> None:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+import re
+from collections import deque
+from dataclasses import dataclass, field, replace
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from tenure.dev.simulator.api_errors import ApiError, error_value
 from tenure.dev.simulator.call_log import Call, CallLog
-from tenure.dev.simulator.delivery import Delivery, deliver
+from tenure.dev.simulator.delivery import Delivery, deliver, deliver_hostile
+from tenure.dev.simulator.hostile import HostileAnswer, hostile_answer, parsed
 from tenure.dev.simulator.model_reply import compose
 from tenure.dev.simulator.scenario import FaultKind
+from tenure.dev.simulator.stream_events import stream_events
 from tenure.dev.simulator.summaries import is_summary_wanted, summary_text, turn_of
 from tenure.dev.simulator.templates import text_of
 from tenure.dev.simulator.tokens import InputTokens, PromptCache, count_request, prompt_hash
 from tenure.dev.simulator.validation import check_count, check_create
+from tenure.domain.strict_json import strict_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +31,8 @@ if TYPE_CHECKING:
     from tenure.dev.simulator.library import ScenarioLibrary
     from tenure.dev.simulator.scenario import Fault, Scenario, Turn
 
+HOSTILE = re.compile(r"sim-hostile-(\d+)-(.+)")
+SHARE_OF_VALID = 0.5
 REFUSED_KEY = "sk-invalid"
 PREFILL_REFUSED = (
     "This model does not support assistant message prefill. The conversation must end with a user message."
@@ -40,12 +48,18 @@ class MessagesEndpoint:
     faults: Faults
     cache: PromptCache
     latency_ms: int = 0
+    hostile_answers: deque[HostileAnswer] = field(default_factory=deque)
 
     async def create(self, request: Request, reply: Reply) -> None:
         """POST /v1/messages."""
         call = self._begin("messages", request)
         try:
-            await deliver(self._prepare(request, call), call, self.log, reply)
+            delivery = self._prepare(request, call)
+            hostile = self._hostile_answer(call, delivery) if call.stream else None
+            if hostile is not None:
+                await deliver_hostile(hostile, call, self.log, reply)
+            else:
+                await deliver(delivery, call, self.log, reply)
         except ApiError as error:
             self._refuse(error, call, reply)
         finally:
@@ -66,6 +80,24 @@ class MessagesEndpoint:
             self._refuse(error, call, reply)
         finally:
             self.log.finish(call)
+
+    def _hostile_answer(self, call: Call, delivery: Delivery) -> HostileAnswer | None:
+        """The next that was ordered, or what `sim-hostile-<seed>-<scenario>` makes of every second answer.
+
+        An attempt of a step is always answered alike, so that a seed that found something finds it again.
+        """
+        if self.hostile_answers:
+            return self.hostile_answers.popleft()
+        match = HOSTILE.fullmatch(call.model or "")
+        if match is None:
+            return None
+        _, _, attempt = (call.attempt or "").partition("/")
+        random = Random(f"{match[1]}/{attempt}")
+        if random.random() < SHARE_OF_VALID:
+            return None
+        call.bill_input(delivery.tokens)
+        events = [parsed(event.data) for event in stream_events(delivery.reply, delivery.tokens, delivery.deltas)]
+        return hostile_answer(random, events if random.random() < SHARE_OF_VALID else None)
 
     def _begin(self, endpoint: str, request: Request) -> Call:
         retry_count = request.headers.get("x-stainless-retry-count")
@@ -94,7 +126,7 @@ class MessagesEndpoint:
         )
 
     def _find_scenario(self, body: Mapping[str, Any]) -> Scenario:
-        scenario = self.library.find(body["model"], text_of(body["messages"][0]["content"]))
+        scenario = self.library.find(HOSTILE.sub(r"sim-\2", body["model"]), text_of(body["messages"][0]["content"]))
         if scenario is None:
             raise ApiError(404, f"model: {body['model']}")
         return scenario
@@ -136,7 +168,7 @@ def _turn(scenario: Scenario, index: int, body: Mapping[str, Any]) -> Turn:
 def _parsed(request: Request) -> Any:
     _check_headers(request.headers)
     try:
-        value = json.loads(request.body)
+        value = strict_json(request.body.decode())
         if b"\\ud" in request.body.lower():  # half a surrogate pair passes Python's parser, not the provider's
             json.dumps(value, ensure_ascii=False).encode()
     except ValueError as error:

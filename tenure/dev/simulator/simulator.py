@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from tenure.dev.simulator.hostile import HostileAnswer
     from tenure.dev.simulator.http_messages import Request
     from tenure.dev.simulator.http_server import Reply
 
@@ -68,6 +69,10 @@ class ModelSimulator:
     @property
     def url(self) -> str:
         return f"http://{self._address[0]}:{self._server.port}"
+
+    def answer_next(self, answer: HostileAnswer) -> None:
+        """Whatever is asked next is answered with this."""
+        self._messages.hostile_answers.append(answer)
 
     async def start(self) -> Self:
         """Listen. Raises OSError when the address is taken."""

@@ -1,0 +1,195 @@
+"""Answers of a hostile provider through the real client: an answer that can be kept, or a failure that says what came.
+
+TENURE_HOSTILE_ANSWERS says how many are tried in each of the two ways. What fails is shrunk to the shortest stream that fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from services.worker.answer_facts import answer_facts, billed, failure_fact
+from services.worker.answer_fold import MOST_CONTENT_BYTES, MOST_TOKENS
+from services.worker.claim_ledger import size_bytes
+from services.worker.model import MOST_FAILURE_CHARACTERS, ModelCall, ModelCallFailed, ModelClient, ModelRequest
+from tenure.dev.simulator.hostile import hostile_answer
+from tenure.dev.simulator.simulator import ModelSimulator
+from tenure.dev.simulator.validation import check_create
+from tenure.domain import entries as facts
+from tenure.domain.conversation import with_own_ids
+from tenure.domain.failures import FailureClass
+from tenure.domain.fold import ResumePoint
+from tenure.domain.states import TaskState
+from tenure.domain.strict_json import strict_json
+from tenure.domain.task import TaskSpec
+from tenure.domain.tools import Outcome, OutcomeStatus
+from tenure.domain.turn import CallModel, next_move
+from tenure.v1 import ledger_pb2, live_pb2
+from tenure.wire.entries import entry_to_domain, new_entry
+from tenure.wire.portions import is_one_portion
+from tenure.wire.task import usage_to_wire
+from tests.patience import CALL_SECONDS
+
+ANSWERS = int(os.environ.get("TENURE_HOSTILE_ANSWERS", "1000"))
+ATTEMPT = facts.ModelAttempt(1, "sim-hostile", 1000, 4096, 5096)
+GOAL = "Do what is to be done."
+MOST_MESSAGE_CHARACTERS = 10 * MOST_FAILURE_CHARACTERS
+"""Escapes make a message longer."""
+
+ANY_TIME = {
+    FailureClass.BROKEN_STREAM,
+    FailureClass.CONNECTION,
+    FailureClass.TIMEOUT,
+    FailureClass.OVERLOADED,
+    FailureClass.SERVER_ERROR,
+    FailureClass.RATE_LIMITED,
+}
+"""What is to be tried again; everything else is the provider's word about the request."""
+
+
+class HostileWorld:
+    """A simulator and a client in one event loop."""
+
+    def __init__(self):
+        self.runner = asyncio.Runner()
+        self.simulator = self.runner.run(ModelSimulator().start())
+        self.client = self.runner.run(self.new_client())
+        self.told = 0
+
+    async def new_client(self):
+        return ModelClient(
+            api_key="sk-test", base_url=self.simulator.url, timeout_seconds=CALL_SECONDS, silence_seconds=CALL_SECONDS
+        )
+
+    def ask(self, hostile):
+        """(what came of the call, the call). The answer is taken by exactly this request."""
+        call = ModelCall(on_text=self.show, on_usage=lambda: usage_to_wire(call.usage))
+        request = ModelRequest("sim-hello", [{"role": "user", "content": GOAL}], 4096, attempt="task/1/1")
+        self.simulator.answer_next(hostile)
+        try:
+            return self.runner.run(self.client.answer(request, call)), call
+        except ModelCallFailed as failure:
+            return failure, call
+
+    def show(self, block, text):
+        live_pb2.Delta(block=block, text=text).SerializeToString()
+
+    def close(self):
+        self.runner.run(self.client.__aexit__())
+        self.runner.run(self.simulator.stop())
+        self.runner.close()
+
+
+@pytest.fixture(scope="module")
+def world():
+    made = HostileWorld()
+    yield made
+    made.close()
+
+
+def stored(own):
+    """The facts as the next owner reads them: through their bytes."""
+    for step, body in own:
+        sent = ledger_pb2.NewEntry.FromString(new_entry(step, body).SerializeToString())
+        yield entry_to_domain(ledger_pb2.Entry(step=sent.step, body=sent.body)).body
+
+
+def resume_point(own):
+    """A task whose first answer this is, with an outcome for each of its calls, folded."""
+    outcomes = [facts.ToolOutcome(one.call_id, Outcome(OutcomeStatus.SUCCEEDED, "ok")) for one in own[1:]]
+    history = [
+        (0, facts.Submitted(TaskSpec(goal=GOAL), "r")),
+        (0, facts.Transition(TaskState.QUEUED, "SUBMITTED", "")),
+        (0, facts.Transition(TaskState.RUNNING, "OPENED", "", from_state=TaskState.QUEUED)),
+        (1, ATTEMPT),
+        *((1, body) for body in [*own, *outcomes]),
+    ]
+    point = ResumePoint()
+    for sequence, (step, body) in enumerate(history, start=1):
+        point.apply(facts.Entry(sequence, step, body))
+    return point
+
+
+def check_answer(answer):
+    """It can be stored, read, sent again, and forked or continued: the provider would take the next request."""
+    assert answer.stop_reason
+    answer = replace(answer, usage=billed(ATTEMPT, answer.usage), latency_seconds=0.5)
+    assert 0 < answer.usage.total <= 4 * MOST_TOKENS
+    answer = replace(answer, content=with_own_ids(answer.content, [], 1))
+    own = answer_facts(1, ATTEMPT, answer)
+    if not is_one_portion(own, size_bytes):
+        return "an answer too large for one commit"
+    read = list(stored(own))
+    assert read == [body for _, body in own]
+    point = resume_point(read)
+    move = next_move(point)
+    point.apply(facts.Entry(point.sequence + 1, 0, facts.UserMessage("Go on.")))  # as a fork does
+    point.apply(facts.Entry(point.sequence + 1, point.step + 1, ATTEMPT))
+    body = {"model": "m", "max_tokens": 10, "messages": point.messages}
+    check_create(strict_json(json.dumps(body, ensure_ascii=False, allow_nan=False).encode().decode()))
+    if isinstance(move, CallModel):
+        assert point.messages[-1]["role"] == "user"
+    return f"an answer, then {type(move).__name__}"
+
+
+def check_failure(failure, call):
+    fact = failure_fact(ATTEMPT, failure)
+    assert list(stored([(1, fact)])) == [fact]
+    assert 0 <= fact.usage.total <= 4 * MOST_TOKENS + MOST_CONTENT_BYTES
+    assert 0 < len(failure.message) <= MOST_MESSAGE_CHARACTERS
+    assert all(one.isprintable() or one == "\n" for one in failure.message)
+    assert len(failure.request_id) <= 200 * 10
+    if call.was_taken and failure.status_code < 400:
+        assert failure.error_class in ANY_TIME, failure
+    assert failure.retryable or failure.status_code, f"no word of the provider says so: {failure}"
+    return str(failure.error_class)
+
+
+@pytest.fixture
+def try_answer(world, caplog):
+    """Tries an answer, and counts what they come to."""
+    caplog.set_level(logging.ERROR, logger="services.worker")
+    counts = Counter()
+
+    def try_one(hostile):
+        outcome, call = world.ask(hostile)
+        failed = isinstance(outcome, ModelCallFailed)
+        counts[check_failure(outcome, call) if failed else check_answer(outcome)] += 1
+        assert not caplog.records, caplog.records[0].getMessage()
+
+    yield try_one
+    print(*(f"{count:>7} {what}" for what, count in counts.most_common()), sep="\n")  # noqa: T201  with -s or a failure
+
+
+def test_every_answer_of_a_hostile_provider_can_be_kept_or_fails_in_a_typed_way(try_answer):
+    @settings(
+        max_examples=ANSWERS,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.randoms(use_true_random=False, note_method_calls=False))
+    def try_one(random):
+        try_answer(hostile_answer(random))
+
+    try_one()
+
+
+def test_seeded_answers_too(try_answer):
+    """A seeded stream of chance goes where hypothesis' short ones seldom go: long answers with several changes."""
+    for number in range(ANSWERS):
+        hostile = hostile_answer(Random(number))
+        try:
+            try_answer(hostile)
+        except Exception as error:
+            error.add_note(f"seed {number}: {hostile.changes}; {hostile.body[:2000]!r}")
+            raise
