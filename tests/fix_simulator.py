@@ -43,6 +43,10 @@ class SimulatorControl:
         """For example `status=529, count=2`, `broken_stream=3, model="sim-hello"`, `latency_ms=500`."""
         self._ask("/_sim/faults", fault)
 
+    def order_answer(self, stream: bytes, count: int = 1) -> None:
+        """The next answers are this stream, byte for byte."""
+        self._send(f"/_sim/answers?count={count}", stream)
+
     def reset(self) -> None:
         self._ask("/_sim/reset", {})
 
@@ -51,7 +55,9 @@ class SimulatorControl:
         return [json.loads(line) for line in self.log_path.read_text().splitlines()]
 
     def _ask(self, path: str, value: dict[str, Any] | None = None) -> Any:
-        data = None if value is None else json.dumps(value).encode()
+        return self._send(path, None if value is None else json.dumps(value).encode())
+
+    def _send(self, path: str, data: bytes | None) -> Any:
         with urllib.request.urlopen(self.url + path, data, timeout=CALL_SECONDS) as response:
             return json.load(response)
 

@@ -1,6 +1,6 @@
 """Answers of a hostile provider through the real client: an answer that can be kept, or a failure that says what came.
 
-TENURE_HOSTILE_ANSWERS says how many are tried in each of the two ways. What fails is shrunk to the shortest stream that fails.
+TENURE_HOSTILE_ANSWERS says how many are tried in each of the two ways. Hypothesis shrinks what fails.
 """
 
 from __future__ import annotations

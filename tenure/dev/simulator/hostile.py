@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from random import Random
 
 Event = dict[str, Any]
+Block = tuple[Event, list[Event]]
+"""As it starts, and its deltas."""
 
 _CHANGES: Final = (1, 1, 1, 2, 3)
 _SHARE_OF_BYTES: Final = 0.35
@@ -76,18 +78,30 @@ def parsed(data: bytes) -> Event:
 
 def valid_events(random: Random) -> list[Event]:
     """The stream of a valid answer with up to four blocks."""
-    usage = {"input_tokens": random.randint(1, 500), "output_tokens": 1, "cache_read_input_tokens": 0}
-    message = {"id": "msg_1", "type": "message", "role": "assistant", "model": "sim-hostile", "content": []}
-    events: list[Event] = [{"type": "message_start", "message": {**message, "stop_reason": None, "usage": usage}}]
     kinds = [random.choice(list(_BLOCKS)) for _ in range(random.randint(0, 4))]
-    for index, kind in enumerate(kinds):
-        events += _block_events(index, *_BLOCKS[kind](random, index))
-        if index == 0:
-            events.append({"type": "ping"})
     last_words = ["end_turn", "end_turn", "stop_sequence", "max_tokens", "refusal", "model_context_window_exceeded"]
     reason = "tool_use" if "tool_use" in kinds else random.choice(last_words)
-    events.append({"type": "message_delta", "delta": {"stop_reason": reason}, "usage": {"output_tokens": 30}})
+    blocks = [_BLOCKS[kind](random, index) for index, kind in enumerate(kinds)]
+    events = stream_of(blocks, reason, input_tokens=random.randint(1, 500))
+    events.insert(random.randint(1, len(events)), {"type": "ping"})
+    return events
+
+
+def stream_of(blocks: list[Block], stop_reason: str, *, input_tokens: int = 100) -> list[Event]:
+    """The stream of a valid answer: each block as it starts, and its deltas."""
+    usage = {"input_tokens": input_tokens, "output_tokens": 1, "cache_read_input_tokens": 0}
+    message = {"id": "msg_1", "type": "message", "role": "assistant", "model": "sim-hostile", "content": []}
+    events: list[Event] = [{"type": "message_start", "message": {**message, "stop_reason": None, "usage": usage}}]
+    for index, (start, deltas) in enumerate(blocks):
+        events += _block_events(index, start, deltas)
+    events.append({"type": "message_delta", "delta": {"stop_reason": stop_reason}, "usage": {"output_tokens": 30}})
     return [*events, {"type": "message_stop"}]
+
+
+def call_of(tool: str, arguments_json: str, tool_use_id: str = "toolu_1") -> Block:
+    """A call's block."""
+    start = {"type": "tool_use", "id": tool_use_id, "name": tool, "input": {}}
+    return start, [{"type": "input_json_delta", "partial_json": arguments_json}]
 
 
 def _block_events(index: int, start: Event, deltas: list[Event]) -> list[Event]:
@@ -98,22 +112,22 @@ def _block_events(index: int, start: Event, deltas: list[Event]) -> list[Event]:
     ]
 
 
-def _text_block(random: Random, _index: int) -> tuple[Event, list[Event]]:
+def _text_block(random: Random, _index: int) -> Block:
     words = random.choice(["It is done.", "漢字 \U0001f600", " ", "", '{"price": 3}'])
     return {"type": "text", "text": ""}, [{"type": "text_delta", "text": piece} for piece in _pieces(random, words)]
 
 
-def _thinking_block(random: Random, _index: int) -> tuple[Event, list[Event]]:
+def _thinking_block(random: Random, _index: int) -> Block:
     thoughts = [{"type": "thinking_delta", "thinking": piece} for piece in _pieces(random, "Let me see.")]
     start = {"type": "thinking", "thinking": "", "signature": ""}
     return start, [*thoughts, {"type": "signature_delta", "signature": "c2lnbmVk"}]
 
 
-def _redacted_block(_random: Random, _index: int) -> tuple[Event, list[Event]]:
+def _redacted_block(_random: Random, _index: int) -> Block:
     return {"type": "redacted_thinking", "data": "aGlkZGVu"}, []
 
 
-def _call_block(random: Random, index: int) -> tuple[Event, list[Event]]:
+def _call_block(random: Random, index: int) -> Block:
     name, arguments = random.choice(
         [
             ("write_file", {"path": "a.txt", "content": "caf\u00e9 \U0001f600"}),

@@ -11,6 +11,7 @@ from tenure.dev.search_stub import answer_search
 from tenure.dev.simulator.api_errors import error_body, error_value, new_request_id
 from tenure.dev.simulator.call_log import CallLog
 from tenure.dev.simulator.faults import Faults, TooManyFaults
+from tenure.dev.simulator.hostile import HostileAnswer
 from tenure.dev.simulator.http_server import HttpServer
 from tenure.dev.simulator.library import ScenarioLibrary, fault_from
 from tenure.dev.simulator.messages_endpoint import MessagesEndpoint
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from tenure.dev.simulator.hostile import HostileAnswer
     from tenure.dev.simulator.http_messages import Request
     from tenure.dev.simulator.http_server import Reply
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 LISTED_CALLS = 1000
+MOST_ANSWERS = 1000
 
 
 class ModelSimulator:
@@ -63,6 +64,7 @@ class ModelSimulator:
             ("GET", "/_sim/calls"): self._list_calls,
             ("GET", "/_sim/running"): self._list_running,
             ("POST", "/_sim/faults"): self._order_fault,
+            ("POST", "/_sim/answers"): self._order_answer,
             ("POST", "/_sim/reset"): self._reset,
         }
 
@@ -127,8 +129,19 @@ class ModelSimulator:
         else:
             reply.send_json(200, {})
 
+    async def _order_answer(self, request: Request, reply: Reply) -> None:
+        """The body of this request is the stream of the next `count` answers, byte for byte."""
+        count = request.query.get("count", "1")
+        if not count.isdecimal() or not 1 <= int(count) <= MOST_ANSWERS:
+            reply.send_json(400, {"error": f"count must be 1 to {MOST_ANSWERS}"})
+            return
+        for _ in range(int(count)):
+            self.answer_next(HostileAnswer(request.body, changes=["ordered"]))
+        reply.send_json(200, {})
+
     async def _reset(self, _request: Request, reply: Reply) -> None:
-        """Forget faults, calls and cached prefixes. The log file stays."""
+        """Forget faults, ordered answers, calls and cached prefixes. The log file stays."""
+        self._messages.hostile_answers.clear()
         self.faults.clear()
         self.log.clear()
         self.cache.clear()

@@ -1,0 +1,177 @@
+"""Tasks of a hostile provider, on real services: each ends in a typed way, its bill is right, and its history goes on.
+
+TENURE_HOSTILE_TASKS says how many tasks run beside each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import uuid
+from collections import Counter
+
+from services.worker.answer_fold import MOST_TOKENS
+from tenure.dev.simulator.hostile import call_of, stream_of, written
+from tenure.domain import entries as facts
+from tenure.domain.fold import fold
+from tenure.domain.retry import RetryPolicy
+from tenure.domain.states import Reason
+from tenure.domain.task import TaskPolicy
+from tenure.domain.tools import OutcomeStatus
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_pb2
+from tenure.wire.enums import state_name
+from tenure.wire.portions import MOST_ENTRIES
+from tests.patience import CALL_SECONDS
+
+TASKS = int(os.environ.get("TENURE_HOSTILE_TASKS", "40"))
+AT_ONCE = TaskPolicy(retry=RetryPolicy(max_attempts=0))
+"""A task that failed five times with one call is not tried again."""
+
+TOOLS = ("write_file", "read_file", "list_files", "append_record", "append_record_unsafe")
+TYPED_ENDS = {
+    ("SUCCEEDED", Reason.FINAL_ANSWER),
+    ("FAILED", Reason.MODEL_UNAVAILABLE),
+    ("FAILED", Reason.MODEL_RATE_LIMITED),
+    ("FAILED", Reason.MODEL_REJECTED),
+    ("FAILED", Reason.MODEL_REFUSED),
+    ("FAILED", Reason.MODEL_TRUNCATED),
+    ("FAILED", Reason.CONTEXT_WINDOW_EXCEEDED),
+    ("COST_EXCEEDED", Reason.TOKEN_LIMIT),
+    ("COST_EXCEEDED", Reason.MONEY_LIMIT),
+}
+COUNTS = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+
+
+def stream(*blocks, stop_reason="tool_use"):
+    return b"".join(written(event) for event in stream_of(list(blocks), stop_reason))
+
+
+def many_calls(count):
+    path = json.dumps({"path": "."})
+    return stream(*(call_of("list_files", path, f"toolu_{number}") for number in range(count)))
+
+
+async def fork(bench, task_id, **fields):
+    request = pb.CheckpointServiceForkTaskRequest(
+        request_id=str(uuid.uuid4()),
+        task_id=task_id,
+        actor="test",
+        message="Say hello.",
+        overrides=task_pb2.ForkOverrides(model="sim-hello"),
+        **fields,
+    )
+    return (await bench.ledger.ForkTask(request, timeout=CALL_SECONDS)).task.task_id
+
+
+async def its_bill_is_right(bench, task):
+    """Nothing stays reserved, and what was used is the sum of its calls, each of which is settled."""
+    bills = (await bench.ledger.ListBills(pb.ListBillsRequest(task_id=task.task_id), timeout=CALL_SECONDS)).bills
+    sums = {name: sum(getattr(bill.usage, name) for bill in bills) for name in COUNTS}
+    assert sums == {name: getattr(task.usage, name) for name in COUNTS}
+    assert task.budget.used_tokens == sum(sums.values())
+    assert task.budget.reserved_tokens == task.budget.reserved_nano_usd == 0
+    attempts = await bench.bodies(task.task_id, facts.ModelAttempt)
+    assert len(bills) == len(attempts) <= len(bench.model_calls(task.task_id))
+    assert all(0 <= getattr(bill.usage, name) <= MOST_TOKENS for bill in bills for name in COUNTS)
+
+
+async def test_every_task_of_a_hostile_provider_ends_in_a_typed_way_and_its_history_goes_on(bench):
+    for _ in range(2):
+        await bench.start_worker(slots="32")
+    models = [f"sim-hostile-{seed}-worker-classes" for seed in range(TASKS)]
+    submitted = [await bench.submit(model, policy=AT_ONCE, tools=TOOLS) for model in models]
+    tasks = await asyncio.gather(*map(bench.ended, submitted))
+    ends = Counter((state_name(task.state), task.reason) for task in tasks)
+    print(*(f"{count:>5} {end}" for end, count in ends.most_common()), sep="\n")  # noqa: T201  with -s or a failure
+    for model, task in zip(models, tasks, strict=True):
+        assert (state_name(task.state), task.reason) in TYPED_ENDS, f"{model}: {task.reason} {task.message}"
+        assert task.claim_count == 1, f"{model}: a worker died of it"
+        await its_bill_is_right(bench, task)
+        fold(await bench.entries(task.task_id))
+
+    forks = await asyncio.gather(*(bench.ended(await fork(bench, task_id)) for task_id in submitted))
+    for model, forked in zip(models, forks, strict=True):
+        assert state_name(forked.state) == "SUCCEEDED", f"the fork of {model}: {forked.reason} {forked.message}"
+
+
+async def test_half_a_character_in_a_call_is_replaced_and_the_task_goes_on(bench):
+    bench.simulator.order_answer(stream(call_of("write_file", '{"path": "a.txt", "content": "smile \\ud83d"}')))
+    await bench.start_worker()
+    task_id = await bench.submit("sim-hello", tools=TOOLS)
+    assert state_name((await bench.ended(task_id)).state) == "SUCCEEDED"
+    [intent] = await bench.bodies(task_id, facts.ToolIntent)
+    assert json.loads(intent.arguments_json)["content"] == "smile \ufffd"
+    assert len(bench.model_calls(task_id)) == 2
+
+
+async def test_data_that_is_no_json_is_a_broken_stream_that_is_tried_again(bench):
+    bench.simulator.order_answer(b'event: message_start\ndata: {"type": "message_start", "mess\n\n')
+    await bench.start_worker()
+    task_id = await bench.submit("sim-hello", tools=TOOLS)
+    assert state_name((await bench.ended(task_id)).state) == "SUCCEEDED"
+    [failure] = await bench.bodies(task_id, facts.ModelFailure)
+    assert (failure.error_class, failure.retryable) == ("BROKEN_STREAM", True)
+    [attempt, _] = await bench.bodies(task_id, facts.ModelAttempt)
+    assert failure.usage.input_tokens == attempt.input_tokens, "an input that nobody counted is billed as set aside"
+
+
+async def test_a_number_that_is_none_ends_the_task_in_the_words_of_what_was_received(bench):
+    bench.simulator.order_answer(stream(call_of("write_file", '{"path": NaN}')), count=5)
+    await bench.start_worker()
+    task_id = await bench.submit("sim-hello", policy=AT_ONCE, tools=TOOLS)
+    task = await bench.ended(task_id)
+    assert (state_name(task.state), task.reason, task.claim_count) == ("FAILED", "MODEL_UNAVAILABLE", 1)
+    assert "NaN is no number of JSON" in task.message
+    assert '{"path": NaN}' in task.message
+    await its_bill_is_right(bench, task)
+    assert state_name((await bench.ended(await fork(bench, task_id))).state) == "SUCCEEDED"
+
+
+async def test_as_many_calls_as_one_commit_holds_survive_the_worker_that_dies_before_it_runs_them(bench):
+    bench.simulator.order_answer(many_calls(MOST_ENTRIES - 1))
+    victim = await bench.start_worker(failpoints="worker.after_intent=1#kill9")
+    task_id = await bench.submit("sim-hello", tools=TOOLS)
+    await bench.died(victim)
+    await bench.start_worker()
+    assert state_name((await bench.ended(task_id)).state) == "SUCCEEDED"
+    outcomes = await bench.bodies(task_id, facts.ToolOutcome)
+    assert len({outcome.call_id for outcome in outcomes}) == len(outcomes) == MOST_ENTRIES - 1
+    assert {outcome.outcome.status for outcome in outcomes} == {OutcomeStatus.SUCCEEDED}
+    assert len(bench.model_calls(task_id)) == 2
+
+
+async def test_more_calls_than_one_commit_holds_are_never_begun(bench):
+    bench.simulator.order_answer(many_calls(MOST_ENTRIES), count=4)
+    bench.simulator.order_answer(many_calls(1200), count=1)
+    await bench.start_worker()
+    task_id = await bench.submit("sim-hello", policy=AT_ONCE, tools=TOOLS)
+    task = await bench.ended(task_id)
+    assert (state_name(task.state), task.reason, task.claim_count) == ("FAILED", "MODEL_UNAVAILABLE", 1)
+    assert "ANSWER_TOO_LARGE" in task.message
+    assert "1200 tool calls" in task.message
+    assert await bench.bodies(task_id, facts.ToolIntent) == []
+    await its_bill_is_right(bench, task)
+
+
+async def test_calls_with_one_id_are_two_calls(bench):
+    both = [call_of("list_files", '{"path": "."}', "toolu_same")] * 2
+    bench.simulator.order_answer(stream(*both), count=2)
+    await bench.start_worker()
+    task_id = await bench.submit("sim-hello", tools=TOOLS)
+    assert state_name((await bench.ended(task_id)).state) == "SUCCEEDED"
+    intents = await bench.bodies(task_id, facts.ToolIntent)
+    assert len({intent.tool_use_id for intent in intents}) == len(intents) == 4
+
+
+async def test_a_paid_answer_is_kept_however_much_others_append_meanwhile(bench):
+    await bench.start_worker()
+    task_id = await bench.submit("sim-worker-slow-model")
+    await bench.reached(task_id, facts.ModelAttempt)
+    for _ in range(6):
+        await asyncio.gather(*(bench.tell(task_id, "and") for _ in range(100)))
+    answered = await bench.ended(task_id)
+    assert state_name(answered.state) == "SUCCEEDED"
+    assert await bench.bodies(task_id, facts.AttemptLost) == []
+    assert len(bench.model_calls(task_id)) == len(await bench.bodies(task_id, facts.AssistantMessage))
