@@ -11,6 +11,7 @@ import os
 import uuid
 from collections import Counter
 
+from services.checkpoint.foreign_facts import MOST_ENTRIES as MOST_FOREIGN_ENTRIES
 from services.worker.answer_fold import MOST_TOKENS
 from tenure.dev.simulator.hostile import call_of, stream_of, written
 from tenure.domain import entries as facts
@@ -91,7 +92,11 @@ async def test_every_task_of_a_hostile_provider_ends_in_a_typed_way_and_its_hist
         await its_bill_is_right(bench, task)
         fold(await bench.entries(task.task_id))
 
-    forks = await asyncio.gather(*(bench.ended(await fork(bench, task_id)) for task_id in submitted))
+        if task.reason == Reason.MODEL_REJECTED:
+            refusing = bench.model_calls(task.task_id)[-1]
+            assert refusing["fault"] == "hostile", f"{model}: its history was refused: {task.message}"
+
+    forks = await asyncio.gather(*[bench.ended(await fork(bench, task_id)) for task_id in submitted])
     for model, forked in zip(models, forks, strict=True):
         assert state_name(forked.state) == "SUCCEEDED", f"the fork of {model}: {forked.reason} {forked.message}"
 
@@ -165,13 +170,14 @@ async def test_calls_with_one_id_are_two_calls(bench):
     assert len({intent.tool_use_id for intent in intents}) == len(intents) == 4
 
 
-async def test_a_paid_answer_is_kept_however_much_others_append_meanwhile(bench):
-    await bench.start_worker()
-    task_id = await bench.submit("sim-worker-slow-model")
+async def test_a_paid_answer_is_kept_however_much_others_append_meanwhile(bench, tmp_path):
+    go_on = tmp_path / "go-on"
+    await bench.start_worker(failpoints=f"worker.after_model=1#wait({go_on})")
+    task_id = await bench.submit("sim-hello")
     await bench.reached(task_id, facts.ModelAttempt)
     for _ in range(6):
-        await asyncio.gather(*(bench.tell(task_id, "and") for _ in range(100)))
-    answered = await bench.ended(task_id)
-    assert state_name(answered.state) == "SUCCEEDED"
+        await asyncio.gather(*(bench.tell(task_id, "and") for _ in range(MOST_FOREIGN_ENTRIES // 5)))
+    go_on.touch()
+    assert state_name((await bench.ended(task_id)).state) == "SUCCEEDED"
     assert await bench.bodies(task_id, facts.AttemptLost) == []
-    assert len(bench.model_calls(task_id)) == len(await bench.bodies(task_id, facts.AssistantMessage))
+    assert len(bench.model_calls(task_id)) == len(await bench.bodies(task_id, facts.AssistantMessage)) == 2

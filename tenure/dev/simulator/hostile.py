@@ -218,10 +218,16 @@ def _cut_input(random: Random, events: list[Event]) -> None:
 
 
 def _poison_input(random: Random, events: list[Event]) -> None:
-    """A tool's input that is no JSON, or JSON that nobody should take."""
+    """A tool's input that is no JSON, or JSON that nobody should take; whole, or in the middle of the valid one."""
     pieces = [event for event in events if "partial_json" in _delta_of(event)]
-    if pieces:
-        random.choice(pieces)["delta"]["partial_json"] = random.choice(_JSON_TEXTS)
+    if not pieces:
+        return
+    poisoned = random.choice(pieces)
+    poisoned["delta"]["partial_json"] = random.choice(_JSON_TEXTS)
+    if random.random() < 0.8:
+        for event in pieces:
+            if event is not poisoned and event.get("index") == poisoned.get("index"):
+                event["delta"]["partial_json"] = ""
 
 
 _JSON_TEXTS: Final = (
