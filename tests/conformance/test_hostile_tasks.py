@@ -26,7 +26,7 @@ from tenure.wire.enums import state_name
 from tenure.wire.portions import MOST_ENTRIES
 from tests.patience import CALL_SECONDS
 
-TASKS = int(os.environ.get("TENURE_HOSTILE_TASKS", "40"))
+TASKS = int(os.environ.get("TENURE_HOSTILE_TASKS", "24"))
 AT_ONCE = TaskPolicy(retry=RetryPolicy(max_attempts=0))
 """A task that failed five times with one call is not tried again."""
 
@@ -175,8 +175,8 @@ async def test_a_paid_answer_is_kept_however_much_others_append_meanwhile(bench,
     await bench.start_worker(failpoints=f"worker.after_model=1#wait({go_on})")
     task_id = await bench.submit("sim-hello")
     await bench.reached(task_id, facts.ModelAttempt)
-    for _ in range(6):
-        await asyncio.gather(*(bench.tell(task_id, "and") for _ in range(MOST_FOREIGN_ENTRIES // 5)))
+    for _ in range(MOST_FOREIGN_ENTRIES // 16 + 1):
+        await asyncio.gather(*(bench.tell(task_id, "and") for _ in range(16)))
     go_on.touch()
     assert state_name((await bench.ended(task_id)).state) == "SUCCEEDED"
     assert await bench.bodies(task_id, facts.AttemptLost) == []
