@@ -1,4 +1,4 @@
-"""`python -m bench [NAMES…] [--quick] [--json FILE]`: measures, and says what it measured."""
+"""`python -m bench [NAMES…] [--quick | --smoke] [--json FILE]`: measures, and says what it measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Final
 
 from bench.figures import Section
 from bench.machine import look
-from bench.options import Options
+from bench.options import Options, Size
 from bench.report import as_json, render
 
 NAMES: Final = ("latency", "commits", "reserves", "steps", "growth", "retention", "programs")
@@ -31,7 +31,7 @@ def main() -> int:
     folder.chmod(0o711)  # a Postgres that root may not run gets in under another account
     try:
         machine, began = look(folder), time.monotonic()
-        sections = asyncio.run(_measure(_load(arguments.names or NAMES), Options(folder, arguments.quick, _tell)))
+        sections = asyncio.run(_measure(_load(arguments.names or NAMES), Options(folder, _size(arguments), _tell)))
     except Exception:
         _tell(f"this could not be measured; data and logs are left in {folder}")
         raise
@@ -62,6 +62,12 @@ async def _measure(measurements: Sequence[Measure], options: Options) -> list[Se
     return sections
 
 
+def _size(arguments: argparse.Namespace) -> Size:
+    if arguments.smoke:
+        return Size.SMOKE
+    return Size.QUICK if arguments.quick else Size.FULL
+
+
 def _tell(what: str) -> None:
     print(f"… {what}", file=sys.stderr, flush=True)
 
@@ -69,7 +75,9 @@ def _tell(what: str) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
-    parser.add_argument("--quick", action="store_true", help="about a minute and a half, with fewer samples")
+    sizes = parser.add_mutually_exclusive_group()
+    sizes.add_argument("--quick", action="store_true", help="about a minute and a half, with fewer samples")
+    sizes.add_argument("--smoke", action="store_true", help="only whether everything runs; the figures mean nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="on which disk to measure (default: TMPDIR)")
     arguments = parser.parse_args()

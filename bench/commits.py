@@ -15,7 +15,7 @@ from bench.cpu import CpuMeter
 from bench.data_path import DataPath
 from bench.figures import Section, over
 from bench.held_tasks import HeldTask, TaskMaker
-from bench.options import Options
+from bench.options import ROUNDS, Options
 from services.worker.ledger_client import LedgerClient
 from tenure.runtime.duties import Duties
 from tenure.runtime.postgres import connection as pool_connection
@@ -27,7 +27,6 @@ from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 WRITERS: Final = 64
 ARRIVING_TASKS: Final = 128
 RATES: Final = (1000, 1666, 2500)
-ROUNDS: Final = 3
 LEAST_PER_SECOND: Final = 1666
 TIMEOUT_SECONDS: Final = 30.0
 HOW: Final = (
@@ -102,9 +101,9 @@ async def measure(options: Options) -> list[Section]:
         bench = await _open(path, options, opened)
         writers = await bench.maker.held(WRITERS)
         arriving = await bench.maker.held(ARRIVING_TASKS)
-        await closed_loop(bench.frames, writers, 1.0)
-        for number in range(1, ROUNDS + 1):
-            options.tell(f"commits: round {number} of {ROUNDS}")
+        await closed_loop(bench.frames, writers, options.choose(smoke=0.1, quick=1.0, full=1.0))
+        for number in range(1, options.rounds + 1):
+            options.tell(f"commits: round {number} of {options.rounds}")
             await _round(bench, writers, arriving)
         return [_section(bench.rounds)]
 
@@ -125,8 +124,8 @@ async def _open(path: DataPath, options: Options, opened: AsyncExitStack) -> _Be
         TaskMaker(channel, path.signer),
         ledger.commit,
         unary,
-        seconds=options.choose(quick=0.6, full=4.0),
-        bare_batches=options.choose(quick=60, full=400),
+        seconds=options.choose(smoke=0.05, quick=0.6, full=4.0),
+        bare_batches=options.choose(smoke=2, quick=60, full=400),
     )
 
 

@@ -34,19 +34,20 @@ HOW: Final = (
 
 async def measure(options: Options) -> list[Section]:
     """Bytes and seconds."""
+    late = options.choose(smoke=2 * EARLY, quick=LATE, full=LATE)
     section = Section("Long tasks", HOW)
     options.tell("growth: starting Postgres, checkpoint and tools")
     async with DataPath(options.folder / "growth", "checkpoint", "tools") as path, null_agents(path) as agents:
         tasks = await agents.maker.held(TASKS, LIMITS)
         await asyncio.gather(*(agents.agent.begin(task) for task in tasks))
-        options.tell(f"growth: {len(tasks)} tasks go through {LATE:,} steps")
-        early, late = [await _window(agents, tasks, step) for step in (EARLY, LATE)]
-        for what, before, after in zip(("WAL", "entries"), early, late, strict=True):
+        options.tell(f"growth: {len(tasks)} tasks go through {late:,} steps")
+        first, last = [await _window(agents, tasks, step) for step in (EARLY, late)]
+        for what, before, after in zip(("WAL", "entries"), first, last, strict=True):
             section.add(f"{what}, step {EARLY}", before, "B a step")
-            section.add(f"{what}, step {LATE:,}", after, "B a step")
-            section.add(f"{what}, step {LATE:,} against {EARLY}", after / before, "times", bound=at_most(MOST_GROWTH))
+            section.add(f"{what}, step {late:,}", after, "B a step")
+            section.add(f"{what}, step {late:,} against {EARLY}", after / before, "times", bound=at_most(MOST_GROWTH))
         options.tell("growth: resuming a long ledger")
-        await _add_resume(section, agents, tasks[0])
+        await _add_resume(section, agents, tasks[0], late)
     return [section]
 
 
@@ -87,7 +88,7 @@ async def _number(pool: Pool, statement: str, parameters: Sequence[int]) -> floa
     return float(row[0])
 
 
-async def _add_resume(section: Section, agents: NullAgents, task: HeldTask) -> None:
+async def _add_resume(section: Section, agents: NullAgents, task: HeldTask, late: int) -> None:
     """Each time under a new claim, as a worker that takes the task over."""
     opens, folds, count = [], [], 0
     for _ in range(RESUMES):
@@ -98,8 +99,8 @@ async def _add_resume(section: Section, agents: NullAgents, task: HeldTask) -> N
         point = fold(opened.entries)
         opens.append((received - began) * 1000)
         folds.append((perf_counter() - received) * 1000)
-        assert point.step >= LATE, "the whole ledger was folded"
+        assert point.step >= late, "the whole ledger was folded"
         count = len(opened.entries)
     note = f"{count:,} entries"
-    section.add_rounds(f"resume at step {LATE:,}: Open", opens, "ms", note=note)
-    section.add_rounds(f"resume at step {LATE:,}: fold", folds, "ms", note=note)
+    section.add_rounds(f"resume at step {late:,}: Open", opens, "ms", note=note)
+    section.add_rounds(f"resume at step {late:,}: fold", folds, "ms", note=note)

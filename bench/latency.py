@@ -84,18 +84,20 @@ async def measure(options: Options) -> list[Section]:
         Client(stack.gateway_address) as client,
     ):
         options.tell("latency: submits")
-        submits = await _submits(client, options.choose(quick=40, full=120))
+        submits = await _submits(client, options.choose(smoke=2, quick=40, full=120))
         section.add_latencies("submit to running, idle", submits, bound=at_most(200))
         takeovers = _Takeovers(stack, client)
         options.tell("latency: kill -9")
-        killed = await _repeat(options.choose(quick=3, full=50), lambda: takeovers.run(_kill, ServiceProcess.restart))
+        killed = await _repeat(
+            options.choose(smoke=1, quick=3, full=50), lambda: takeovers.run(_kill, ServiceProcess.restart)
+        )
         section.add_latencies("kill -9 to running elsewhere", killed, bound=at_most(2000))
         options.tell("latency: freeze")
-        frozen = await _repeat(options.choose(quick=2, full=50), lambda: takeovers.run(_freeze, _wake))
+        frozen = await _repeat(options.choose(smoke=1, quick=2, full=50), lambda: takeovers.run(_freeze, _wake))
         section.add_latencies("frozen (SIGSTOP) to running elsewhere", frozen, bound=at_most(10_000))
         options.tell("latency: drain")
         drained = await _repeat(
-            options.choose(quick=3, full=50), lambda: takeovers.run(takeovers.drain, ServiceProcess.restart)
+            options.choose(smoke=1, quick=3, full=50), lambda: takeovers.run(takeovers.drain, ServiceProcess.restart)
         )
         section.add_latencies("drain (SIGTERM) to running elsewhere", drained)
         section.add_latencies("drain (SIGTERM) to the process's end", takeovers.exits)

@@ -9,7 +9,7 @@ from typing import Final
 
 from bench.held_tasks import HeldTask
 from services.worker.ledger_client import LedgerClient
-from services.worker.tools_client import ToolsClient
+from services.worker.tools_client import CallLimits, ToolsClient
 from tenure.domain.entries import ToolIntent, ToolOutcome
 from tenure.domain.tools import Outcome, call_id
 from tenure.v1 import checkpoint_service_pb2 as pb
@@ -22,7 +22,7 @@ MODEL: Final = "none"
 TOOL: Final = "append_record"
 ARGUMENTS: Final = json.dumps({"file": "bench", "line": "nothing"})
 NOT_SET_UP: Final = "NOT_CONFIGURED"
-_TOOL_TIMEOUT_SECONDS: Final = 30.0
+_LIMITS: Final = CallLimits(outcome_seconds=30.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class NullAgent:
         began = perf_counter()
         intent = ToolIntent(call_id(task.step, 0), f"toolu_{task.step}", TOOL, ARGUMENTS)
         await self._commit(task, task.commit([_answer(task.step, intent), new_entry(task.step, intent)]))
-        outcome = await self.tools.execute(task.token, intent, _hear_nothing, _TOOL_TIMEOUT_SECONDS)
+        outcome = await self.tools.execute(task.token, intent, _hear_nothing, _LIMITS, None)
         assert outcome.detail == NOT_SET_UP, f"a tool that is not set up answered {outcome}"
         await self._finish(task, intent, outcome, last=last)
         return perf_counter() - began

@@ -15,7 +15,7 @@ from bench.data_path import DataPath
 from bench.figures import Section
 from bench.held_tasks import HeldTask, TaskMaker
 from bench.null_agent import ANSWER_BYTES, NullAgent
-from bench.options import Options
+from bench.options import ROUNDS, Options
 from services.worker.ledger_client import LedgerClient
 from services.worker.tools_client import ToolsClient
 from tenure.runtime.duties import Duties
@@ -23,7 +23,6 @@ from tenure.runtime.rpc_channel import open_channel
 
 AGENTS: Final = 32
 STEPS: Final = 10
-ROUNDS: Final = 3
 MOST_SECONDS: Final = 8.0
 HOW: Final = (
     f"{AGENTS} agents at once, each a task of {STEPS} steps, driven over the worker's commit and tool streams by this "
@@ -60,16 +59,17 @@ async def measure_null_steps(options: Options) -> Section:
     """Rate, latencies and processor time."""
     section = Section("Agent steps, no model, no tool", HOW)
     options.tell("steps: starting Postgres, checkpoint and tools")
+    most_seconds = options.choose(smoke=0.5, quick=MOST_SECONDS, full=MOST_SECONDS)
     async with DataPath(options.folder / "null-steps", "checkpoint", "tools") as path, null_agents(path) as agents:
-        await _run(agents.agent, await agents.maker.held(AGENTS), MOST_SECONDS)
+        await _run(agents.agent, await agents.maker.held(AGENTS), most_seconds)
         rates, latencies, used = [], [], []
-        for number in range(1, ROUNDS + 1):
-            options.tell(f"steps without a model: round {number} of {ROUNDS}")
-            tasks = await agents.maker.held(options.choose(quick=3, full=8) * AGENTS)
+        for number in range(1, options.rounds + 1):
+            options.tell(f"steps without a model: round {number} of {options.rounds}")
+            tasks = await agents.maker.held(options.choose(smoke=1, quick=3, full=8) * AGENTS)
             meter = CpuMeter(path.pids(), own="driver")
             meter.start()
             began = perf_counter()
-            seconds = await _run(agents.agent, tasks, MOST_SECONDS)
+            seconds = await _run(agents.agent, tasks, most_seconds)
             rates.append(len(seconds) / (perf_counter() - began))
             used.append({name: value * 1e6 / len(seconds) for name, value in meter.used_seconds().items()})
             latencies += seconds

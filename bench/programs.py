@@ -32,9 +32,9 @@ async def measure(options: Options) -> list[Section]:
     try:
         async with program_starts(options.folder / "programs") as starts:
             options.tell("programs: taking turns")
-            seldom = await _seldom(starts, options.choose(quick=30, full=200))
+            seldom = await _seldom(starts, options.choose(smoke=1, quick=30, full=200))
             options.tell("programs: in a row")
-            busy = await _busy(starts, options.choose(quick=3, full=12))
+            busy = await _busy(starts, options.choose(smoke=1, quick=3, full=12))
     except SandboxUnavailable as unavailable:
         return [Section("To a program's first line", f"Not measured: {unavailable}")]
     return [seldom, busy]

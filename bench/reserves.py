@@ -14,7 +14,7 @@ from bench.commit_loads import Commit, Run
 from bench.data_path import DataPath
 from bench.figures import Section
 from bench.held_tasks import HeldTask, TaskMaker
-from bench.options import Options
+from bench.options import ROUNDS, Options
 from services.worker.ledger_client import LedgerClient
 from tenure.runtime.duties import Duties
 from tenure.runtime.postgres import connection as pool_connection
@@ -23,7 +23,6 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
 
 AGENTS: Final = (1, 10, 100)
-ROUNDS: Final = 3
 MODEL: Final = "claude-opus-4-8"
 AMPLE: Final = task_pb2.Limits(max_tokens=10**12, max_nano_usd=10**15, max_steps=10**6)
 HOW: Final = (
@@ -57,9 +56,9 @@ async def measure(options: Options) -> list[Section]:
         for agents in AGENTS:
             variants[agents, "one root"] = await _family(path, maker, agents)
             variants[agents, "independent"] = await maker.held(agents, AMPLE)
-        rounds, seconds = _Rounds(), options.choose(quick=0.6, full=4.0)
-        for number in range(1, ROUNDS + 1):
-            options.tell(f"reserves: round {number} of {ROUNDS}")
+        rounds, seconds = _Rounds(), options.choose(smoke=0.05, quick=0.6, full=4.0)
+        for number in range(1, options.rounds + 1):
+            options.tell(f"reserves: round {number} of {options.rounds}")
             for key, tasks in variants.items():
                 rounds.runs[key].append(await _spend(ledger.commit, tasks, seconds))
         return [_section(rounds)]

@@ -58,7 +58,10 @@ _LEFT: Final = (
 
 async def measure(options: Options) -> list[Section]:
     """Latencies of commits, rates of pruning, bytes."""
-    count, seconds = options.choose(quick=500, full=10_000), options.choose(quick=2.0, full=15.0)
+    count, seconds = (
+        options.choose(smoke=COPIES_AT_ONCE, quick=500, full=10_000),
+        options.choose(smoke=0.2, quick=2.0, full=15.0),
+    )
     section = Section("Retention", HOW)
     async with AsyncExitStack() as opened:
         options.tell("retention: starting Postgres and the checkpoint service")
@@ -76,7 +79,7 @@ async def measure(options: Options) -> list[Section]:
         await _copies(ledger.commit, template, pool, count)
         kept = {table: size - before[table] for table, size in (await _sizes(pool)).items()}
         load = partial(random_arrivals, ledger.commit, arriving, PER_SECOND)
-        await load(1.0)
+        await load(options.choose(smoke=0.1, quick=1.0, full=1.0))
         options.tell("retention: commits alone")
         section.add_latencies("commits alone", (await load(seconds)).latencies)
         options.tell("retention: commits beside a prune")

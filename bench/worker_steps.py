@@ -108,7 +108,7 @@ async def measure_worker_steps(options: Options) -> Section:
     """One worker and two with nobody watching, then again with somebody waiting for each task."""
     section = Section("Agent steps with worker, model client and simulator", HOW)
     options.tell("steps: starting the whole stack")
-    folder, seconds = options.folder / "worker-steps", options.choose(quick=2.0, full=10.0)
+    folder, seconds = options.folder / "worker-steps", options.choose(smoke=0.1, quick=2.0, full=10.0)
     async with (
         Stack(StackOptions(data_dir=folder, workers=1, slots=AT_ONCE)) as stack,
         Client(stack.gateway_address) as client,
