@@ -35,7 +35,8 @@ def usage(context: Context, by: str, since: float, root: str, tenant: str, every
     """Sum up what model calls were billed, pruned tasks included.
 
     CACHED is the share of all input that the provider read from its cache. LOST calls died with their worker, and are
-    billed by what was heard of them.
+    billed by what was heard of them. COST is what providers ask for: calls of models without a known price are
+    unpriced, those that the model simulator answered are simulated.
     """
     if every and (root or tenant):
         raise click.UsageError("--all is not of one tenant or task")
@@ -62,6 +63,18 @@ def cached_share(usage: task_pb2.TokenUsage) -> float | None:
     return usage.cache_read_input_tokens / total if total else None
 
 
+def cost_text(billed: pb.UsageSum) -> str:
+    """What has to be paid, and for how many calls nothing can be said or is owed: a dollar sign means dollars."""
+    others = ((billed.unpriced_calls, "unpriced"), (billed.simulated_calls, "simulated"))
+    for count, word in others:
+        if count and count == billed.calls:
+            return word
+    parts = [f"{count:,} {word}" for count, word in others if count]
+    if billed.calls > billed.unpriced_calls + billed.simulated_calls or not parts:
+        parts.insert(0, usd(billed.nano_usd - billed.simulated_nano_usd))
+    return ", ".join(parts)
+
+
 def _show(context: Context, by: str, rows: list[tuple[str, pb.UsageSum]], *, told_tenants: bool) -> None:
     if context.as_json:
         for _, one in rows:
@@ -85,6 +98,6 @@ def _show(context: Context, by: str, rows: list[tuple[str, pb.UsageSum]], *, tol
             "-" if share is None else f"{share:.0%}",
             f"{one.usage.output_tokens:,}",
             f"{tokens_total(one.usage):,}",
-            usd(one.nano_usd),
+            cost_text(one),
         )
     context.console.print(table)

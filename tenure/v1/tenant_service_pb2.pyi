@@ -486,6 +486,9 @@ class UsageSum(message.Message):
     LOST_CALLS_FIELD_NUMBER: builtins.int
     USAGE_FIELD_NUMBER: builtins.int
     NANO_USD_FIELD_NUMBER: builtins.int
+    SIMULATED_CALLS_FIELD_NUMBER: builtins.int
+    SIMULATED_NANO_USD_FIELD_NUMBER: builtins.int
+    UNPRICED_CALLS_FIELD_NUMBER: builtins.int
     key: builtins.str
     """The tenant, the root's id, the model, or the day as YYYY-MM-DD."""
     calls: builtins.int
@@ -494,6 +497,12 @@ class UsageSum(message.Message):
     """How many of them were lost with their worker, and billed by estimate."""
     nano_usd: builtins.int
     """Their price in 10^-9 US dollars, as far as prices are known."""
+    simulated_calls: builtins.int
+    """How many of them the model simulator answered: nobody is billed for these."""
+    simulated_nano_usd: builtins.int
+    """The part of nano_usd that is of simulated calls: the budget was charged for them, no provider is paid."""
+    unpriced_calls: builtins.int
+    """How many of the calls that were not simulated have a model without a known price. They are not in nano_usd."""
     @builtins.property
     def usage(self) -> task_pb2.TokenUsage:
         """Their tokens."""
@@ -506,9 +515,12 @@ class UsageSum(message.Message):
         lost_calls: builtins.int = ...,
         usage: task_pb2.TokenUsage | None = ...,
         nano_usd: builtins.int = ...,
+        simulated_calls: builtins.int = ...,
+        simulated_nano_usd: builtins.int = ...,
+        unpriced_calls: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["calls", b"calls", "key", b"key", "lost_calls", b"lost_calls", "nano_usd", b"nano_usd", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["calls", b"calls", "key", b"key", "lost_calls", b"lost_calls", "nano_usd", b"nano_usd", "simulated_calls", b"simulated_calls", "simulated_nano_usd", b"simulated_nano_usd", "unpriced_calls", b"unpriced_calls", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

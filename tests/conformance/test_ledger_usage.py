@@ -80,10 +80,34 @@ async def test_a_span_has_what_was_settled_in_it_and_a_root_what_it_ever_was(bil
     assert not (await sums(billed, "t-4", root_task_id=ROOT.format(3))).sums, "it is another tenant's"
 
 
+async def test_simulated_calls_and_those_without_a_price_are_counted_apart(checkpoint):
+    replica = await checkpoint()
+    bills = [
+        ("claude-opus-4-8", "req_011", False, 50),
+        ("claude-opus-4-8", "req_sim_a", False, 7),
+        ("no-such-model", "req_012", True, 0),
+        ("sim-hello", "req_sim_b", True, 0),
+        ("sim-hello", "", True, 0),  # lost: no answer, no id
+    ]
+    for number, (model, request_id, unpriced, nano_usd) in enumerate(bills):
+        await replica.query(
+            "insert into ledger.token_usage (task_id, step, attempt_number, tenant, root_task_id, epoch, model,"
+            " provider_request_id, lost, input_tokens, output_tokens, cache_creation_input_tokens,"
+            " cache_read_input_tokens, nano_usd, unpriced, settled_at)"
+            f" values ('{ROOT.format(1)}', {number}, 1, 't', '{ROOT.format(1)}', 1, '{model}', '{request_id}', false,"
+            f" 1, 1, 0, 0, {nano_usd}, {unpriced}, now())"
+        )
+    for fields in (since(hours=1), {"root_task_id": ROOT.format(1)}):
+        [one] = (await sums(replica, "t", **fields)).sums
+        assert (one.calls, one.nano_usd) == (5, 57)
+        assert (one.simulated_calls, one.simulated_nano_usd, one.unpriced_calls) == (3, 7, 1)
+
+
 @pytest.mark.parametrize("grouping", ["TENANT", "ROOT", "MODEL", "DAY"])
 async def test_each_of_them_reads_one_index(billed, grouping):
     now = datetime.now(UTC)
-    shared = {"tenant": "t-3", "grouping": grouping, "after": "", "limit": 100}
+    simulated = {"simulated_request": "req_sim_", "simulated_model": "sim-"}
+    shared = {"tenant": "t-3", "grouping": grouping, "after": "", "limit": 100, **simulated}
     span = {"begin_at": now - timedelta(days=1), "end_at": now}
     assert await indexes(billed, TENANTS.usage, **shared, **span) == ["token_usage_tenant"]
     assert await indexes(billed, TENANTS.usage_of_root, **shared, root_task_id=ROOT.format(3)) == ["token_usage_root"]

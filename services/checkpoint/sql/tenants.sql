@@ -126,9 +126,13 @@ update tasks set starts_at = now() from held where tasks.task_id = held.task_id;
 
 -- name: usage
 -- Bills of a tenant over time, summed up by what is asked for. Keys are compared byte by byte, as pages are cut by them.
-select key, count(*), count(*) filter (where lost), sum(nano_usd)::bigint, sum(input_tokens)::bigint,
-       sum(output_tokens)::bigint, sum(cache_creation_input_tokens)::bigint, sum(cache_read_input_tokens)::bigint
-  from (select u.*, case %(grouping)b::text when 'ROOT' then root_task_id::text when 'MODEL' then model
+select key, count(*), count(*) filter (where lost), sum(nano_usd)::bigint, count(*) filter (where simulated),
+       coalesce(sum(nano_usd) filter (where simulated), 0)::bigint, count(*) filter (where unpriced and not simulated),
+       sum(input_tokens)::bigint, sum(output_tokens)::bigint, sum(cache_creation_input_tokens)::bigint,
+       sum(cache_read_input_tokens)::bigint
+  from (select u.*, starts_with(provider_request_id, %(simulated_request)b::text)
+                    or starts_with(model, %(simulated_model)b::text) as simulated,
+               case %(grouping)b::text when 'ROOT' then root_task_id::text when 'MODEL' then model
                          when 'DAY' then to_char(settled_at at time zone 'UTC', 'YYYY-MM-DD') else tenant end
                     collate "C" as key
           from token_usage u
@@ -141,9 +145,13 @@ select key, count(*), count(*) filter (where lost), sum(nano_usd)::bigint, sum(i
 with found as materialized (
   select * from token_usage where root_task_id = %(root_task_id)b::text::uuid
 )
-select key, count(*), count(*) filter (where lost), sum(nano_usd)::bigint, sum(input_tokens)::bigint,
-       sum(output_tokens)::bigint, sum(cache_creation_input_tokens)::bigint, sum(cache_read_input_tokens)::bigint
-  from (select u.*, case %(grouping)b::text when 'ROOT' then root_task_id::text when 'MODEL' then model
+select key, count(*), count(*) filter (where lost), sum(nano_usd)::bigint, count(*) filter (where simulated),
+       coalesce(sum(nano_usd) filter (where simulated), 0)::bigint, count(*) filter (where unpriced and not simulated),
+       sum(input_tokens)::bigint, sum(output_tokens)::bigint, sum(cache_creation_input_tokens)::bigint,
+       sum(cache_read_input_tokens)::bigint
+  from (select u.*, starts_with(provider_request_id, %(simulated_request)b::text)
+                    or starts_with(model, %(simulated_model)b::text) as simulated,
+               case %(grouping)b::text when 'ROOT' then root_task_id::text when 'MODEL' then model
                          when 'DAY' then to_char(settled_at at time zone 'UTC', 'YYYY-MM-DD') else tenant end
                     collate "C" as key
           from found u

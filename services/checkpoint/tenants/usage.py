@@ -9,6 +9,7 @@ from services.checkpoint.queries import fetch_all, ledger_connection
 from services.checkpoint.tenants.rows import TENANTS
 from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import InvalidRequest
+from tenure.domain.simulation import SIMULATED_MODEL_PREFIX, SIMULATED_REQUEST_PREFIX
 from tenure.v1 import tenant_service_pb2 as pb
 from tenure.wire.task import usage_to_wire
 from tenure.wire.times import moment
@@ -36,6 +37,8 @@ async def sum_up(pool: Pool, tenant: str, request: pb.GetTenantUsageRequest) -> 
         "grouping": _GROUPINGS[request.group_by],
         "after": request.page_token,
         "limit": page_size + 1,
+        "simulated_request": SIMULATED_REQUEST_PREFIX,
+        "simulated_model": SIMULATED_MODEL_PREFIX,
     }
     if request.root_task_id:
         statement = TENANTS.usage_of_root
@@ -58,7 +61,23 @@ def _span(request: pb.GetTenantUsageRequest, now: datetime) -> tuple[datetime, d
     return begin_at, end_at
 
 
-def _sum(key: str, calls: int, lost_calls: int, nano_usd: int, *counts: int) -> pb.UsageSum:
+def _sum(
+    key: str,
+    calls: int,
+    lost_calls: int,
+    nano_usd: int,
+    simulated_calls: int,
+    simulated_nano_usd: int,
+    unpriced_calls: int,
+    *counts: int,
+) -> pb.UsageSum:
     return pb.UsageSum(
-        key=key, calls=calls, lost_calls=lost_calls, nano_usd=nano_usd, usage=usage_to_wire(TokenUsage(*counts))
+        key=key,
+        calls=calls,
+        lost_calls=lost_calls,
+        nano_usd=nano_usd,
+        simulated_calls=simulated_calls,
+        simulated_nano_usd=simulated_nano_usd,
+        unpriced_calls=unpriced_calls,
+        usage=usage_to_wire(TokenUsage(*counts)),
     )

@@ -6,6 +6,8 @@ import json
 import secrets
 from typing import TYPE_CHECKING
 
+from tenure.domain.simulation import SIMULATED_REQUEST_PREFIX
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -57,4 +59,4 @@ def error_body(status: int, message: str) -> bytes:
 
 
 def new_request_id() -> str:
-    return f"req_{secrets.token_hex(12)}"
+    return f"{SIMULATED_REQUEST_PREFIX}{secrets.token_hex(12)}"
