@@ -191,6 +191,13 @@ async def listed_sources(tools: ToolReplica, tenant: str = "default") -> dict[st
     return {source.name: source for source in told.sources}
 
 
+async def offered(tools: ToolReplica, tenant: str) -> list[tool_pb2.OfferedTool]:
+    """The tools that tasks of this tenant may be given, as the replica lists them without a token."""
+    with as_tenant(tenant):
+        answer = await tools.stub.ListOfferedTools(tool_service_pb2.ListOfferedToolsRequest(), timeout=CALL_SECONDS)
+    return list(answer.tools)
+
+
 StartTools = Callable[..., Awaitable[ToolReplica]]
 
 

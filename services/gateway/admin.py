@@ -131,6 +131,12 @@ class AdminServicer(AdminServiceServicer):
         told = await patiently(lambda: self._peers.tools.ListSources(tools.ListSourcesRequest()))
         return api.ListToolSourcesResponse(instance=told.instance, sources=told.sources)
 
+    async def ListTools(
+        self, _request: api.AdminServiceListToolsRequest, _context: Any
+    ) -> api.AdminServiceListToolsResponse:
+        answer = await patiently(lambda: self._peers.tools.ListOfferedTools(tools.ListOfferedToolsRequest()))
+        return api.AdminServiceListToolsResponse(instance=answer.instance, tools=answer.tools)
+
     async def ListAgingTasks(self, request: api.ListAgingTasksRequest, _context: Any) -> api.ListAgingTasksResponse:
         asked = ledger.ListAgingRequest(
             view=request.view,

@@ -88,6 +88,7 @@ def gather_facts(
         tools_answered=calls is not None,
         refusals=refusals,
         caps=tuple(caps),
+        error_class=moved[-1].body.transition.error_class if moved else "",
     )
 
 

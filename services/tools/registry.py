@@ -43,7 +43,11 @@ Tenants = frozenset[str] | None
 
 
 def _are_for(tenants: Tenants, claims: Claims) -> bool:
-    return tenants is None or claims.tenant in tenants
+    return _are_of(tenants, claims.tenant)
+
+
+def _are_of(tenants: Tenants, tenant: str) -> bool:
+    return tenants is None or tenant in tenants
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,11 @@ class Registry:
         """What this token may call, by name."""
         entries = [entry for entry in self._entries.values() if _are_for(entry.tenants, claims)]
         return [entry.tool.definition for entry in entries if claims.allows_tool(entry.tool.name)]
+
+    def offered(self, tenant: str) -> list[tuple[ToolDefinition, str]]:
+        """The tools that tasks of this tenant may be allowed to call, by name, each with the name of its source."""
+        entries = [entry for entry in self._entries.values() if _are_of(entry.tenants, tenant)]
+        return [(entry.tool.definition, entry.source) for entry in entries]
 
     def unknown_names(self, claims: Claims) -> list[str]:
         """What the token allows and there is no such tool, in order."""

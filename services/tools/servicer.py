@@ -31,7 +31,7 @@ from tenure.runtime.service import instance_id
 from tenure.runtime.signing import Verifier
 from tenure.runtime.tenancy import current_tenant
 from tenure.runtime.trace_context import traceparent
-from tenure.v1 import token_pb2, tool_service_pb2
+from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceServicer
 from tenure.validators import validate
 from tenure.wire.in_doubt import resolution_to_domain
@@ -77,6 +77,14 @@ class ToolServicer(ToolServiceServicer):
         """Those that the asking tenant may know of."""
         sources = self._registry.facts.listed(current_tenant())
         return tool_service_pb2.ListSourcesResponse(instance=instance_id(), sources=sources)
+
+    async def ListOfferedTools(
+        self, _request: tool_service_pb2.ListOfferedToolsRequest, _context: Any
+    ) -> tool_service_pb2.ListOfferedToolsResponse:
+        """The tools of the asking tenant."""
+        offered = self._registry.offered(current_tenant())
+        tools = [tool_pb2.OfferedTool(definition=tool_to_wire(tool), source=source) for tool, source in offered]
+        return tool_service_pb2.ListOfferedToolsResponse(instance=instance_id(), tools=tools)
 
     async def Execute(
         self, request: tool_service_pb2.ExecuteRequest, _context: Any

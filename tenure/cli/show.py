@@ -212,5 +212,7 @@ async def _show_entries(context: Context, found: AsyncIterator[ledger_pb2.Entry]
             f"{entry.sequence:>5} {clock(entry.record_time)} {describe_epoch(entry.epoch):>7} "
             f"{f'step {entry.step}' if entry.step else '':<8} {kind_name(entry):<17} "
         )
-        told = one_line(describe(entry), max(20, context.console.width - len(head) - 1))
+        width = max(20, context.console.width - len(head) - 1)
+        # Half a tool's name would look like another tool.
+        told = harmless(describe(entry)) if kind_name(entry) == "tools_defined" else one_line(describe(entry), width)
         context.console.print(Text.assemble((head, "dim"), (told, style_of(entry))), no_wrap=True, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`tenure tools`: what has tools; calls in doubt, which nobody knows the outcome of, and what a person says of them."""
+"""`tenure tools`: which tools there are, and what has them; calls in doubt, and what a person says of them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tenure.cli.doubts_shown import show_doubt
 from tenure.cli.intervene import reason_option
 from tenure.cli.parameters import find_task, task_argument
 from tenure.cli.tool_sources import sources
+from tenure.cli.tools_listed import list_tools, show
 from tenure.cli.words import short_id, why
 from tenure.client import Client
 from tenure.domain.errors import NotFound, WrongState
@@ -22,11 +23,13 @@ from tenure.domain.in_doubt import RUNNER_NOT_GONE, Abandon, Decision, DidNotHap
 _MOST_RESULT_BYTES: Final = 256 * 1024
 
 
-@click.group(short_help="Sources of tools, and calls in doubt: sources, in-doubt, resolve.")
+@click.group(short_help="Tools, and calls in doubt: list, show, sources, in-doubt, resolve.")
 def tools() -> None:
-    """See what has tools; see which tool calls may or may not have happened, and settle them."""
+    """See which tools there are and what has them; see which calls may or may not have happened, and settle them."""
 
 
+tools.add_command(list_tools)
+tools.add_command(show)
 tools.add_command(sources)
 
 

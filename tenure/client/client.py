@@ -221,6 +221,10 @@ class Client(
         """How much is queued, of all tenants, by queue and priority."""
         return await self._patiently(self.admin.ListQueues, admin.ListQueuesRequest())
 
+    async def tools(self) -> admin.AdminServiceListToolsResponse:
+        """The tools that tasks of the tenant may be allowed to call."""
+        return await self._patiently(self.admin.ListTools, admin.AdminServiceListToolsRequest())
+
     async def tool_sources(self) -> admin.ListToolSourcesResponse:
         """What has tools, and whether it is there, as one replica of the tool service sees it."""
         return await self._patiently(self.admin.ListToolSources, admin.ListToolSourcesRequest())

@@ -104,6 +104,47 @@ class ListToolSourcesResponse(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class AdminServiceListToolsRequest(message.Message):
+    """Nothing to choose."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class AdminServiceListToolsResponse(message.Message):
+    """The tools of the caller's tenant."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    INSTANCE_FIELD_NUMBER: builtins.int
+    TOOLS_FIELD_NUMBER: builtins.int
+    instance: builtins.str
+    """Which replica of the tool service answered."""
+    @builtins.property
+    def tools(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.OfferedTool]:
+        """By the tool's name."""
+
+    def __init__(
+        self,
+        *,
+        instance: builtins.str = ...,
+        tools: abc.Iterable[tool_pb2.OfferedTool] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["instance", b"instance", "tools", b"tools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class PruneTasksRequest(message.Message):
     """What to prune: one task, or those that ended before a moment."""
 

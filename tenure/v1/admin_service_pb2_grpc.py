@@ -56,6 +56,11 @@ class AdminServiceStub:
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListToolSourcesRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListToolSourcesResponse.FromString,
                 _registered_method=True)
+        self.ListTools = channel.unary_unary(
+                '/tenure.v1.AdminService/ListTools',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListToolsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListToolsResponse.FromString,
+                _registered_method=True)
         self.ListRefusals = channel.unary_unary(
                 '/tenure.v1.AdminService/ListRefusals',
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListRefusalsRequest.SerializeToString,
@@ -147,6 +152,14 @@ class AdminServiceServicer:
     def ListToolSources(self, request, context):
         """Lists what has tools (MCP servers, providers, HTTP tools), and whether it is there, as one replica of the tool service sees it:
         without what is kept to other tenants.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTools(self, request, context):
+        """Lists the tools that tasks of the caller may be allowed to call, with descriptions, schemas and effect classes, as one replica
+        of the tool service has them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -274,6 +287,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListToolSources,
                     request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListToolSourcesRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListToolSourcesResponse.SerializeToString,
+            ),
+            'ListTools': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTools,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListToolsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListToolsResponse.SerializeToString,
             ),
             'ListRefusals': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRefusals,
@@ -446,6 +464,33 @@ class AdminService:
             '/tenure.v1.AdminService/ListToolSources',
             tenure_dot_v1_dot_admin__service__pb2.ListToolSourcesRequest.SerializeToString,
             tenure_dot_v1_dot_admin__service__pb2.ListToolSourcesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTools(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.AdminService/ListTools',
+            tenure_dot_v1_dot_admin__service__pb2.AdminServiceListToolsRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.AdminServiceListToolsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,10 @@ class AdminServiceStub:
     """Lists what has tools (MCP servers, providers, HTTP tools), and whether it is there, as one replica of the tool service sees it:
     without what is kept to other tenants.
     """
+    ListTools: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.AdminServiceListToolsRequest, _admin_service_pb2.AdminServiceListToolsResponse]
+    """Lists the tools that tasks of the caller may be allowed to call, with descriptions, schemas and effect classes, as one replica
+    of the tool service has them.
+    """
     ListRefusals: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListRefusalsRequest, _admin_service_pb2.ListRefusalsResponse]
     """Lists what the fences refused to stale holders of a task, at the ledger and at the tools. NOT_FOUND: no task of the caller's."""
     ListCalls: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.AdminServiceListCallsRequest, _admin_service_pb2.AdminServiceListCallsResponse]
@@ -110,6 +114,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     ListToolSources: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListToolSourcesRequest, _admin_service_pb2.ListToolSourcesResponse]  # type: ignore[assignment]
     """Lists what has tools (MCP servers, providers, HTTP tools), and whether it is there, as one replica of the tool service sees it:
     without what is kept to other tenants.
+    """
+    ListTools: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.AdminServiceListToolsRequest, _admin_service_pb2.AdminServiceListToolsResponse]  # type: ignore[assignment]
+    """Lists the tools that tasks of the caller may be allowed to call, with descriptions, schemas and effect classes, as one replica
+    of the tool service has them.
     """
     ListRefusals: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListRefusalsRequest, _admin_service_pb2.ListRefusalsResponse]  # type: ignore[assignment]
     """Lists what the fences refused to stale holders of a task, at the ledger and at the tools. NOT_FOUND: no task of the caller's."""
@@ -197,6 +205,16 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_service_pb2.ListToolSourcesResponse, _abc.Awaitable[_admin_service_pb2.ListToolSourcesResponse]]:
         """Lists what has tools (MCP servers, providers, HTTP tools), and whether it is there, as one replica of the tool service sees it:
         without what is kept to other tenants.
+        """
+
+    @_abc_1.abstractmethod
+    def ListTools(
+        self,
+        request: _admin_service_pb2.AdminServiceListToolsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.AdminServiceListToolsResponse, _abc.Awaitable[_admin_service_pb2.AdminServiceListToolsResponse]]:
+        """Lists the tools that tasks of the caller may be allowed to call, with descriptions, schemas and effect classes, as one replica
+        of the tool service has them.
         """
 
     @_abc_1.abstractmethod

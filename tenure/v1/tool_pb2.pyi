@@ -274,6 +274,32 @@ class ToolDefinition(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class OfferedTool(message.Message):
+    """A tool together with what provides it."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    DEFINITION_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    source: builtins.str
+    """The name of the source that has it, as in ToolSource."""
+    @builtins.property
+    def definition(self) -> ToolDefinition:
+        """The tool, as agents get it."""
+
+    def __init__(
+        self,
+        *,
+        definition: ToolDefinition | None = ...,
+        source: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["definition", b"definition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["definition", b"definition", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class Outcome(message.Message):
     """What a call came to. An error is an outcome the agent reads, never the death of the task."""
 

@@ -47,6 +47,11 @@ class ToolServiceStub:
                 request_serializer=tenure_dot_v1_dot_tool__service__pb2.ListSourcesRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListSourcesResponse.FromString,
                 _registered_method=True)
+        self.ListOfferedTools = channel.unary_unary(
+                '/tenure.v1.ToolService/ListOfferedTools',
+                request_serializer=tenure_dot_v1_dot_tool__service__pb2.ListOfferedToolsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListOfferedToolsResponse.FromString,
+                _registered_method=True)
         self.Execute = channel.unary_stream(
                 '/tenure.v1.ToolService/Execute',
                 request_serializer=tenure_dot_v1_dot_tool__service__pb2.ExecuteRequest.SerializeToString,
@@ -114,6 +119,13 @@ class ToolServiceServicer:
 
     def ListSources(self, request, context):
         """Lists what has tools, and whether it is there, as the replica that answers sees it: without what is kept to other tenants.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListOfferedTools(self, request, context):
+        """Lists the tools that tasks of the asking tenant may be allowed to call, as the replica that answers has them. Needs no token.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -209,6 +221,11 @@ def add_ToolServiceServicer_to_server(servicer, server):
                     servicer.ListSources,
                     request_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListSourcesRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_tool__service__pb2.ListSourcesResponse.SerializeToString,
+            ),
+            'ListOfferedTools': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListOfferedTools,
+                    request_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListOfferedToolsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_tool__service__pb2.ListOfferedToolsResponse.SerializeToString,
             ),
             'Execute': grpc.unary_stream_rpc_method_handler(
                     servicer.Execute,
@@ -318,6 +335,33 @@ class ToolService:
             '/tenure.v1.ToolService/ListSources',
             tenure_dot_v1_dot_tool__service__pb2.ListSourcesRequest.SerializeToString,
             tenure_dot_v1_dot_tool__service__pb2.ListSourcesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListOfferedTools(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.ToolService/ListOfferedTools',
+            tenure_dot_v1_dot_tool__service__pb2.ListOfferedToolsRequest.SerializeToString,
+            tenure_dot_v1_dot_tool__service__pb2.ListOfferedToolsResponse.FromString,
             options,
             channel_credentials,
             insecure,

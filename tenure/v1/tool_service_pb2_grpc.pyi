@@ -40,6 +40,8 @@ class ToolServiceStub:
     """The tools this token may call. Raises no fence."""
     ListSources: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ListSourcesRequest, _tool_service_pb2.ListSourcesResponse]
     """Lists what has tools, and whether it is there, as the replica that answers sees it: without what is kept to other tenants."""
+    ListOfferedTools: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ListOfferedToolsRequest, _tool_service_pb2.ListOfferedToolsResponse]
+    """Lists the tools that tasks of the asking tenant may be allowed to call, as the replica that answers has them. Needs no token."""
     Execute: _grpc.UnaryStreamMultiCallable[_tool_service_pb2.ExecuteRequest, _tool_service_pb2.ExecuteResponse]
     """Runs a tool, once per call_id whatever happens: a repeated call joins the running one or is answered from the record.
     An unknown tool, bad arguments, an error, a timeout are outcomes. The same call_id with other arguments is
@@ -85,6 +87,8 @@ class ToolServiceAsyncStub(ToolServiceStub):
     """The tools this token may call. Raises no fence."""
     ListSources: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListSourcesRequest, _tool_service_pb2.ListSourcesResponse]  # type: ignore[assignment]
     """Lists what has tools, and whether it is there, as the replica that answers sees it: without what is kept to other tenants."""
+    ListOfferedTools: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListOfferedToolsRequest, _tool_service_pb2.ListOfferedToolsResponse]  # type: ignore[assignment]
+    """Lists the tools that tasks of the asking tenant may be allowed to call, as the replica that answers has them. Needs no token."""
     Execute: _aio.UnaryStreamMultiCallable[_tool_service_pb2.ExecuteRequest, _tool_service_pb2.ExecuteResponse]  # type: ignore[assignment]
     """Runs a tool, once per call_id whatever happens: a repeated call joins the running one or is answered from the record.
     An unknown tool, bad arguments, an error, a timeout are outcomes. The same call_id with other arguments is
@@ -139,6 +143,14 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.ListSourcesResponse, _abc.Awaitable[_tool_service_pb2.ListSourcesResponse]]:
         """Lists what has tools, and whether it is there, as the replica that answers sees it: without what is kept to other tenants."""
+
+    @_abc_1.abstractmethod
+    def ListOfferedTools(
+        self,
+        request: _tool_service_pb2.ListOfferedToolsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tool_service_pb2.ListOfferedToolsResponse, _abc.Awaitable[_tool_service_pb2.ListOfferedToolsResponse]]:
+        """Lists the tools that tasks of the asking tenant may be allowed to call, as the replica that answers has them. Needs no token."""
 
     @_abc_1.abstractmethod
     def Execute(

@@ -13,7 +13,7 @@ from tenure.domain.errors import Unavailable
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.v1 import tool_pb2, tool_service_pb2
 from tenure.wire.tools import outcome_to_domain
-from tests.fix_tools import execute_request, listed_sources
+from tests.fix_tools import execute_request, listed_sources, offered
 from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 DONE, FAILED, DOUBT = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.IN_DOUBT
@@ -53,6 +53,11 @@ async def test_its_tools_are_offered_under_its_name_to_its_tenants_only(behind, 
     acme, other = grants.claim(tenant="acme"), grants.claim(tenant="other")
     assert await names(tools, acme) == {MOVE: tool_pb2.EFFECT_CLASS_KEYED, SHIP: tool_pb2.EFFECT_CLASS_KEYED}
     assert await names(tools, other) == {}
+    tools_of_acme = await offered(tools, "acme")
+    listed = {tool.definition.name: (tool.source, tool.definition.effect_class) for tool in tools_of_acme}
+    keyed = ("stock", tool_pb2.EFFECT_CLASS_KEYED)
+    assert (listed[MOVE], listed[SHIP], listed["read_file"][0]) == (keyed, keyed, "built-in")
+    assert {MOVE, SHIP}.isdisjoint(tool.definition.name for tool in await offered(tools, "other"))
     refused = await tools.outcome(other, "1.0", MOVE, item="tea", delta=1)
     assert refused.status is OutcomeStatus.INVALID_ARGUMENTS
     assert refused.content.startswith(f"There is no tool named '{MOVE}'")
