@@ -56,6 +56,15 @@ NOT_PROXIED: Final = "127.0.0.1,localhost"
     help="A file of further tools, such as MCP servers: docs/tools.md. Variables that it names are passed on.",
 )
 @click.option(
+    "--scenario",
+    "scenario_files",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="Answers of the simulated model: docs/scenarios.md. NAME.yaml is the model sim-NAME; the first is for tasks"
+    " that name no model. May be repeated.",
+)
+@click.option(
     "--model", default="", help="The model of tasks that name none; with the simulator sim-demo, sim-hello, …"
 )
 @click.option(
@@ -72,7 +81,20 @@ def dev(context: Context, /, data: Path | None, latency_ms: int, **asked: Any) -
     The model is a simulator unless ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL is set. What is in the data folder is found
     again by the next start.
     """
-    from tenure.dev.stack import StackError, StackOptions
+    from tenure.dev.stack import StackError
+
+    options = stack_options(context, data, latency_ms, **asked)
+    try:
+        code = asyncio.run(Session(context, options).run())
+    except StackError as error:
+        click.echo(f"tenure: {error}", err=True)
+        code = Exit.REFUSED
+    raise SystemExit(code)
+
+
+def stack_options(context: Context, data: Path | None, latency_ms: int, **asked: Any) -> StackOptions:
+    """The stack that the command line describes. Raises UsageError for options that exclude each other."""
+    from tenure.dev.stack import StackOptions
 
     if asked["etcd_endpoints"] and asked["etcd_binary"]:
         raise click.UsageError("--etcd is an etcd that runs, --etcd-binary one to run: give one of them")
@@ -90,12 +112,11 @@ def dev(context: Context, /, data: Path | None, latency_ms: int, **asked: Any) -
         },
         **asked,
     )
-    try:
-        code = asyncio.run(Session(context, options).run())
-    except StackError as error:
-        click.echo(f"tenure: {error}", err=True)
-        code = Exit.REFUSED
-    raise SystemExit(code)
+    if options.scenario_files and not options.model_is_simulated:
+        raise click.UsageError(
+            "--scenario is for the simulated model, but ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL is set: unset it"
+        )
+    return options
 
 
 def passed_on(environment: Mapping[str, str]) -> dict[str, str]:

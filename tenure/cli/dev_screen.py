@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tenure.cli.context import DEFAULT_DATA_DIR, Context
+from tenure.dev.simulator.library import model_of
 from tenure.dev.stack.last_words import fact_of, warnings_of
 
 if TYPE_CHECKING:
@@ -84,6 +85,11 @@ def _sandbox_words(stack: Stack) -> str | Text:
 
 
 def _model_words(stack: Stack) -> Text:
+    if stack.options.scenario_files:
+        models = ", ".join(model_of(file) for file in stack.options.scenario_files)
+        return Text(
+            f"SIMULATED by your scenarios: {models}; tasks that name no model: {stack.options.default_model}", "yellow"
+        )
     if stack.options.model_is_simulated:
         return Text("SIMULATED, one scenario whatever the goal; set ANTHROPIC_API_KEY for a real one", "yellow")
     return Text(f"real{f', {stack.options.model}' if stack.options.model else ''}; web_search is simulated")

@@ -8,6 +8,7 @@ from typing import Final
 
 from tenure.domain.budget import Budget
 from tenure.domain.epochs import describe_epoch
+from tenure.domain.failures import FailureClass
 from tenure.domain.money import usd
 from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState
 from tenure.domain.task import offered_function
@@ -85,7 +86,8 @@ class Facts:
     """All times in seconds before (or, for what is to come, after) now. None where nobody answered.
 
     `lease_seconds` 0: it has no claim. `waits_for`: the question or event, in words. `until_start`: only while it is
-    held back; `until_too_long`: only while it is timed in the queue. `caps`: those that its tenant is at, in words.
+    held back; `until_too_long`: only while it is timed in the queue. `error_class`: a FailureClass, of a task that the
+    provider refused; empty where it is not known. `caps`: those that its tenant is at, in words.
     """
 
     state: TaskState
@@ -111,6 +113,7 @@ class Facts:
     workers: tuple[WorkerFact, ...] | None = ()
     calls: tuple[CallFact, ...] = ()
     tools_answered: bool = True
+    error_class: str = ""
     refusals: int | None = 0
     caps: tuple[str, ...] = ()
 
@@ -221,12 +224,7 @@ def _refusals(facts: Facts) -> Iterator[str]:
 
 def _what_moves_it(facts: Facts) -> str:
     if facts.state in TERMINAL:
-        again = "tenure admin requeue begins its next attempt"
-        if facts.reason in {Reason.TOKEN_LIMIT, Reason.MONEY_LIMIT}:
-            again = "tenure admin grant-budget lets it go on"
-        return (
-            "Nothing moves it any more" if facts.state is TaskState.SUCCEEDED else f"Only an operator moves it: {again}"
-        )
+        return "Nothing moves it any more" if facts.state is TaskState.SUCCEEDED else _what_revives_it(facts)
     if facts.is_to_end:
         return "What moves it: its end, within about a second while all parts answer"
     moves = {
@@ -241,6 +239,27 @@ def _what_moves_it(facts: Facts) -> str:
         else "the event: tenure signal, or tenure cancel",
     }
     return f"What moves it: {moves[facts.state]}"
+
+
+def _what_revives_it(facts: Facts) -> str:
+    """What is advised must not fail in the same way again."""
+    if facts.reason in {Reason.TOKEN_LIMIT, Reason.MONEY_LIMIT}:
+        return "Only an operator moves it: tenure admin grant-budget lets it go on"
+    if facts.reason != Reason.MODEL_REJECTED:
+        return "Only an operator moves it: tenure admin requeue begins its next attempt"
+    match facts.error_class:
+        case FailureClass.NOT_FOUND:
+            return (
+                "Its provider does not have its model, so a requeue would fail again: "
+                "tenure fork --model NAME starts a new task from its history with another model"
+            )
+        case FailureClass.AUTHENTICATION | FailureClass.PERMISSION | FailureClass.BILLING:
+            return "Mend the worker's key or the provider's account; then tenure admin requeue begins its next attempt"
+        case _:
+            return (
+                "A requeue sends the same request again: tenure fork --step N goes on from an earlier step, "
+                "tenure fork --model NAME with another model"
+            )
 
 
 def _taker(facts: Facts) -> str:

@@ -9,17 +9,13 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-from tenure.client import Client
-from tenure.dev.stack import Stack
-from tests.end_to_end.conftest import options
-from tests.end_to_end.documented import PAGE, Terminal, normal, steps_of, with_outputs
-from tests.end_to_end.installation import Installation
+from tests.end_to_end.documented import PAGE, Terminal, normal, plain_dev, steps_of, with_outputs
 
 
 async def regenerate() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        async with Stack(options(Path(folder))) as stack, Client(stack.gateway_address) as client:
-            terminal = Terminal(Installation(stack, client), Path(folder), "default")
+        async with plain_dev(Path(folder)) as installation:
+            terminal = Terminal(installation, Path(folder))
             outputs = []
             for step in steps_of(PAGE.read_text()):
                 output = await terminal.run(step)

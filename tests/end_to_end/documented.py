@@ -1,4 +1,6 @@
-"""Runs the commands of docs/commands.md, in order, as a terminal would; the page says how it is written.
+"""Runs the commands of docs/commands.md, in order, as a terminal would, beside what a plain `tenure dev` starts.
+
+The page says how it is written.
 
 Every command is a process of its own, forked from one that has imported `tenure` already: there are many of them.
 """
@@ -13,13 +15,22 @@ import shlex
 import signal
 import string
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rich.console import Console
+
+from tenure.cli.context import Context
+from tenure.cli.dev import dev, stack_options
 from tenure.cli.main import main
 from tenure.client import Client
+from tenure.dev.stack import Stack, StackOptions
+from tenure.runtime.tenancy import DEFAULT_TENANT
 from tenure.wire.enums import state_name
-from tests.end_to_end.installation import PATIENCE_SECONDS, Installation
+from tests.end_to_end.installation import Installation
+from tests.patience import PATIENCE_SECONDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
 PIECE = re.compile(r"^```console\n(?P<console>.*?)^```$|^<!-- first: (?P<first>.*?) -->$", re.MULTILINE | re.DOTALL)
@@ -92,13 +103,26 @@ def with_outputs(page: str, outputs: list[str]) -> str:
     return PIECE.sub(written, page)
 
 
+def options_of_dev(folder: Path, *words: str) -> StackOptions:
+    """What `tenure dev WORDS` would start, with its data in the folder, in a shell without keys."""
+    parsed = dev.make_context("dev", ["--data", str(folder / "data"), *words]).params
+    context = Context("", DEFAULT_TENANT, False, folder / "data", Console(), {"PATH": os.environ["PATH"]})
+    return stack_options(context, **parsed)
+
+
+@asynccontextmanager
+async def plain_dev(folder: Path) -> AsyncIterator[Installation]:
+    """An installation as a reader of the page has it: nothing but `tenure dev`."""
+    async with Stack(options_of_dev(folder)) as stack, Client(stack.gateway_address) as client:
+        yield Installation(stack, client)
+
+
 @dataclass(slots=True)
 class Terminal:
     """Runs steps one after another; remembers what they assign."""
 
     install: Installation
     folder: Path
-    tenant: str
     variables: dict[str, str] = field(default_factory=dict)
 
     async def run(self, step: Step) -> str:
@@ -116,7 +140,7 @@ class Terminal:
         return ""
 
     def _client(self) -> Client:
-        return Client(self.install.stack.gateway_address, tenant=self.tenant)
+        return Client(self.install.stack.gateway_address)
 
     def _filled(self, line: str) -> str:
         return string.Template(line).substitute(self.variables)
@@ -155,7 +179,7 @@ class Terminal:
         assert name == "tenure", line
         shown = self.folder / "shown"
         shown.write_bytes(b"")
-        environment = {"TENURE_ADDRESS": self.install.stack.gateway_address, "TENURE_TENANT": self.tenant}
+        environment = {"TENURE_ADDRESS": self.install.stack.gateway_address}
         forks = multiprocessing.get_context("forkserver")
         forks.set_forkserver_preload(["__main__", __name__])
         process = forks.Process(target=_be_command, args=(arguments, environment, shown))
@@ -170,7 +194,7 @@ class Terminal:
         await asyncio.to_thread(process.join, PATIENCE_SECONDS)
         assert process.exitcode is not None, f"{line} does not end"
         process.close()
-        text = re.sub(r"[ \t]+$", "", shown.read_text(), flags=re.MULTILINE).replace(self.tenant, "default")
+        text = re.sub(r"[ \t]+$", "", shown.read_text(), flags=re.MULTILINE)
         return text if lines is None else "".join(text.splitlines(keepends=True)[:lines]) + f"{INTERRUPT}\n"
 
 

@@ -66,16 +66,6 @@ output = 1000
 """A tenth of a cent for each token of its answers."""
 
 SCENARIOS: Final[dict[str, Any]] = {
-    "pay": [
-        {
-            "text": "I pay it.",
-            "calls": [
-                {"name": "append_record_unsafe", "arguments": {"file": "payments", "line": "invoice 17: 120.00 EUR"}}
-            ],
-        },
-        {"text": "It is paid."},
-    ],
-    "long": [{"text": "word " * 400, "latency_ms": 600000, "deltas": 200}],
     "team-long": [
         {"text": "Others.", "calls": [{"name": "spawn_sub_agents", "arguments": {"goals": ["long one", "long two"]}}]},
         {"text": "Never."},

@@ -1,19 +1,29 @@
-"""docs/commands.md shows what the commands say."""
+"""docs/commands.md shows what the commands say to whoever has started a plain `tenure dev`."""
 
 from __future__ import annotations
 
-import uuid
+from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.documented import PAGE, Terminal, normal, steps_of
+from tenure.dev.stack import StackOptions
+from tests.end_to_end.documented import PAGE, Terminal, normal, options_of_dev, plain_dev, steps_of
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
 
-async def test_every_documented_command_says_what_the_page_shows(installation, tmp_path):
-    terminal = Terminal(installation, tmp_path, f"page-{uuid.uuid4().hex[:8]}")
-    for step in steps_of(PAGE.read_text()):
-        output = await terminal.run(step)
-        told = f"tenure {step.line}: refresh the page with python -m tests.end_to_end.document_commands"
-        assert step.is_hidden or normal(output) == normal(step.output), told
+async def test_every_documented_command_says_what_the_page_shows(tmp_path: Path) -> None:
+    async with plain_dev(tmp_path) as installation:
+        terminal = Terminal(installation, tmp_path)
+        for step in steps_of(PAGE.read_text()):
+            output = await terminal.run(step)
+            advice = f"tenure {step.line}: refresh the page with python -m tests.end_to_end.document_commands"
+            assert step.is_hidden or normal(output) == normal(step.output), advice
+
+
+def test_the_page_is_run_on_what_tenure_dev_starts_by_itself(tmp_path: Path) -> None:
+    plain, usual = options_of_dev(tmp_path), StackOptions(data_dir=tmp_path / "data")
+    assert (plain.workers, plain.scenarios, plain.scenario_files, plain.tools_config) == (2, None, (), None)
+    assert (plain.model, plain.replicas, plain.slots) == (usual.model, usual.replicas, usual.slots)
+    assert set(plain.environment) == {"*", "tools"}
+    assert not plain.environment["tools"]

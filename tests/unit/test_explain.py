@@ -107,15 +107,38 @@ def test_calls_in_doubt_are_named_once():
     assert "tenure tools in-doubt" in text
 
 
+@pytest.mark.parametrize(
+    ("error_class", "advice"),
+    [
+        ("NOT_FOUND", "tenure fork --model NAME"),
+        ("PERMISSION", "tenure admin requeue begins its next attempt"),
+        ("INVALID_REQUEST", "tenure fork --step N"),
+        ("", "tenure fork --step N"),
+    ],
+)
+def test_the_advice_about_a_refused_request_is_not_to_send_the_same_one_again(error_class: str, advice: str) -> None:
+    text = told("FAILED", reason="MODEL_REJECTED", message=f"{error_class}: model: x", error_class=error_class)
+    assert advice in text.splitlines()[-1]
+    if error_class == "NOT_FOUND":
+        assert "tenure admin requeue" not in text
+
+
+def test_the_class_of_the_providers_refusal_comes_from_the_tasks_last_move() -> None:
+    moved = ledger_pb2.StateTransition(to_state=task_pb2.TASK_STATE_FAILED, error_class="NOT_FOUND")
+    entry = ledger_pb2.Entry(sequence=3, body=ledger_pb2.EntryBody(transition=moved))
+    task = task_pb2.Task(state=task_pb2.TASK_STATE_FAILED, reason="MODEL_REJECTED")
+    assert gather_facts(task, [entry], [], [], [], 0, now=0.0).error_class == "NOT_FOUND"
+
+
 @pytest.mark.parametrize("state", sorted(TERMINAL))
 def test_an_ended_task_is_told_with_its_end_and_whether_it_can_go_on(state):
-    text = told(state, reason="MODEL_REJECTED", message="no such model")
+    text = told(state, reason="MODEL_UNAVAILABLE", message="overloaded")
     assert f"Ended as {state} 3 min ago, attempt 1, after step 4" in text
     assert "timeout" not in text
     if state is TaskState.SUCCEEDED:
         assert "Nothing moves it any more" in text
     else:
-        assert "the model's provider refused the request (no such model)" in text
+        assert "the model did not answer (overloaded)" in text
         assert "tenure admin requeue begins its next attempt" in text
 
 

@@ -20,6 +20,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0 (the default) takes a free one")
     parser.add_argument("--scenarios", type=Path, action="append", default=[], help="a directory of scenario files")
+    parser.add_argument("--scenario", type=Path, action="append", default=[], help="one more scenario file")
     parser.add_argument("--log", type=Path, help="append one line of JSON per call to this file")
     parser.add_argument("--latency-ms", type=int, default=0, help="how long a turn takes that does not say itself")
     parser.add_argument("--no-count-tokens", action="store_true", help="do not offer /v1/messages/count_tokens")
@@ -32,6 +33,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
         asyncio.get_running_loop().add_signal_handler(signal_number, stopping.set)
     simulator = ModelSimulator(
         scenarios=arguments.scenarios,
+        scenario_files=arguments.scenario,
         log_path=arguments.log,
         latency_ms=arguments.latency_ms,
         counts_tokens=not arguments.no_count_tokens,

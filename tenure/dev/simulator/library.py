@@ -12,6 +12,7 @@ import yaml
 from tenure.dev.simulator.scenario import SUMMARY, Fault, FaultKind, StepsScenario, ToolCall, Turn, WrittenScenario
 from tenure.dev.simulator.scenario_schema import MAX_TURNS, MODEL_SCHEMA, TURNS_SCHEMA
 from tenure.dev.simulator.templates import unknown_references
+from tenure.domain.simulation import SIMULATED_MODEL_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
 
 SHIPPED = Path(__file__).parent / "scenarios"
 DEFAULT_SCENARIO = "research"
-PREFIX = "sim-"
+PREFIX = SIMULATED_MODEL_PREFIX
 BY_GOAL = "sim-by-goal"
 MAX_STEPS = 1_000_000
 MAX_STEP_TEXT_BYTES = 1_000_000
 # steps-<N>, then optionally a tool's name, a latency, a text's size, a window: steps-1000-write_file-50ms-2400b-8000w
 _STEPS = re.compile(r"steps-(\d{1,7})(?:-([a-z][a-z0-9_]*))?(?:-(\d{1,6})ms)?(?:-(\d{1,7})b)?(?:-(\d{1,8})w)?")
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
 _TURNS = jsonschema.Draft202012Validator(TURNS_SCHEMA)
 _MODEL = jsonschema.Draft202012Validator(MODEL_SCHEMA)
 
@@ -37,14 +39,16 @@ class ScenarioError(Exception):
 class ScenarioLibrary:
     """All scenarios by name. A later directory's file replaces an earlier one's of the same name."""
 
-    def __init__(self, directories: Sequence[Path] = ()) -> None:
-        """Read every `*.yaml` of the shipped scenarios and of `directories`. Raises ScenarioError."""
+    def __init__(self, directories: Sequence[Path] = (), files: Sequence[Path] = ()) -> None:
+        """Read every `*.yaml` of the shipped scenarios and of `directories`, then `files`. Raises ScenarioError."""
         self._scenarios: dict[str, Scenario] = {}
         for directory in (SHIPPED, *directories):
             if not directory.is_dir():
                 raise ScenarioError(f"{directory} is no directory")
             for path in sorted(directory.glob("*.yaml")):
                 self._scenarios[path.stem] = load_scenario(path)
+        for path in files:
+            self._scenarios[path.stem] = load_scenario(path)
 
     @property
     def names(self) -> list[str]:
@@ -78,11 +82,21 @@ def steps_scenario(name: str) -> StepsScenario | None:
     )
 
 
+def model_of(path: Path) -> str:
+    """The model whose answers a scenario file has. Raises ScenarioError for a file whose name cannot be a model's."""
+    if not _NAME.fullmatch(path.stem):
+        raise ScenarioError(
+            f"{path}: the file's name names the model, sim-<name>; use 1 to 100 lowercase letters, digits, - and _"
+        )
+    return PREFIX + path.stem
+
+
 def load_scenario(path: Path) -> WrittenScenario:
     """Read and check one file. Raises ScenarioError naming the file, the turn (from 0) and what is wrong with it."""
+    model_of(path)
     try:
         value = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise ScenarioError(f"{path}: {error}") from error
     is_model = isinstance(value, dict)
     problems = (_MODEL if is_model else _TURNS).iter_errors(value)

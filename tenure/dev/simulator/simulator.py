@@ -34,14 +34,15 @@ MOST_ANSWERS = 1000
 class ModelSimulator:
     """A running simulator: `async with ModelSimulator() as simulator: AsyncAnthropic(base_url=simulator.url)`.
 
-    `scenarios`: directories of more scenario files. `latency_ms`: how long a turn takes that does not say.
-    `counts_tokens`: whether it offers /v1/messages/count_tokens, as not every endpoint does.
+    `scenarios`: directories of more scenario files; `scenario_files`: single ones. `latency_ms`: how long a turn takes
+    that does not say. `counts_tokens`: whether it offers /v1/messages/count_tokens, as not every endpoint does.
     """
 
     def __init__(
         self,
         *,
         scenarios: Sequence[Path] = (),
+        scenario_files: Sequence[Path] = (),
         log_path: Path | None = None,
         latency_ms: int = 0,
         counts_tokens: bool = True,
@@ -49,7 +50,7 @@ class ModelSimulator:
         port: int = 0,
     ) -> None:
         """Raises ScenarioError for a file that cannot be played, OSError for a log that cannot be written."""
-        library = ScenarioLibrary(scenarios)
+        library = ScenarioLibrary(scenarios, scenario_files)
         self.log = CallLog(log_path)
         self.faults = Faults()
         self.cache = PromptCache()

@@ -89,7 +89,7 @@ def _worker(name: str, options: StackOptions, _layout: Layout, places: Places) -
         # The client wants a key also where nobody asks for one: at the simulator, behind a proxy that adds it.
         "ANTHROPIC_API_KEY": options.anthropic_api_key or "none",
     }
-    optional = {"ANTHROPIC_BASE_URL": places.model_url, "TENURE_WORKER_MODEL": options.model}
+    optional = {"ANTHROPIC_BASE_URL": places.model_url, "TENURE_WORKER_MODEL": options.default_model}
     return {**environment, **{variable: value for variable, value in optional.items() if value}}
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from tenure.domain.simulation import SIMULATED_MODEL_PREFIX
+
 REPLICATED: Final = ("gateway", "coordinator", "checkpoint", "tools")
 """The services of which there may be several; workers have an option of their own."""
 
@@ -18,8 +20,8 @@ class StackOptions:
     `replicas` is how many there are of a service, one of each where it says nothing: `{"checkpoint": 2}` starts
     `checkpoint` and `checkpoint-2`, and everybody who dials checkpoints is told both.
 
-    `scenarios` is a folder of scenarios for the simulator, beside its own. `tools_config` names the tool service's
-    further tools.
+    `scenarios` is a folder of scenarios for the simulator, beside its own; `scenario_files` are single ones, the first
+    for tasks that name no model. `tools_config` names the tool service's further tools.
 
     Without a DSN, endpoints or a key of your own the embedded Postgres, the embedded etcd and the simulator are used.
     """
@@ -38,6 +40,7 @@ class StackOptions:
     model: str = ""
     model_latency_ms: int = 0
     scenarios: Path | None = None
+    scenario_files: tuple[Path, ...] = ()
     tools_config: Path | None = None
     log_format: str = "json"
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -52,6 +55,13 @@ class StackOptions:
         if kind == "worker":
             return [f"worker-{number}" for number in range(1, self.workers + 1)]
         return [kind, *(f"{kind}-{number}" for number in range(2, self.replicas.get(kind, 1) + 1))]
+
+    @property
+    def default_model(self) -> str:
+        """The model of tasks that name none; empty: the worker's own default."""
+        if self.model or not self.scenario_files:
+            return self.model
+        return f"{SIMULATED_MODEL_PREFIX}{self.scenario_files[0].stem}"
 
     @property
     def model_is_simulated(self) -> bool:

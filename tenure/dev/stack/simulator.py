@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from pathlib import Path
 
 from tenure.dev.stack.child import ChildProcess
 from tenure.dev.stack.layout import Layout
+from tenure.dev.stack.options import StackOptions
 
 
 class SimulatorProcess(ChildProcess):
     """Answers model calls and web searches at one address."""
 
-    def __init__(self, layout: Layout, address: str, latency_ms: int, scenarios: Path | None = None) -> None:
+    def __init__(self, layout: Layout, address: str, options: StackOptions) -> None:
         port = address.rpartition(":")[2]
-        options = ["--port", port, "--log", str(layout.model_log), "--latency-ms", str(latency_ms)]
-        options += ["--scenarios", str(scenarios)] if scenarios else []
-        command = [sys.executable, "-P", "-m", "tenure.dev.simulator", *options]
+        words = ["--port", port, "--log", str(layout.model_log), "--latency-ms", str(options.model_latency_ms)]
+        words += ["--scenarios", str(options.scenarios.absolute())] if options.scenarios else []
+        for file in options.scenario_files:
+            words += ["--scenario", str(file.absolute())]
+        command = [sys.executable, "-P", "-m", "tenure.dev.simulator", *words]
         super().__init__("simulator", command, address, {}, layout.logs / "simulator.log")
 
     @property

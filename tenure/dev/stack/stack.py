@@ -10,6 +10,7 @@ from typing import Final, Self
 from tenure.dev.dev_file import forget_addresses, write_addresses
 from tenure.dev.etcd_process import EtcdProcess
 from tenure.dev.postgres_process import PostgresProcess
+from tenure.dev.simulator.library import ScenarioError, load_scenario
 from tenure.dev.stack.addresses import choose_address
 from tenure.dev.stack.child import ChildProcess
 from tenure.dev.stack.environments import Places, environment_of
@@ -85,6 +86,7 @@ class Stack:
     async def __aenter__(self) -> Self:
         try:
             self._take_folder()
+            self._check_scenarios()
             await self._check_tools_file()
             await self._start_stores()
             await self._start_model()
@@ -124,6 +126,13 @@ class Stack:
                 f"{self.layout.data_dir} cannot be the data folder: {error.strerror or error}; name another with --data"
             ) from error
 
+    def _check_scenarios(self) -> None:
+        for file in self.options.scenario_files:
+            try:
+                load_scenario(file)
+            except ScenarioError as error:
+                raise StackError(f"nothing is started: {error}") from error
+
     async def _check_tools_file(self) -> None:
         if self.options.tools_config is not None:
             self._tell("looking at the tools")
@@ -144,7 +153,7 @@ class Stack:
         """The simulator also serves the search endpoint; with a key of your own only that of it is used."""
         self._tell("starting the simulator")
         address = self._choose_address("simulator")
-        self.simulator = SimulatorProcess(self.layout, address, self.options.model_latency_ms, self.options.scenarios)
+        self.simulator = SimulatorProcess(self.layout, address, self.options)
         self._opened.push_async_callback(self.simulator.drain)
         self.simulator.start()
         await self.simulator.wait_ready()
