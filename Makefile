@@ -11,7 +11,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node demo dev test check lint types imports protos protos-fresh faults bench clean
+.PHONY: help setup node node-if-reached demo dev test check lint types imports protos protos-fresh faults bench clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -36,10 +36,13 @@ dev: setup ## Run the whole stack here until Ctrl-C
 node: $(NODE_STAMP) ## Install the Node packages that tests run
 
 $(NODE_STAMP): $(STAMP) tests/node/package-lock.json
-	$(BIN)/npm ci --prefix tests/node --ignore-scripts --no-audit --no-fund --loglevel error
-	@touch $@
+	$(BIN)/python tests/node/install.py
 
-test: setup node ## All tests, on real etcd, Postgres and processes
+# Where the npm registry cannot be reached, the tests that need its packages are skipped, and say why.
+node-if-reached: setup
+	@$(MAKE) --question $(NODE_STAMP) || $(BIN)/python tests/node/install.py --or-skip
+
+test: setup node-if-reached ## All tests, on real etcd, Postgres and processes
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 check: setup lint types imports protos-fresh ## What is told without running anything: lint, types, imports, protos

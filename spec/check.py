@@ -49,6 +49,15 @@ def missing_tools() -> list[str]:
     return [tool for tool in ("spin", "gcc") if shutil.which(tool) is None]
 
 
+def advice() -> str:
+    """How to have what is missing, in one sentence. Empty: nothing is missing."""
+    missing = missing_tools()
+    if not missing:
+        return ""
+    which = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'}"
+    return f"{which} not installed, so the models of spec/ cannot be searched; on Debian: apt-get install spin gcc"
+
+
 def check(configuration: Configuration) -> Verdict:
     """Search all states of one configuration."""
     began = time.monotonic()
@@ -114,8 +123,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", metavar="NAME", help="one configuration")
     parser.add_argument("--trace", action="store_true", help="print the shortest trace of what breaks")
     options = parser.parse_args(arguments)
-    if missing := missing_tools():
-        print(f"{' and '.join(missing)} must be installed first; on Debian: apt-get install spin gcc", file=sys.stderr)
+    if missing := advice():
+        print(missing, file=sys.stderr)
         return 2
     chosen: tuple[Configuration, ...] = (*SMALL, *LARGE) if options.large or options.only else SMALL
     chosen = tuple(each for each in chosen if options.only in {None, each.name})

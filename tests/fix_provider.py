@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.fix_node import PACKAGES
+from tests.fix_node import packages
 from tests.patience import PATIENCE_SECONDS
 
 REPOSITORY = Path(__file__).parents[1]
@@ -97,7 +97,7 @@ async def node_provider(node: Path, tmp_path: Path) -> AsyncIterator[StartProvid
     folder = tmp_path / "examples" / "provider_node"
     shutil.copytree(EXAMPLES / "provider_node", folder)
     shutil.copy(EXAMPLES / "verify_token.mjs", folder.parent)
-    (folder / "node_modules").symlink_to(PACKAGES)
+    (folder / "node_modules").symlink_to(packages())
     started: list[NodeProvider] = []
 
     async def start(**options: Any) -> NodeProvider:
