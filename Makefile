@@ -35,7 +35,7 @@ dev: setup ## Run the whole stack here until Ctrl-C
 
 node: $(NODE_STAMP) ## Install the Node packages that tests run
 
-$(NODE_STAMP): $(STAMP) tests/node/package-lock.json
+$(NODE_STAMP): tests/node/package-lock.json | $(STAMP)
 	$(BIN)/python tests/node/install.py
 
 # Where the npm registry cannot be reached, the tests that need its packages are skipped, and say why.

@@ -57,6 +57,19 @@ class PostgresCluster:
             raise DataDirectoryRefused(f"{self.directory} belongs to uid {owner_uid}, and this process is not root")
         return account_for(paths)
 
+    def check_version(self) -> None:
+        """Only the major release that made the data can read it. Raises DataDirectoryRefused."""
+        if not self.exists:
+            return
+        maker = (self.directory / "PG_VERSION").read_text(encoding="ascii").strip()
+        if maker != str(self.binaries.major):
+            raise DataDirectoryRefused(
+                f"{self.directory} was made by PostgreSQL {maker}, and {self.binaries.directory} has "
+                f"{self.binaries.version}, which cannot read it: name the bin directory of a PostgreSQL {maker} "
+                "(--postgres-binaries; `pip install 'tenure[dev]'` brings the usual one), or another data directory "
+                "(--data), or upgrade this one with pg_upgrade"
+            )
+
     def lock(self) -> None:
         """Keep other processes of ours away. Raises DataDirectoryRefused when one has it."""
         self.directory.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +93,7 @@ class PostgresCluster:
         Made beside its place and moved there whole, so that a crash in between leaves nothing half made.
         """
         if self.exists:
-            self._check_version()
+            self.check_version()
             return
         if self.directory.exists() and any(self.directory.iterdir()):
             raise DataDirectoryRefused(f"{self.directory} holds files, but they are no PostgreSQL cluster")
@@ -132,14 +145,6 @@ class PostgresCluster:
                 return False  # gone, a zombie, or another user's: not ours in any case
         listed = subprocess.run(["ps", "-p", str(pid), "-o", "command="], capture_output=True, text=True, check=False)
         return str(self.directory) in listed.stdout
-
-    def _check_version(self) -> None:
-        found = (self.directory / "PG_VERSION").read_text(encoding="ascii").strip()
-        if found != str(self.binaries.major):
-            raise DataDirectoryRefused(
-                f"{self.directory} was made by PostgreSQL {found}, and {self.binaries.directory} is "
-                f"{self.binaries.version}. Upgrade it with pg_upgrade, or name another data directory."
-            )
 
     def _run_initdb(self, account: PostgresAccount, directory: Path, password_file: Path) -> None:
         options = ["--auth=scram-sha-256", "--encoding=UTF8", "--no-locale", "--data-checksums"]

@@ -150,6 +150,54 @@ async def test_what_cannot_start_says_why_in_a_sentence(tmp_path, arguments, tol
     assert refused.out == ""
 
 
+def fake_program(path: Path, version: str) -> None:
+    """A program that says its version, and could do nothing else."""
+    path.write_text(f"#!/bin/sh\n[ \"$1\" = --version ] && echo '{version}'\n")
+    path.chmod(0o755)
+
+
+def fake_postgres(folder: Path, version: str) -> Path:
+    folder.mkdir()
+    for program in ("postgres", "initdb", "psql"):
+        fake_program(folder / program, f"{program} (PostgreSQL) {version}")
+    return folder
+
+
+async def test_without_an_etcd_no_postgres_is_started_and_nothing_is_made(tmp_path: Path) -> None:
+    data, binaries = tmp_path / "data", fake_postgres(tmp_path / "bin", "15.7")
+    refused = await tenure(
+        *("dev", "--data", str(data), "--postgres-binaries", str(binaries), "--etcd-binary", str(tmp_path / "no-etcd"))
+    )
+    assert refused.code == Exit.REFUSED
+    assert refused.err == f"tenure: nothing is started: {tmp_path / 'no-etcd'} is not an executable file\n"
+    assert not data.exists()
+
+
+async def test_everything_that_is_missing_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    refused = await tenure(
+        *("dev", "--data", str(tmp_path / "data"), "--postgres-binaries", str(tmp_path / "empty")),
+        *("--etcd-binary", str(tmp_path / "no-etcd")),
+    )
+    assert "has no postgres, initdb" in refused.err
+    assert "no-etcd is not an executable file" in refused.err
+    assert not (tmp_path / "data").exists()
+
+
+async def test_data_of_another_postgres_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+    data, binaries = tmp_path / "data", fake_postgres(tmp_path / "bin", "15.7")
+    (data / "postgres").mkdir(parents=True)
+    (data / "postgres" / "PG_VERSION").write_text("18\n")
+    refused = await tenure("dev", "--data", str(data), "--postgres-binaries", str(binaries))
+    assert refused.code == Exit.REFUSED
+    assert (
+        f"{data / 'postgres'} was made by PostgreSQL 18, and {binaries} has 15.7, which cannot read it" in refused.err
+    )
+    assert "name the bin directory of a PostgreSQL 18 (--postgres-binaries" in refused.err
+    assert "starting" not in refused.err
+    assert [path.name for path in data.iterdir()] == ["postgres"]
+
+
 async def test_a_mistake_in_the_file_of_tools_is_told_before_anything_is_started(tmp_path):
     file, data = tmp_path / "tools.yaml", tmp_path / "data"
     tool = {"url": "http://127.0.0.1:1/", "description": "It has a name that is taken."}

@@ -18,6 +18,7 @@ from tenure.dev.stack.errors import ServiceDied, StackError
 from tenure.dev.stack.layout import Layout
 from tenure.dev.stack.lock import hold_folder
 from tenure.dev.stack.options import REPLICATED, StackOptions
+from tenure.dev.stack.programs import check_programs
 from tenure.dev.stack.service import ServiceProcess
 from tenure.dev.stack.simulator import SimulatorProcess
 from tenure.dev.stack.stores import Store, open_etcd, open_postgres
@@ -85,8 +86,9 @@ class Stack:
 
     async def __aenter__(self) -> Self:
         try:
-            self._take_folder()
+            await asyncio.to_thread(check_programs, self.options, self.layout)
             self._check_scenarios()
+            self._take_folder()
             await self._check_tools_file()
             await self._start_stores()
             await self._start_model()
