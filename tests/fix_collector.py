@@ -95,8 +95,10 @@ async def collector() -> AsyncIterator[Collector]:
     """Serving on a free port."""
     made = Collector()
     server = grpc.aio.server()
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(_Traces(made), server)
-    metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(_Metrics(made), server)
+    traces: Any = trace_service_pb2_grpc  # generated without types
+    metrics: Any = metrics_service_pb2_grpc
+    traces.add_TraceServiceServicer_to_server(_Traces(made), server)
+    metrics.add_MetricsServiceServicer_to_server(_Metrics(made), server)
     made.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     yield made

@@ -52,32 +52,43 @@ class Leases:
         request = pb.AcquireLeaseRequest(
             resource=resource, holder=holder, ttl=duration(ttl_seconds), request_id=request_id or str(uuid.uuid4())
         )
-        return (await self.stub.AcquireLease(request, timeout=TIMEOUT_SECONDS)).lease
+        answer: pb.Lease = (await self.stub.AcquireLease(request, timeout=TIMEOUT_SECONDS)).lease
+        return answer
 
     async def renew(self, lease: pb.Lease) -> pb.Lease:
-        return (await self.stub.RenewLease(pb.RenewLeaseRequest(token=lease.token), timeout=TIMEOUT_SECONDS)).lease
+        answer: pb.Lease = (
+            await self.stub.RenewLease(pb.RenewLeaseRequest(token=lease.token), timeout=TIMEOUT_SECONDS)
+        ).lease
+        return answer
 
     async def release(self, lease: pb.Lease, reason: str = "") -> bool:
         request = pb.ReleaseLeaseRequest(token=lease.token, reason=reason)
-        return (await self.stub.ReleaseLease(request, timeout=TIMEOUT_SECONDS)).released
+        answer: bool = (await self.stub.ReleaseLease(request, timeout=TIMEOUT_SECONDS)).released
+        return answer
 
     async def operator_release(self, lease: pb.Lease, reason: str) -> bool:
         request = pb.ReleaseLeaseRequest(lease=reference(lease), reason=reason)
-        return (await self.stub.ReleaseLease(request, timeout=TIMEOUT_SECONDS)).released
+        answer: bool = (await self.stub.ReleaseLease(request, timeout=TIMEOUT_SECONDS)).released
+        return answer
 
     async def transfer(self, holder: str, reason: str = "moved", *, request_id: str = "", **authority: Any) -> pb.Lease:
         """`token=` or `lease=`."""
         request = pb.TransferLeaseRequest(
             holder=holder, reason=reason, request_id=request_id or str(uuid.uuid4()), **authority
         )
-        return (await self.stub.TransferLease(request, timeout=TIMEOUT_SECONDS)).lease
+        answer: pb.Lease = (await self.stub.TransferLease(request, timeout=TIMEOUT_SECONDS)).lease
+        return answer
 
     async def get(self, resource: str) -> pb.Lease:
-        return (await self.stub.GetLease(pb.GetLeaseRequest(resource=resource), timeout=TIMEOUT_SECONDS)).lease
+        answer: pb.Lease = (
+            await self.stub.GetLease(pb.GetLeaseRequest(resource=resource), timeout=TIMEOUT_SECONDS)
+        ).lease
+        return answer
 
     async def list(self, prefix: str = "", page_size: int = 0, page_token: str = "") -> pb.ListLeasesResponse:
         request = pb.ListLeasesRequest(prefix=prefix, page_size=page_size, page_token=page_token)
-        return await self.stub.ListLeases(request, timeout=TIMEOUT_SECONDS)
+        answer: pb.ListLeasesResponse = await self.stub.ListLeases(request, timeout=TIMEOUT_SECONDS)
+        return answer
 
     async def keys(self) -> dict[str, pb.SigningKey]:
         answer = await self.stub.ListSigningKeys(pb.ListSigningKeysRequest(), timeout=TIMEOUT_SECONDS)

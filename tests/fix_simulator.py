@@ -37,7 +37,8 @@ class SimulatorControl:
 
     def billed(self) -> dict[str, int]:
         """The sums of all calls of this test."""
-        return self._ask("/_sim/calls?limit=0")["billed"]
+        value: dict[str, int] = self._ask("/_sim/calls?limit=0")["billed"]
+        return value
 
     def order_fault(self, **fault: Any) -> None:
         """For example `status=529, count=2`, `broken_stream=3, model="sim-hello"`, `latency_ms=500`."""
@@ -68,6 +69,7 @@ def running_simulator(log_path: Path, *options: str) -> Iterator[SimulatorContro
     command = [sys.executable, "-m", "tenure.dev.simulator", "--log", str(log_path), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as process:
         try:
+            assert process.stdout is not None
             announced = process.stdout.readline()  # it listens once it says where
             assert announced.startswith("model simulator on http://"), f"the simulator did not start: {announced!r}"
             yield SimulatorControl(announced.split()[-1], log_path)

@@ -44,15 +44,18 @@ class Delivery:
 
     @property
     def type(self) -> str:
-        return json.loads(self.text)["type"]
+        value: str = json.loads(self.text)["type"]
+        return value
 
     @property
     def data(self) -> dict[str, Any]:
-        return json.loads(self.text)["data"]
+        value: dict[str, Any] = json.loads(self.text)["data"]
+        return value
 
     @property
     def task_id(self) -> str:
-        return self.data.get("task_id", "")
+        value: str = self.data.get("task_id", "")
+        return value
 
 
 @dataclass

@@ -14,7 +14,7 @@ import json
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,9 +25,12 @@ import pytest_asyncio
 import yaml
 
 from tenure.dev.postgres_process import PostgresProcess
+from tenure.dev.stack import StackOptions
 from tenure.dev.stack.database import ensure_database
 from tenure.dev.stack.service import ServiceProcess
-from tenure.dev.stack.stack import Stack, StackOptions
+from tenure.dev.stack.stack import (
+    Stack,
+)
 from tenure.domain import entries as facts
 from tenure.domain.errors import TryLater
 from tenure.domain.retry import RetryPolicy
@@ -218,7 +221,7 @@ class WorkerBench:
         request = pb.AppendForeignRequest(task_id=task_id, request_id=str(uuid.uuid4()), actor="test", **fact)
         await self.ledger.AppendForeign(request, timeout=CALL_SECONDS)
 
-    async def live_pieces(self, task_id: str, worker: ServiceProcess) -> AsyncIterator[live_pb2.Delta]:
+    async def live_pieces(self, task_id: str, worker: ServiceProcess) -> AsyncGenerator[live_pb2.Delta]:
         """What the worker shows of the task's model calls, until it no longer holds the task."""
         asked = worker_pb.WatchLiveRequest(task_id=task_id, epoch=(await self.task(task_id)).epoch)
         async with open_channel(worker.address) as channel:
@@ -231,7 +234,7 @@ class WorkerBench:
             async for _ in pieces:
                 return
 
-    async def watch(self, task_id: str) -> AsyncIterator[facts.Entry]:
+    async def watch(self, task_id: str) -> AsyncGenerator[facts.Entry]:
         """All entries as they come, to the task's end; goes on after a break as any client would."""
         after = 0
         async with asyncio.timeout(PATIENCE_SECONDS):

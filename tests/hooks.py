@@ -11,7 +11,7 @@ from tests.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint
 from tests.fix_webhooks import Receiver
 from tests.patience import PATIENCE_SECONDS
 
-HERE = {
+HERE: dict[str, Any] = {
     "allowed_networks": ("127.0.0.0/8",),
     "first_retry_seconds": 0.02,
     "longest_retry_seconds": 0.1,
@@ -38,10 +38,12 @@ class Hooks:
         made = await self.stub.CreateWebhook(request, timeout=TIMEOUT_SECONDS)
         if receiver is not None:
             receiver.secrets = [made.secret]
-        return made.webhook
+        value: pb.Webhook = made.webhook
+        return value
 
     async def get(self, webhook: str = "hook") -> pb.Webhook:
-        return (await self.call("GetWebhook", webhook)).webhook
+        answer: pb.Webhook = (await self.call("GetWebhook", webhook)).webhook
+        return answer
 
     async def deliveries(self, *states: Any, webhook: str = "hook") -> list[pb.WebhookDelivery]:
         return list((await self.call("ListWebhookDeliveries", webhook, states=states, page_size=500)).deliveries)

@@ -121,7 +121,8 @@ async def recorded(bench, task_id):
 
 
 def at(entry) -> datetime:
-    return entry.record_time.ToDatetime(UTC)
+    value: datetime = entry.record_time.ToDatetime(UTC)
+    return value
 
 
 def openings(entries):

@@ -14,6 +14,7 @@ import struct
 import sys
 import time
 from functools import partial
+from typing import Any
 
 _OFFSETS = struct.Struct("dd")
 _UNSHIFTED = ("grpc", "grpc.aio._utils")
@@ -24,7 +25,8 @@ def _install(path: str) -> None:
         memory = mmap.mmap(file.fileno(), _OFFSETS.size, prot=mmap.PROT_READ)
 
     def ahead(clock: int) -> float:
-        return _OFFSETS.unpack_from(memory)[clock]
+        value: float = _OFFSETS.unpack_from(memory)[clock]
+        return value
 
     wall, monotonic = partial(ahead, 0), partial(ahead, 1)
     _shift_time(wall, monotonic)
@@ -55,13 +57,13 @@ def _shift_time(wall, monotonic) -> None:
 
 
 def _shift_datetime(wall) -> None:
-    true = datetime.datetime
+    true: Any = datetime.datetime
 
     class AnyDatetime(type):
         def __instancecheck__(cls, instance: object) -> bool:
             return isinstance(instance, true)
 
-    class Datetime(true, metaclass=AnyDatetime):
+    class Datetime(true, metaclass=AnyDatetime):  # type: ignore[misc]  # a class of before the clock is shifted
         @classmethod
         def now(cls, tz=None):
             return cls.fromtimestamp(true.now(datetime.UTC).timestamp() + wall(), tz)
@@ -74,7 +76,7 @@ def _shift_datetime(wall) -> None:
         def today(cls):
             return cls.now()
 
-    datetime.datetime = Datetime
+    setattr(datetime, "datetime", Datetime)  # noqa: B010  a type cannot be assigned to
 
 
 if "TEST_CLOCK_FILE" in os.environ:

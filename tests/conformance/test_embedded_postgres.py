@@ -185,6 +185,7 @@ def test_missing_binaries_are_named(tmp_path):
 def test_stop_may_be_repeated_and_leaves_no_process(data_directory):
     process = PostgresProcess(data_directory).start()
     pid = process.pid
+    assert pid is not None
     process.stop()
     process.stop()
     with pytest.raises(ProcessLookupError):

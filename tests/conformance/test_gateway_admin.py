@@ -8,6 +8,7 @@ import pytest
 
 from tenure.domain.errors import InvalidRequest, NotFound, StaleEpoch, Unavailable, WrongState
 from tenure.v1 import admin_service_pb2 as api
+from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as tasks
 from tests.fix_checkpoint import words
 from tests.fix_gateway import NOBODYS, TIMEOUT_SECONDS
@@ -87,7 +88,7 @@ async def test_only_what_a_worker_holds_is_transferred_and_interventions_want_a_
     for call, request in (
         (admin.TransferTask, api.TransferTaskRequest(task_id=task_id)),
         (admin.RequeueTask, api.RequeueTaskRequest(task_id=task_id)),
-        (admin.CloseOutTask, api.CloseOutTaskRequest(task_id=task_id, to_state="TASK_STATE_FAILED")),
+        (admin.CloseOutTask, api.CloseOutTaskRequest(task_id=task_id, to_state=task_pb2.TASK_STATE_FAILED)),
         (admin.DrainWorker, api.DrainWorkerRequest(worker_id="w")),
     ):
         with pytest.raises(InvalidRequest, match="reason"):

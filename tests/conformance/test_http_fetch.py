@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import zlib
+from typing import Any
 
 import pytest
 
@@ -163,7 +164,7 @@ class TestBounds:
         assert "within 0.4 s" in failed.message
 
     async def test_a_resolver_that_says_nothing_is_given_up_in_time(self):
-        async def silent(_host, _port):
+        async def silent(_host: str, _port: int) -> Any:
             await asyncio.Event().wait()
 
         async with world() as here:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -148,7 +149,7 @@ async def test_a_redirect_is_checked_like_what_was_asked_for(location, reason):
 
 async def test_a_name_that_answers_differently_a_moment_later_leads_nowhere_else():
     """The connection goes to the address that was judged: there is no second answer to be had between the two."""
-    answers = [[PUBLIC], ["127.0.0.1"], [PUBLIC]]
+    answers: list[Sequence[str]] = [[PUBLIC], ["127.0.0.1"], [PUBLIC]]
     async with world() as here:
         told = await here.fetch("http://front.example/", answering(answers))
         assert told.content.endswith("hello")
@@ -197,7 +198,9 @@ async def test_whatever_is_asked_for_no_host_but_the_listed_one_is_ever_looked_u
         return [PUBLIC]
 
     backend = CheckedBackend(Networks(), "http_fetch", resolve=resolve, dialer=dialler)
-    async with Fetcher.open(HttpFetchSettings(allow=["front.example"]), ThreadPoolExecutor(1), backend) as fetcher:
+    async with Fetcher.open(
+        HttpFetchSettings.model_validate({"allow": ["front.example"]}), ThreadPoolExecutor(1), backend
+    ) as fetcher:
         for url in (text, f"http://{text}", f"http://front.example{text}"):
             with pytest.raises(ToolFailed):
                 await fetcher.fetch(url)

@@ -55,7 +55,7 @@ async def heard(http: ScriptedHttp) -> None:
 @pytest.mark.parametrize("effect_class", [KEYED, UNSAFE])
 async def test_a_server_that_says_nothing_is_given_up_in_time(effect_class, pass_seconds):
     async with scripted_http(hangs=True) as http, http_tool(http.url, effect_class) as tool:
-        calling = asyncio.create_task(tool.run(context(), {}))
+        calling = asyncio.ensure_future(tool.run(context(), {}))
         await heard(http)
         pass_seconds(CALL_SECONDS)
         if effect_class is UNSAFE:
@@ -109,7 +109,7 @@ async def test_a_runner_that_may_begin_nothing_any_more_sends_nothing_though_it_
 
 async def test_a_call_that_is_stopped_lets_go_of_its_connection():
     async with scripted_http(hangs=True) as http, http_tool(http.url, UNSAFE) as tool:
-        calling = asyncio.create_task(tool.run(context(), {}))
+        calling = asyncio.ensure_future(tool.run(context(), {}))
         await heard(http)
         calling.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,7 @@ async def test_a_held_lease_is_refused_with_its_holder_and_the_time_it_has_left(
         with pytest.raises(LeaseHeld) as refused:
             await leases.at(replica).acquire("a", "two")
         assert refused.value.metadata == {"holder": "one", "epoch": str(lease.epoch)}
+        assert refused.value.retry_after_seconds is not None
         assert 15 <= refused.value.retry_after_seconds <= 20
 
 
@@ -86,7 +88,7 @@ async def test_a_repeat_that_comes_after_the_lease_has_ended_acquires_nothing(le
 
 
 async def test_epochs_grow_from_holder_to_holder(leases: Leases):
-    epochs = []
+    epochs: list[Any] = []
     for number in range(4):
         lease = await leases.at(number % 2).acquire("a", f"holder-{number}")
         assert lease.previous_epoch == (epochs[-1] if epochs else 0)

@@ -43,27 +43,32 @@ async def gateway_process(lease_fleet, lease_replicas: list[str]) -> AsyncIterat
     await process.kill()
 
 
+@pytest.fixture
+def tenant() -> str:
+    """The test's own."""
+    return f"gateway-{next(_tenants)}"
+
+
 @pytest_asyncio.fixture(loop_scope="module")
-async def client(gateway_process: ServiceProcess) -> AsyncIterator[Client]:
-    """Of a tenant of the test's own."""
-    tenant = f"gateway-{next(_tenants)}"
+async def client(gateway_process: ServiceProcess, tenant: str) -> AsyncIterator[Client]:
     async with Client(gateway_process.address, tenant=tenant) as connected:
-        connected.tenant = tenant  # type: ignore[attr-defined]  # for `run`
         yield connected
 
 
 @pytest.fixture
-def run(gateway_process: ServiceProcess, client: Any):
+def run(gateway_process: ServiceProcess, tenant: str):
     """A command line as it is typed, in a thread: it has a loop of its own."""
 
     async def invoke(*words: str) -> Result:
-        arguments = ["--address", gateway_process.address, "--tenant", client.tenant, *words]
+        arguments = ["--address", gateway_process.address, "--tenant", tenant, *words]
         return await asyncio.to_thread(CliRunner().invoke, cli, arguments)
 
     return invoke
 
 
-async def test_a_lease_is_held_through_the_gateway_as_at_a_coordinator(client: Client, lease_replicas: list[str]):
+async def test_a_lease_is_held_through_the_gateway_as_at_a_coordinator(
+    client: Client, tenant: str, lease_replicas: list[str]
+):
     async with client.lease("a", holder="one", ttl_seconds=5) as held:
         assert read_claims(held.token).resource == "leases/a"
         with pytest.raises(LeaseHeld) as refused:
@@ -71,7 +76,7 @@ async def test_a_lease_is_held_through_the_gateway_as_at_a_coordinator(client: C
                 pass
         assert refused.value.metadata["holder"] == "one"
         assert refused.value.retry_after_seconds is not None
-        async with open_channel(lease_replicas[1], tenant=client.tenant) as channel:
+        async with open_channel(lease_replicas[1], tenant=tenant) as channel:
             assert (await Leases(channel).get("a")).epoch == held.epoch
         assert [lease.resource async for lease in client.list_leases()] == ["a"]
 
@@ -153,8 +158,8 @@ async def test_the_command_shows_the_keys(run):
     assert (await run("leases", "keys")).stdout.split() == ["test-1", key["public_key"], "signs", "now"]
 
 
-async def test_the_command_watches(gateway_process: ServiceProcess, client: Any):
-    words = ["--address", gateway_process.address, "--tenant", client.tenant, "--json", "leases", "watch", "w/"]
+async def test_the_command_watches(gateway_process: ServiceProcess, client: Any, tenant: str):
+    words = ["--address", gateway_process.address, "--tenant", tenant, "--json", "leases", "watch", "w/"]
     revision = (await client.leases.ListLeases(pb.ListLeasesRequest())).revision
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tenure.cli", *words, "--after", str(revision), stdout=subprocess.PIPE
@@ -163,6 +168,7 @@ async def test_the_command_watches(gateway_process: ServiceProcess, client: Any)
         async with client.lease("w/a", holder="one"):
             pass
         async with asyncio.timeout(PATIENCE_SECONDS):
+            assert process.stdout is not None
             lines = [json.loads(await process.stdout.readline()) for _ in range(2)]
     finally:
         process.terminate()

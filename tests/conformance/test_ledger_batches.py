@@ -1,6 +1,7 @@
 """Group commit: a batch is one transaction, and still no commit suffers from its neighbours."""
 
 import asyncio
+from typing import Any
 
 import psycopg
 import pytest
@@ -19,7 +20,8 @@ class HeldCommitter:
     """Not a ledger: it shows what the batcher hands on, and when."""
 
     def __init__(self):
-        self.batches, self.release = [], asyncio.Semaphore(0)
+        self.batches: list[Any] = []
+        self.release = asyncio.Semaphore(0)
 
     async def write(self, commits):
         self.batches.append(commits)

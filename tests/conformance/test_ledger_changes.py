@@ -3,11 +3,12 @@
 import asyncio
 import base64
 from contextlib import aclosing, asynccontextmanager
+from typing import Any
 
 import psycopg
 import pytest
 
-from services.checkpoint import change_feed
+from services.checkpoint.change_cursor import Cursor
 from services.checkpoint.change_pruning import ChangePruner
 from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS
 from tenure.domain.errors import InvalidRequest, OutOfRange, Unavailable
@@ -252,7 +253,7 @@ async def test_a_cursor_that_is_none_of_ours_is_refused(checkpoint):
 
 async def test_a_cursor_of_another_ledger_or_from_its_future_is_refused(checkpoint):
     replica = await checkpoint()
-    cursor = change_feed.Cursor.decoded(await now(replica))
+    cursor = Cursor.decoded(await now(replica))
     for strange in (cursor._replace(feed_id="00000000-0000-0000-0000-000000000000"), cursor._replace(xid=2**62)):
         with pytest.raises(OutOfRange) as refused:
             await told(replica, strange.encoded(), 1)
@@ -306,7 +307,7 @@ async def test_a_slow_reader_holds_up_nobody_and_loses_nothing(checkpoint):
         for _ in range(40):
             await replica.create(goal="x" * 200_000)
         assert len(await told(replica, cursor, 40)) == 40
-        seen = []
+        seen: list[Any] = []
         async with asyncio.timeout(TIMEOUT_SECONDS):
             while len(seen) < 40:
                 seen.extend((await anext(slow)).items)

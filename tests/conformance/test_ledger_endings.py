@@ -227,8 +227,8 @@ async def test_one_worker_that_dies_again_and_again_makes_no_crash_loop_of_its_t
 async def test_a_new_step_forgets_who_died(checkpoint):
     replica = await checkpoint()
     task = await replica.create()
-    for owner in ("w1", "w2", "w3", "w4"):
-        await replica.requeue(await replica.claim(task.task_id, holder=owner))
+    for holder in ("w1", "w2", "w3", "w4"):
+        await replica.requeue(await replica.claim(task.task_id, holder=holder))
     owner = await replica.claim(task.task_id, holder="w5")
     await owner.commit(reserve=reserve())
     await replica.requeue(owner)

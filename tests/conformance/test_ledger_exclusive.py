@@ -35,6 +35,7 @@ async def test_of_many_submits_of_one_conversation_one_gives_a_task(checkpoint):
     made = await asyncio.gather(*[side.create(source=talk()) for side in sides], return_exceptions=True)
     [task] = [one for one in made if not isinstance(one, AlreadyExists)]
     refused = [one for one in made if isinstance(one, AlreadyExists)]
+    assert not isinstance(task, BaseException)
     assert {(one.reason, one.metadata["task_id"]) for one in refused} == {("SOURCE_BUSY", task.task_id)}
     assert task.spec.source.exclusive
 

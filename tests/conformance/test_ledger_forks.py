@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -213,7 +214,7 @@ async def test_forks_are_listed_by_the_task_they_came_from(checkpoint):
     second = await fork(replica, task_id, "f-2", message="two")
     third = await fork(replica, second.task_id, "f-3")
     listing = pb.CheckpointServiceListTasksRequest(filter=task_pb2.TaskFilter(forked_from_task_id=task_id), page_size=1)
-    found = []
+    found: list[Any] = []
     while not found or listing.page_token:
         page = await replica.stub.ListTasks(listing, timeout=TIMEOUT_SECONDS)
         found += [task.task_id for task in page.tasks]

@@ -1,6 +1,7 @@
 """CommitStream: frames of whatever became ready, results by tag, and bounds on both sides."""
 
 import asyncio
+from typing import Any
 from uuid import uuid4
 
 import grpc
@@ -27,7 +28,7 @@ def frame(*requests, first_tag=0):
 
 
 async def results(call, count):
-    found = {}
+    found: dict[Any, Any] = {}
     while len(found) < count:
         for result in (await call.read()).results:
             assert result.tag not in found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -17,7 +18,7 @@ GENERATION = 1 << 40
 
 async def register(replica: Checkpoint, revision: int, previous: int = 0, **fields: object) -> pb.RegisterLeaseResponse:
     """Epochs of the first generation by their revisions."""
-    values = {
+    values: dict[str, Any] = {
         "resource": "a",
         "epoch": GENERATION + revision,
         "claim_id": str(uuid4()),
@@ -28,11 +29,15 @@ async def register(replica: Checkpoint, revision: int, previous: int = 0, **fiel
         **fields,
     }
     request = pb.RegisterLeaseRequest(grant=pb.LeaseGrant(**values))
-    return await replica.stub.RegisterLease(request, timeout=TIMEOUT_SECONDS)
+    answer: pb.RegisterLeaseResponse = await replica.stub.RegisterLease(request, timeout=TIMEOUT_SECONDS)
+    return answer
 
 
 async def last(replica: Checkpoint, resource: str = "a") -> pb.GetLeaseGrantResponse:
-    return await replica.stub.GetLeaseGrant(pb.GetLeaseGrantRequest(resource=resource), timeout=TIMEOUT_SECONDS)
+    answer: pb.GetLeaseGrantResponse = await replica.stub.GetLeaseGrant(
+        pb.GetLeaseGrantRequest(resource=resource), timeout=TIMEOUT_SECONDS
+    )
+    return answer
 
 
 async def test_a_grant_is_registered_only_after_exactly_the_one_it_follows(checkpoint):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import psycopg
 import pytest
 
@@ -52,7 +54,9 @@ async def test_what_must_be_answered_soonest_comes_first_and_what_has_no_deadlin
 async def test_an_order_that_there_is_not_is_refused(checkpoint):
     replica = await checkpoint()
     with pytest.raises(InvalidRequest):
-        await replica.stub.ListTasks(pb.CheckpointServiceListTasksRequest(order=9), timeout=TIMEOUT_SECONDS)
+        await replica.stub.ListTasks(
+            pb.CheckpointServiceListTasksRequest(order=cast("Any", 9)), timeout=TIMEOUT_SECONDS
+        )
 
 
 NOBODY = "00000000-0000-0000-0000-000000000000"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -214,7 +215,8 @@ async def test_a_live_tree_goes_on_with_what_it_is_granted_and_does_not_end_for_
 async def test_what_makes_no_sense_to_grant_is_refused_and_changes_nothing(checkpoint):
     replica = await checkpoint()
     owner = await replica.claim((await replica.create(limits=limits(tokens=100))).task_id)
-    for extras in ({"nano_usd": CENT}, {}, {"tokens": -1}):
+    senseless: list[dict[str, Any]] = [{"nano_usd": CENT}, {}, {"tokens": -1}]
+    for extras in senseless:
         with pytest.raises(InvalidRequest):
             await grant(replica, owner.task.task_id, **extras)
     await owner.end()

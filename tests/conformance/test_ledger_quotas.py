@@ -20,7 +20,8 @@ from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
 from tests.fix_checkpoint import answer, kinds, reserve
 
 PATIENCE_SECONDS = 60.0
-RUNNING, SUBMITS, TOKENS, MONEY = 1, 2, 3, 4
+RUNNING, SUBMITS = tenants.QUOTA_KIND_RUNNING_TASKS, tenants.QUOTA_KIND_SUBMITS_PER_MINUTE
+TOKENS, MONEY = tenants.QUOTA_KIND_TOKENS_PER_HOUR, tenants.QUOTA_KIND_MONEY_PER_DAY
 REFUSE, DELAY = tenants.QUOTA_POLICY_REFUSE, tenants.QUOTA_POLICY_DELAY
 
 

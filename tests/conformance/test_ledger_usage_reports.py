@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import psycopg
 import pytest
@@ -97,7 +98,7 @@ async def test_a_report_changes_nothing_but_the_bill_and_the_budget(checkpoint):
     before = await rows(replica, task_id)
     await report(replica, owner.token)
     after = await rows(replica, task_id)
-    changed = {}
+    changed: dict[Any, Any] = {}
     for place, was in before.items():
         if was == after[place]:
             continue

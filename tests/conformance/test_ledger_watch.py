@@ -1,6 +1,7 @@
 """Watchers get every entry once and in order, from whatever replica, through whatever breaks."""
 
 import asyncio
+from typing import Any
 
 import grpc
 import pytest
@@ -10,13 +11,14 @@ from tenure.domain.errors import NotFound, OutOfRange, Unavailable
 from tenure.runtime import metrics
 from tenure.runtime.migrations import migrate
 from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_pb2
 from tests.fix_checkpoint import TIMEOUT_SECONDS, kinds, words
 from tests.patience import PATIENCE_SECONDS
 
 
 async def watch(replica, task_id, after=0):
     """Every entry to the end of the task, going on after the last one seen when the stream breaks."""
-    seen = []
+    seen: list[Any] = []
     while True:
         request = pb.WatchEntriesRequest(task_id=task_id, after_sequence=seen[-1].sequence if seen else after)
         try:
@@ -68,7 +70,7 @@ async def test_watchers_across_two_replicas_get_every_entry_once_through_a_postg
             await asyncio.to_thread(own_postgres.start)
         await commit_until_durable(owner, owner.request(words(f"{number}")))
     await commit_until_durable(
-        owner, owner.request(transition=pb.Transition(to_state="TASK_STATE_SUCCEEDED", reason="FINAL_ANSWER"))
+        owner, owner.request(transition=pb.Transition(to_state=task_pb2.TASK_STATE_SUCCEEDED, reason="FINAL_ANSWER"))
     )
     for seen in await asyncio.gather(*watchers):
         assert [one.sequence for one in seen] == list(range(1, 3 + 30 + 2))

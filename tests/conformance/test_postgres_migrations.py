@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import psycopg
 import pytest
@@ -20,7 +21,7 @@ def ledger(*files: tuple[str, str]) -> Migrations:
     return Migrations.from_texts("ledger", files)
 
 
-async def rows(dsn: str, statement: str) -> list[tuple]:
+async def rows(dsn: str, statement: str) -> list[tuple[Any, ...]]:
     async with await psycopg.AsyncConnection.connect(dsn) as postgres:
         return await (await postgres.execute(statement)).fetchall()
 

@@ -33,7 +33,9 @@ async def pool_of(dsn: str, **changes):
 
 async def one(pool, statement: str, parameters=()):
     async with connection(pool) as postgres:
-        return (await (await postgres.execute(statement, parameters)).fetchone())[0]
+        row = await (await postgres.execute(statement, parameters)).fetchone()
+        assert row is not None
+        return row[0]
 
 
 async def test_every_connection_is_set_up_for_short_durable_statements(fresh_database):
@@ -54,6 +56,7 @@ async def test_every_connection_is_set_up_for_short_durable_statements(fresh_dat
             cursor = await postgres.execute("select 1")
             assert cursor.format is psycopg.pq.Format.BINARY
             prepared = await (await postgres.execute("select count(*) from pg_prepared_statements")).fetchone()
+            assert prepared is not None
             assert prepared[0] >= 1
 
 
@@ -272,7 +275,8 @@ async def test_a_service_may_start_before_its_server(own_postgres):
 
     async def work() -> int:
         async with pool_of(dsn, start_timeout_seconds=PATIENCE_SECONDS) as pool:
-            return await one(pool, "select 1")
+            answer: int = await one(pool, "select 1")
+            return answer
 
     starting = asyncio.create_task(work())
     await own_postgres.start_async()

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 from uuid import UUID
 
@@ -52,7 +52,9 @@ class Scripted(ToolProviderServiceServicer):
     """`answering` is each call's handler, the last one again and again."""
 
     def __init__(self, *answering: Answering) -> None:
-        self.answering, self.asked, self.metadata = answering, [], {}
+        self.answering = answering
+        self.asked: list[pb.CallToolRequest] = []
+        self.metadata: dict[str, Any] = {}
         self.tools = [tool_pb2.ToolDefinition(name="t", input_schema_json="{}")]
         self.cancelled = asyncio.Event()
 
@@ -70,7 +72,7 @@ class Scripted(ToolProviderServiceServicer):
             raise
 
 
-def outcome(status: int, content: str = "", detail: str = "") -> Answering:
+def outcome(status: pb.ProviderStatus.ValueType, content: str = "", detail: str = "") -> Answering:
     async def answer(_request: Any, _context: Any) -> AsyncIterator[pb.CallToolResponse]:
         yield pb.CallToolResponse(output="on its way")
         yield pb.CallToolResponse(outcome=pb.ProviderOutcome(status=status, content=content, detail=detail))
@@ -95,7 +97,8 @@ async def stale(_request: Any, context: Any) -> AsyncIterator[pb.CallToolRespons
 
 
 async def nothing(_request: Any, _context: Any) -> AsyncIterator[pb.CallToolResponse]:
-    for response in ():
+    responses: tuple[pb.CallToolResponse, ...] = ()
+    for response in responses:
         yield response
 
 
@@ -145,7 +148,8 @@ async def called(
 
 
 async def test_a_call_is_within_the_contract_and_its_output_is_shown():
-    scripted, shown = Scripted(outcome(pb.PROVIDER_STATUS_SUCCEEDED, "done", "FINE")), []
+    scripted = Scripted(outcome(pb.PROVIDER_STATUS_SUCCEEDED, "done", "FINE"))
+    shown: list[Any] = []
     answer = await called(scripted, told=context(shown.append), bearer_token="secret", headers={"x-shop": "1"})
     assert (answer.status, answer.content, answer.detail, shown) == (DONE, "done", "FINE", ["on its way"])
     (request,) = scripted.asked
@@ -162,7 +166,7 @@ async def test_a_call_is_within_the_contract_and_its_output_is_shown():
     ("answering", "detail", "words"),
     [
         (outcome(pb.PROVIDER_STATUS_FAILED, "no tea", "NO_TEA"), "NO_TEA", "no tea"),
-        (outcome(99, "newer", "not a detail"), "", "newer"),
+        (outcome(cast("Any", 99), "newer", "not a detail"), "", "newer"),
         (outcome(pb.PROVIDER_STATUS_STALE_EPOCH, "11"), "STALE_EPOCH", "Nothing was done."),
         (stale, "STALE_EPOCH", "epoch 7 is fenced"),
         (ends(grpc.StatusCode.ABORTED), "STALE_EPOCH", "Nothing was done."),
@@ -275,14 +279,14 @@ async def test_a_call_that_is_stopped_or_out_of_time_is_cancelled_at_the_provide
         Caller("shop", ProviderSettings(address=address), channel) as caller,
     ):
         tool = caller.tool("t", ToolDefinition("shop__t", "", "{}", EffectClass.KEYED))
-        calling = asyncio.create_task(tool.run(context(), {}))
+        calling = asyncio.ensure_future(tool.run(context(), {}))
         await _until(lambda: len(scripted.asked) == 1)
         pass_seconds(CALL_SECONDS)
         answer = await calling
         assert (answer.status, answer.detail) == (OutcomeStatus.TIMED_OUT, "TIMEOUT")
         await asyncio.wait_for(scripted.cancelled.wait(), PATIENCE_SECONDS)
         scripted.cancelled.clear()
-        calling = asyncio.create_task(tool.run(context(), {}))
+        calling = asyncio.ensure_future(tool.run(context(), {}))
         await _until(lambda: len(scripted.asked) == 2)
         calling.cancel()
         await asyncio.wait({calling})

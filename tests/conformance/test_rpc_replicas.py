@@ -34,7 +34,7 @@ class Replica:
         self.name = name
         limits = ServerLimits(min_ping_interval_seconds=0.1)
         self.server = RpcServer("127.0.0.1:0", limits=limits, grace_seconds=0.1)
-        methods = {
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Ask": grpc.unary_unary_rpc_method_handler(self.ask),
             "Hold": grpc.unary_stream_rpc_method_handler(self.hold),
         }

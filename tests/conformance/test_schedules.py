@@ -39,34 +39,41 @@ class Schedules:
         request = pb.CreateScheduleRequest(
             name=name, cron=cron, **{"spec": task_pb2.TaskSpec(goal="tidy up"), **fields}
         )
-        return (await self.stub.CreateSchedule(request, timeout=TIMEOUT_SECONDS)).schedule
+        answer: pb.Schedule = (await self.stub.CreateSchedule(request, timeout=TIMEOUT_SECONDS)).schedule
+        return answer
 
     async def get(self, schedule: str) -> pb.GetScheduleResponse:
-        return await self.stub.GetSchedule(
+        answer: pb.GetScheduleResponse = await self.stub.GetSchedule(
             pb.GetScheduleRequest(schedule=schedule, run_count=100), timeout=TIMEOUT_SECONDS
         )
+        return answer
 
     async def update(self, schedule: str = "nightly", **fields: Any) -> pb.Schedule:
         request = pb.UpdateScheduleRequest(schedule=schedule, **fields)
-        return (await self.stub.UpdateSchedule(request, timeout=TIMEOUT_SECONDS)).schedule
+        answer: pb.Schedule = (await self.stub.UpdateSchedule(request, timeout=TIMEOUT_SECONDS)).schedule
+        return answer
 
     async def pause(self, schedule: str, reason: str = "holidays") -> pb.Schedule:
         request = pb.PauseScheduleRequest(schedule=schedule, reason=reason, actor="alice")
-        return (await self.stub.PauseSchedule(request, timeout=TIMEOUT_SECONDS)).schedule
+        answer: pb.Schedule = (await self.stub.PauseSchedule(request, timeout=TIMEOUT_SECONDS)).schedule
+        return answer
 
     async def resume(self, schedule: str) -> pb.Schedule:
-        return (
+        value: pb.Schedule = (
             await self.stub.ResumeSchedule(pb.ResumeScheduleRequest(schedule=schedule), timeout=TIMEOUT_SECONDS)
         ).schedule
+        return value
 
     async def trigger(self, schedule: str, request_id: str = "") -> task_pb2.Task:
         request = pb.TriggerScheduleRequest(schedule=schedule, request_id=request_id or uuid4().hex)
-        return (await self.stub.TriggerSchedule(request, timeout=TIMEOUT_SECONDS)).task
+        answer: task_pb2.Task = (await self.stub.TriggerSchedule(request, timeout=TIMEOUT_SECONDS)).task
+        return answer
 
     async def delete(self, schedule: str) -> bool:
-        return (
+        value: bool = (
             await self.stub.DeleteSchedule(pb.DeleteScheduleRequest(schedule=schedule), timeout=TIMEOUT_SECONDS)
         ).deleted
+        return value
 
     async def come_due(self, schedule: pb.Schedule, minutes_ago: float = 0.0) -> None:
         """As when the clock leapt: its next due time is so long ago, in whole minutes."""
@@ -413,7 +420,7 @@ class TestVerbs:
             {"end_time": {"seconds": 1}},
             {"start_time": {"seconds": 9}, "end_time": {"seconds": 8}},
             {"spec": task_pb2.TaskSpec(goal="")},
-            {"spec": task_pb2.TaskSpec(goal="x", source={"source_id": "mine"})},
+            {"spec": task_pb2.TaskSpec(goal="x", source=task_pb2.Source(source_id="mine"))},
         ],
     )
     async def test_what_can_never_run_is_refused(self, schedules, wrong):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from typing import Any
 
 import anthropic
 import httpx2
@@ -17,7 +18,7 @@ import pytest
 from tests.fix_simulator import REPOSITORY, running_simulator
 from tests.patience import PATIENCE_SECONDS
 
-GOAL = [{"role": "user", "content": "Research our competitor's pricing."}]
+GOAL: list[dict[str, Any]] = [{"role": "user", "content": "Research our competitor's pricing."}]
 TOOLS = [{"name": name, "input_schema": {"type": "object"}} for name in ("write_file", "execute_python", "web_search")]
 
 
@@ -109,8 +110,8 @@ async def test_a_counted_request_costs_what_was_counted(simulator, client):
 
 
 async def test_research_is_played_to_its_end_through_every_resume(simulator):
-    messages = list(GOAL)
-    stop_reasons = []
+    messages: list[dict[str, Any]] = list(GOAL)
+    stop_reasons: list[Any] = []
     while not stop_reasons or stop_reasons[-1] == "tool_use":
         async with client_of(simulator) as client:  # a new client for every turn: only the conversation counts
             message = await stream(client, "claude-opus-4-8", messages)
@@ -133,7 +134,7 @@ async def test_echo_says_what_was_said(client):
 
 
 async def test_a_thousand_steps_stay_in_turn(client):
-    messages = list(GOAL)
+    messages: list[dict[str, Any]] = list(GOAL)
     for step in range(1000):
         messages.append(
             {"role": "assistant", "content": [{"type": "tool_use", "id": f"t{step}", "name": "f", "input": {}}]}
@@ -320,7 +321,8 @@ async def test_counting_may_be_missing_while_the_model_answers(simulator, client
 async def test_a_request_may_be_too_large(client):
     with pytest.raises(anthropic.APIStatusError) as caught:
         await ask(client, "sim-hello", [{"role": "user", "content": "x" * (33 * 1024 * 1024)}])
-    assert (caught.value.status_code, caught.value.body["error"]["type"]) == (413, "request_too_large")
+    body: Any = caught.value.body
+    assert (caught.value.status_code, body["error"]["type"]) == (413, "request_too_large")
 
 
 async def test_every_call_is_in_the_file_with_what_the_caller_said_about_it(simulator, client):
@@ -390,6 +392,7 @@ def test_search_answers_the_same_question_the_same_way(simulator):
 def test_the_search_runs_alone_too():
     command = [sys.executable, "-m", "tenure.dev.search_stub"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as process:
+        assert process.stdout is not None
         url = process.stdout.readline().split()[-1]
         with urllib.request.urlopen(f"{url}?q=orbitly", timeout=PATIENCE_SECONDS) as response:
             assert len(json.load(response)["results"]) == 5

@@ -88,7 +88,9 @@ async def test_an_outcome_says_what_its_program_used(tool_service, grants, sandb
     assert usage is not None
     assert usage.wall_seconds >= 0.2
     if "memory" in sandbox_detection.cgroups.limits:
+        assert usage.cpu_seconds is not None
         assert usage.cpu_seconds >= 0.2
+        assert usage.peak_memory_bytes is not None
         assert 40 << 20 < usage.peak_memory_bytes < 200 << 20
     assert (await tools.outcome(grants.claim(), "1.0", "list_files")).usage is None
 

@@ -15,6 +15,7 @@ from tenure.domain.tools import OutcomeStatus
 
 class _Endpoint(BaseHTTPRequestHandler):
     answer: tuple[int, bytes] = (200, b"{}")
+    url = ""
     requests: ClassVar[list[tuple[dict[str, list[str]], dict[str, str]]]]
 
     def do_GET(self) -> None:

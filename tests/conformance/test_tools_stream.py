@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import grpc
 import pytest
@@ -29,9 +30,9 @@ class Stream:
         ]
         await self.call.write(tool_service_pb2.ExecuteStreamRequest(calls=calls))
 
-    async def endings(self, count: int) -> list:
+    async def endings(self, count: int) -> list[Any]:
         """The next outcomes and refusals, in the order of their arrival."""
-        found: list = []
+        found: list[Any] = []
         async with asyncio.timeout(PATIENCE_SECONDS):
             while len(found) < count:
                 frame = await self.call.read()

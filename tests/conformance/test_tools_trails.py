@@ -38,6 +38,8 @@ async def test_calls_are_told_with_their_trail_and_the_fence(tool_service, grant
     assert (call.outcome.status, call.outcome.content) == (OutcomeStatus.SUCCEEDED, "")
     assert fence is not None
     assert (fence.epoch, fence.claim_id, fence.closed) == (10, "the-claim", False)
+    assert call.started_at is not None
+    assert call.finished_at is not None
     assert fence.changed_at <= call.accepted_at <= call.started_at <= call.finished_at
 
 
@@ -48,7 +50,9 @@ async def test_a_closed_fence_says_when(tool_service, grants):
     await tools.fence(owner, close=True)
     page = await listed(tools, owner)
     [call], fence = calls_and_fence(owner.task_id, page)
+    assert fence is not None
     assert fence.closed
+    assert call.finished_at is not None
     assert fence.changed_at > call.finished_at
 
 

@@ -37,7 +37,8 @@ async def hooks(checkpoint) -> Hooks:
 
 @pytest.fixture
 async def receiver(webhook_receiver) -> Receiver:
-    return await webhook_receiver()
+    answer: Receiver = await webhook_receiver()
+    return answer
 
 
 class TestDeadLetters:

@@ -24,8 +24,8 @@ from tenure.v1 import task_pb2
 from tenure.wire.enums import state_name
 from tenure.wire.task import spec_to_wire
 from tests.fix_simulator import REPOSITORY
-from tests.fix_worker import CALL_SECONDS, WorkerBench
-from tests.patience import PATIENCE_SECONDS
+from tests.fix_worker import WorkerBench
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 MODULE = "tests.control_functions"
 SOON = TaskPolicy(retry=RetryPolicy(max_attempts=2, initial_seconds=0.01, factor=1.0, cap_seconds=0.01))

@@ -15,7 +15,7 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.enums import state_name
 from tenure.wire.operators import operator_request_to_wire
 from tests.conformance.test_worker_outages import in_doubt
-from tests.fix_worker import CALL_SECONDS
+from tests.patience import CALL_SECONDS
 
 WAIT = InDoubtPolicy.WAIT_FOR_PERSON
 

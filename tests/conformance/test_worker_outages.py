@@ -122,7 +122,9 @@ async def test_a_worker_without_its_coordinator_ends_its_model_call_and_begins_n
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-slow-answer")
     await bench.reached(task_id, facts.ModelAttempt)
-    bench.stack.etcd.pause()
+    etcd = bench.stack.etcd
+    assert etcd is not None
+    etcd.pause()
     paused_at = time.monotonic()
     try:
         await bench.reached(task_id, facts.AssistantMessage)  # the fence decides, and nobody else has the task
@@ -130,7 +132,7 @@ async def test_a_worker_without_its_coordinator_ends_its_model_call_and_begins_n
         await asyncio.sleep(1.5)
         assert await bench.effects(task_id) == []
     finally:
-        bench.stack.etcd.resume()
+        etcd.resume()
     task = await bench.ended(task_id)
     assert (state_name(task.state), task.result) == ("SUCCEEDED", "It is written once.")
     assert await bench.effects(task_id) == ["once"]

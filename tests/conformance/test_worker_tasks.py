@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
@@ -127,7 +128,7 @@ async def test_an_outcome_does_not_wait_long_for_a_slow_sibling(bench):
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-siblings")
     await bench.ended(task_id)
-    outcomes = [entry for entry in await bench.entries(task_id) if isinstance(entry.body, facts.ToolOutcome)]
+    outcomes: list[Any] = [entry for entry in await bench.entries(task_id) if isinstance(entry.body, facts.ToolOutcome)]
     assert [entry.body.call_id for entry in outcomes] == ["1.0", "1.1"]
     attempts = [entry.sequence for entry in await bench.entries(task_id) if isinstance(entry.body, facts.ModelAttempt)]
     assert outcomes[1].sequence < attempts[1]

@@ -10,7 +10,7 @@ from tenure.domain.task import AgentSpec, TaskSpec
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.enums import state_name
 from tenure.wire.task import spec_to_wire
-from tests.fix_worker import CALL_SECONDS
+from tests.patience import CALL_SECONDS
 
 
 async def submit(bench, model, **agent):

@@ -17,12 +17,14 @@ SERVICES = ("gateway", "coordinator", "checkpoint", "tools", "worker")
 
 
 def compose() -> dict[str, Any]:
-    return yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    value: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    return value
 
 
 def settings_type(service: str) -> type[Any]:
     """A service's Settings, wherever its main.py has them from."""
-    return importlib.import_module(f"services.{service}.main").Settings
+    value: type[Any] = importlib.import_module(f"services.{service}.main").Settings
+    return value
 
 
 @pytest.mark.parametrize("service", SERVICES)

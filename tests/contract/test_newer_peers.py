@@ -42,15 +42,15 @@ def _make_newer(message: Message) -> None:
         if field.message_type is not None and not field.message_type.GetOptions().map_entry:
             for part in value if field.is_repeated else [value]:
                 _make_newer(part)
-    for field in message.DESCRIPTOR.fields:
-        if field.type == FieldDescriptor.TYPE_ENUM and not field.is_repeated and field.containing_oneof is None:
-            setattr(message, field.name, UNKNOWN_VALUE)
+    for known in message.DESCRIPTOR.fields:
+        if known.type == FieldDescriptor.TYPE_ENUM and not known.is_repeated and known.containing_oneof is None:
+            setattr(message, known.name, UNKNOWN_VALUE)
     message.MergeFromString(UNKNOWN_FIELD)
 
 
 def test_the_newer_message_is_one():
     spec = newer(spec_to_wire(SPEC))
-    assert spec.priority == spec.policy.on_in_doubt == UNKNOWN_VALUE
+    assert (spec.priority, spec.policy.on_in_doubt) == (UNKNOWN_VALUE, UNKNOWN_VALUE)
     assert spec.SerializeToString().endswith(UNKNOWN_FIELD)
     assert task_pb2.TaskSpec.FromString(spec.SerializeToString()) == spec
 

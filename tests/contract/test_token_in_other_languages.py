@@ -36,7 +36,7 @@ def files(tmp_path: Path, node: Path) -> dict[str, Path]:
 
 
 def verify(files: dict[str, Path], resource: str, tenant: str) -> subprocess.CompletedProcess[str]:
-    command = [files["node"], SCRIPT, files["keys"], files["token"], resource, tenant]
+    command: list[str | Path] = [files["node"], SCRIPT, files["keys"], files["token"], resource, tenant]
     return subprocess.run(command, capture_output=True, text=True, timeout=CALL_SECONDS, check=False)
 
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
 from tenure.client import Client
 from tenure.dev.stack import Stack
@@ -75,7 +76,7 @@ class Installation:
         path = self.stack.layout.records / f"{file}.jsonl"
         return [json.loads(line)["line"] for line in path.read_text().splitlines()] if path.exists() else []
 
-    def model_calls(self, task_id: str) -> list[dict[str, object]]:
+    def model_calls(self, task_id: str) -> list[dict[str, Any]]:
         """What the model was asked for this task, from the simulator's own log."""
         calls = (json.loads(line) for line in self.stack.layout.model_log.read_text().splitlines())
         return [call for call in calls if (call.get("attempt") or "").startswith(f"{task_id}/")]

@@ -29,7 +29,8 @@ def run(installation):
 async def submitted(run, *arguments: str) -> str:
     done = await run("submit", "find out", "--model", "sim-hello", *arguments)
     assert done.code == Exit.OK
-    return done.out.strip()
+    value: str = done.out.strip()
+    return value
 
 
 async def test_submit_prints_the_id_alone_and_wait_prints_the_result(run):
@@ -259,6 +260,7 @@ async def test_ctrl_c_stops_watching_and_not_the_task(installation):
     task_id = await installation.submit("sim-approval")
     waiting = await installation.in_state(task_id, "WAITING_USER")
     watch = await start("watch", task_id, address=installation.stack.gateway_address)
+    assert watch.stdout is not None
     await watch.stdout.readline()  # it watches
     watch.send_signal(signal.SIGINT)
     _, err = await watch.communicate()

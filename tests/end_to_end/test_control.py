@@ -20,8 +20,9 @@ from tenure.domain.errors import WrongState
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.end_to_end.command import tenure
-from tests.end_to_end.installation import PATIENCE_SECONDS, Installation, check_whole
+from tests.end_to_end.installation import Installation, check_whole
 from tests.end_to_end.test_verify import recorded
+from tests.patience import PATIENCE_SECONDS
 
 REPOSITORY = Path(__file__).parents[2]
 SUCCEEDED = task_pb2.TASK_STATE_SUCCEEDED

@@ -69,10 +69,12 @@ def test_ctrl_c_ends_every_process_of_the_demo(tmp_path):
         [*COMMAND, "--data", str(data_dir)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as demo:
         try:
+            assert demo.stderr is not None
             assert any("FROZEN" in line for line in demo.stderr)  # a stopped process must not be left behind either
             assert processes_of(data_dir)
             demo.send_signal(signal.SIGINT)
             demo.send_signal(signal.SIGINT)  # the impatient press it twice
+            assert demo.stderr is not None
             demo.stderr.read()
             assert demo.wait(STOP_SECONDS) == 130
         finally:

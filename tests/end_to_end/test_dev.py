@@ -52,7 +52,7 @@ async def test_a_stack_ends_in_order_and_finds_its_tasks_again(tmp_path):
     data = tmp_path / "data"
     dev = await start("--json", "dev", "--data", str(data), *QUICK)
     address = (await next_value(dev))["gateway"]
-    assert read_addresses(data)["gateway"] == address
+    assert (read_addresses(data) or {})["gateway"] == address
     task_id = (await tenure("submit", "keep me", "--model", "sim-hello", address=address)).out.strip()
     assert (await tenure("wait", task_id, address=address)).code == Exit.OK
     said = await interrupted(dev)
@@ -69,10 +69,13 @@ async def test_its_screen_says_what_runs_where_and_what_to_do(tmp_path):
     async with started("dev", *QUICK, cwd=tmp_path) as dev:
         screen = ""
         while "Ctrl-C" not in screen:
+            assert dev.stdout is not None
             line = await asyncio.wait_for(dev.stdout.readline(), PATIENCE_SECONDS)
+            assert dev.stderr is not None
             assert line, (await dev.stderr.read()).decode()
             screen += line.decode()
         addresses = read_addresses(tmp_path / ".tenure")
+        assert addresses is not None
         for name in ("gateway", "coordinator", "checkpoint", "tools", "worker-1", "model"):
             assert addresses[name] in screen
         for told in (
@@ -102,6 +105,7 @@ async def test_a_second_start_on_its_folder_is_refused_and_a_dead_worker_comes_b
         os.kill(process_of("worker-1", tmp_path), signal.SIGKILL)
         said = ""
         while "worker-1 is back" not in said:
+            assert dev.stderr is not None
             said += (await asyncio.wait_for(dev.stderr.readline(), PATIENCE_SECONDS)).decode()
         assert f"worker-1 was killed (SIGKILL); it is started again in 0.5 s. Its log: {tmp_path}" in said
         async with Client(address) as client:
@@ -112,6 +116,7 @@ async def test_a_second_start_on_its_folder_is_refused_and_a_dead_worker_comes_b
 @needs_proc
 async def test_an_interrupt_while_it_starts_leaves_nothing_behind(tmp_path):
     dev = await start("--json", "dev", "--data", str(tmp_path), *QUICK)
+    assert dev.stderr is not None
     while b"starting checkpoint" not in await asyncio.wait_for(dev.stderr.readline(), PATIENCE_SECONDS):
         pass
     dev.send_signal(signal.SIGTERM)

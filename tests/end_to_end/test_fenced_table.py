@@ -40,7 +40,8 @@ async def told(process: Process) -> dict[str, Any]:
     async with asyncio.timeout(PATIENCE_SECONDS):
         line = await process.stdout.readline()
     assert line, "it ended"
-    return json.loads(line)
+    value: dict[str, Any] = json.loads(line)
+    return value
 
 
 def ask(process: Process, line: str) -> None:
@@ -75,4 +76,5 @@ async def amount_of(dsn: str, item: str) -> int:
     async with await psycopg.AsyncConnection.connect(dsn) as postgres:
         row = await (await postgres.execute("select amount from stock where item = %s", [item])).fetchone()
     assert row is not None
-    return row[0]
+    value: int = row[0]
+    return value

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import uuid
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 
 from tenure.cli.exits import Exit
 from tenure.v1 import task_pb2
-from tests.end_to_end.command import PATIENCE_SECONDS, next_value, started, tenure
+from tests.end_to_end.command import next_value, started, tenure
+from tests.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.server
 
 
 async def changes(process, count: int):
     """The next lines that tell of changes."""
-    found = []
+    found: list[Any] = []
     while len(found) < count:
         value = await next_value(process)
         if "change" in value:

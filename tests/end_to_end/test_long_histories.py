@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 import pytest
 
@@ -24,9 +25,9 @@ def ways(entries: list[ledger_pb2.Entry]) -> list[str]:
     return [compaction.WhichOneof("how") or "" for compaction in found]
 
 
-def check_calls(installation: Installation, task_id: str) -> dict[str, list[dict[str, object]]]:
+def check_calls(installation: Installation, task_id: str) -> dict[str, list[dict[str, Any]]]:
     """None was refused, none was beyond the window. Those of each step, in order."""
-    by_step: dict[str, list[dict[str, object]]] = {}
+    by_step: dict[str, list[dict[str, Any]]] = {}
     for call in installation.model_calls(task_id):
         assert (call["status"], call["error"]) == (200, None)
         cached = int(call["cache_creation_input_tokens"]) + int(call["cache_read_input_tokens"])
@@ -70,7 +71,7 @@ async def test_a_long_task_is_cleared_then_summarised_whoever_holds_it_and_howev
             del installation.stack.services[worker.name]
 
 
-def check_repeated_summary(entries: list[ledger_pb2.Entry], calls: dict[str, list[dict[str, object]]]) -> None:
+def check_repeated_summary(entries: list[ledger_pb2.Entry], calls: dict[str, list[dict[str, Any]]]) -> None:
     """One call was lost, the first for a summary, and the successor asked for the very same."""
     (lost,) = [entry for entry in entries if entry.body.HasField("attempt_lost")]
     asked = [entry.body.model_attempt for entry in entries if entry.step == lost.step][:1]

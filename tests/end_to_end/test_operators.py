@@ -10,7 +10,8 @@ import pytest
 from tenure.domain.errors import WrongState
 from tenure.v1 import task_pb2
 from tests.end_to_end.command import tenure
-from tests.end_to_end.installation import PATIENCE_SECONDS, Installation, answers, check_whole
+from tests.end_to_end.installation import Installation, answers, check_whole
+from tests.patience import PATIENCE_SECONDS
 
 CANCELLED, FAILED, SUCCEEDED = (
     task_pb2.TASK_STATE_CANCELLED,

@@ -29,9 +29,9 @@ from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tests.end_to_end.conftest import options
-from tests.end_to_end.installation import PATIENCE_SECONDS, Installation, check_whole
+from tests.end_to_end.installation import Installation, check_whole
 from tests.end_to_end.test_takeover import EFFECTS
-from tests.patience import CALL_SECONDS
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 from tests.scripted_worker import ScriptedWorker
 
 KINDS: Final = ("gateway", "coordinator", "checkpoint", "tools")

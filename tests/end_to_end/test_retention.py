@@ -26,7 +26,8 @@ from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tenure.wire.token import sign_claims
 from tests.end_to_end.command import tenure
 from tests.end_to_end.conftest import options
-from tests.end_to_end.installation import PATIENCE_SECONDS, Installation
+from tests.end_to_end.installation import Installation
+from tests.patience import PATIENCE_SECONDS
 
 KEPT_SECONDS = 1.0
 
@@ -96,7 +97,10 @@ async def check_refused(stack: Stack, task_id: str, epoch: int, claim_id: str) -
             [event async for event in ToolServiceStub(channel).Execute(call, timeout=PATIENCE_SECONDS)]
     async with open_channel(stack.replicas("checkpoint")[0].address) as channel:
         commit = pb.CommitRequest(
-            token=token, commit_id=str(uuid.uuid4()), commit_number=99, transition=pb.Transition(to_state=1, reason="X")
+            token=token,
+            commit_id=str(uuid.uuid4()),
+            commit_number=99,
+            transition=pb.Transition(to_state=task_pb2.TASK_STATE_QUEUED, reason="X"),
         )
         with pytest.raises(NotFound):
             await CheckpointServiceStub(channel).Commit(commit, timeout=PATIENCE_SECONDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from tenure.client import Client
 from tenure.dev.stack import Stack
@@ -17,12 +18,12 @@ async def test_claims_model_calls_tools_and_commits_are_spans(collector: Collect
     async with stack, Client(stack.gateway_address) as client:
         installation = Installation(stack, client)
         task = await installation.ended(await installation.submit("sim-one-tool"))
-        of_task = {"tenure.task.id": task.task_id, "tenure.epoch": task.epoch}
+        of_task: dict[str, Any] = {"tenure.task.id": task.task_id, "tenure.epoch": task.epoch}
 
         claim = await collector.span("claim", **of_task)
         assert (claim.service, claim.attributes["tenure.worker"]) == ("tenure-coordinator", "worker-1")
         opened = await collector.span("open", **of_task)
-        closing = await collector.span("commit", **of_task, **{"tenure.sequence": task.sequence})
+        closing = await collector.span("commit", **{**of_task, "tenure.sequence": task.sequence})
         assert {opened.service, closing.service} == {"tenure-worker"}
         batch = await collector.span("commit batch", service="tenure-checkpoint")
         assert batch.attributes["tenure.commits"] >= 1

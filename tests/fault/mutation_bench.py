@@ -114,14 +114,14 @@ class Arena:
     async def wait_for_word(self, owner: Owner, call_attempt: int) -> None:
         """As a worker does whose call is in doubt."""
         doubts = calls_in_doubt_to_wire([CallInDoubt(CALL, call_attempt)])
-        waits = {"to_state": task_pb2.TASK_STATE_WAITING_USER, "reason": Reason.TOOL_IN_DOUBT}
-        await owner.commit(transition=pb.Transition(calls_in_doubt=doubts, **waits))
+        waiting, reason = task_pb2.TASK_STATE_WAITING_USER, Reason.TOOL_IN_DOUBT
+        await owner.commit(transition=pb.Transition(to_state=waiting, reason=reason, calls_in_doubt=doubts))
 
     async def say(self, owner: Owner, call_attempt: int, decision: Decision) -> Resolution:
         """A word, over the gateway; what the task's next owner is to pass along. Raises WrongState."""
         task_id = owner.task.task_id
         await self.auditor.resolve_call(task_id, CALL, call_attempt, decision, "I looked")
-        known = {"task_id": task_id, "call_id": CALL, "call_attempt": call_attempt}
+        known: dict[str, Any] = {"task_id": task_id, "call_id": CALL, "call_attempt": call_attempt}
         said = Operation(client="olga", method=Method.RESOLVE, answer=Answer.OK, **known)
         self.remembered.operations.append(said)
         return Resolution(call_attempt, decision, "I looked", "olga")

@@ -18,7 +18,8 @@ from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.tools import OutcomeStatus
 from tenure.wire.enums import state_name
 from tests.fault.test_zombies import logged
-from tests.fix_worker import PATIENCE_SECONDS, WorkerBench
+from tests.fix_worker import WorkerBench
+from tests.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.server
 

@@ -14,6 +14,7 @@ from tenure.client import Client
 from tenure.domain.errors import TryLater
 from tenure.runtime.rpc_channel import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_pb2
 from tests.fix_checkpoint import Checkpoint, words
 from tests.patience import PATIENCE_SECONDS
 from tests.service_process import ServiceProcess
@@ -66,7 +67,7 @@ async def write(ledger, dice):
         owner = await until_answered(lambda task=task: ledger.claim(task.task_id))
         if dice.random() < 0.3:
             await until_answered(lambda task=task, request_id=request_id: ledger.cancel(task.task_id, request_id))
-        ending = pb.Transition(to_state="TASK_STATE_SUCCEEDED", reason="FINAL_ANSWER")
+        ending = pb.Transition(to_state=task_pb2.TASK_STATE_SUCCEEDED, reason="FINAL_ANSWER")
         for request in ({"entries": [words()]}, {"transition": ending}):
             commit = owner.request(**request)
             await until_answered(lambda owner=owner, commit=commit: owner.send(commit))

@@ -11,12 +11,16 @@ import time
 import uuid
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from tenure.dev.stack import StackOptions
 from tenure.dev.stack.database import ensure_database
-from tenure.dev.stack.stack import Stack, StackOptions
+from tenure.dev.stack.stack import (
+    Stack,
+)
 from tenure.domain import entries as facts
 from tenure.domain.task import Limits
 from tenure.wire.enums import state_name
@@ -79,7 +83,7 @@ def test_a_process_sees_the_clocks_it_is_given(clocks):
 
 async def decisions(bench, task_id):
     """What became of a task, without its times; calls that run at once may end in any order."""
-    said = Counter()
+    said: Counter[Any] = Counter()
     for entry in await bench.entries(task_id):
         body = entry.body
         kept = (body.to_state, body.reason) if isinstance(body, facts.Transition) else ()

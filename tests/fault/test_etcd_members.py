@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -82,9 +82,10 @@ async def test_without_a_quorum_nothing_is_granted_and_what_runs_may_write(
 async def streamed(fleet: Fleet, task_id: str) -> int:
     """How many entries a watcher is sent at once."""
     request = ledger_pb.WatchEntriesRequest(task_id=task_id)
+    watched: Any = fleet.ledger.WatchEntries(request, timeout=CALL_SECONDS).__aiter__()
     async with (
         asyncio.timeout(PATIENCE_SECONDS),
-        aclosing(fleet.ledger.WatchEntries(request, timeout=CALL_SECONDS).__aiter__()) as answers,
+        aclosing(watched) as answers,
     ):
         async for answer in answers:
             if answer.entries:

@@ -74,7 +74,8 @@ def client_on(host, address: str):
 
 async def hears(process, within_seconds: float = PATIENCE_SECONDS) -> bytes:
     async with asyncio.timeout(within_seconds):
-        return await process.stdout.readline()
+        answer: bytes = await process.stdout.readline()
+        return answer
 
 
 async def test_a_cut_line_is_silent_until_it_is_mended_and_loses_no_connection(hosts):

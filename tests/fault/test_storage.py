@@ -13,7 +13,10 @@ import pytest
 import pytest_asyncio
 
 from tenure.dev.postgres_process import PostgresProcess
-from tenure.dev.stack.stack import Stack, StackOptions
+from tenure.dev.stack import StackOptions
+from tenure.dev.stack.stack import (
+    Stack,
+)
 from tenure.domain import entries as facts
 from tenure.wire.enums import state_name
 from tests.acknowledged import acknowledged_writes

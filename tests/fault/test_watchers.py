@@ -7,6 +7,7 @@ import random
 import signal
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,7 +85,7 @@ async def test_slow_readers_cost_no_memory_and_hold_up_neither_commits_nor_other
 
 async def restless(stubs, task_id, dice):
     """A watcher that breaks off after a few entries and comes back by either gateway: all it was told, in order."""
-    seen = []
+    seen: list[Any] = []
     while not (seen and kinds(seen[-1:]) == ["RUNNING>SUCCEEDED"]):
         stream = watch(dice.choice(stubs), task_id, after=seen[-1].sequence if seen else 0)
         patience = dice.randrange(1, 12)

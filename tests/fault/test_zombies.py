@@ -18,7 +18,8 @@ from tenure.domain.deaths import CRASH_LOOP_DEATHS
 from tenure.domain.states import Reason, TaskState
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.enums import state_name
-from tests.fix_worker import CALL_SECONDS, PATIENCE_SECONDS, WorkerBench
+from tests.fix_worker import WorkerBench
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 pytestmark = pytest.mark.server
 

@@ -17,7 +17,8 @@ from tenure.runtime.rpc_channel import open_channel
 from tenure.v1 import token_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tests.fault.test_zombies import check_done, logged, refused, stands_still, worker_stack
-from tests.fix_worker import CALL_SECONDS, PATIENCE_SECONDS, WorkerBench
+from tests.fix_worker import WorkerBench
+from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 __all__ = ["worker_stack"]  # the fixture: leases short enough to outwait them
 

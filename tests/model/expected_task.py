@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from tenure.domain.admission import CommitVerdict, FenceRow, OpenVerdict, decide_commit, decide_open
 from tenure.domain.budget import Budget
@@ -29,7 +30,7 @@ class Expected:
     calls: tuple[str, ...] = ()
     waiting_call: str = ""
     ending: Ending | None = None
-    claims: list = field(default_factory=list)
+    claims: list[Any] = field(default_factory=list)
 
     def fence(self, granted=NOBODY):
         return FenceRow(self.state, self.opened, self.holds, granted, self.commits, "", b"")
@@ -45,6 +46,7 @@ class Expected:
     def commit(self, claims, number, *, to=None, opens=""):
         verdict = decide_commit(self.fence(), claims.fence, number, "new", b"new")
         if verdict is not CommitVerdict.APPLY:
+            assert isinstance(verdict, Exception), "a new commit was never answered before"
             raise verdict
         calls = (*self.calls, opens) if opens else self.calls
         if to is not None and (refusal := refuse_early_end(to, calls)):
@@ -76,6 +78,7 @@ class Expected:
     def requeue(self):
         verdict = decide_requeue(self.state, [Budget(10, 0, 0)], 0, 10, Requeue())
         if isinstance(verdict, TenureError):
+            assert isinstance(verdict, Exception), "a new commit was never answered before"
             raise verdict
         if verdict.begins_attempt:
             self.attempt, self.ending = self.attempt + 1, None

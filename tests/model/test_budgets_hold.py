@@ -46,7 +46,7 @@ async def family(replicas, seed, surprises):
     await replicas[0].query(
         "update ledger.tasks set root_task_id = %s where task_id = any(%s::text[]::uuid[])", root.task_id, children
     )
-    met = Counter()
+    met: Counter[str] = Counter()
     luck = random.Random(seed)
     spenders = [
         Spender(replicas, task_id, random.Random(luck.random()), met, surprises)

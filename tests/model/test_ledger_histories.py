@@ -6,6 +6,7 @@ Hypothesis makes the sequences up; the real service on a real Postgres carries t
 import asyncio
 from contextlib import suppress
 from itertools import pairwise
+from typing import Any
 from uuid import uuid4
 
 from hypothesis import HealthCheck, given, settings
@@ -29,7 +30,8 @@ class World:
 
     def __init__(self, replica, task_id):
         self.replica, self.task_id = replica, task_id
-        self.owners, self.step, self.calls = [], 0, 0
+        self.owners: list[Any] = []
+        self.step, self.calls = 0, 0
 
     async def claim(self, _luck):
         self.owners.append(await self.replica.claim(self.task_id))

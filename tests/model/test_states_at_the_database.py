@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import os
 from itertools import pairwise
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -57,7 +58,7 @@ async def test_the_database_and_the_domain_allow_the_same(fresh_database, signin
         service_role(await fresh_database(MIGRATIONS)) as dsn,
         open_world(dsn, signing_keys) as world,
     ):
-        await asyncio.to_thread(run_state_machine_as_test, lambda: OneTask(world, loop), settings=SETTINGS)
+        await asyncio.to_thread(run_state_machine_as_test, cast("Any", lambda: OneTask(world, loop)), settings=SETTINGS)
 
 
 async def test_every_move_that_is_in_the_table_and_no_other_can_be_made_by_hand(fresh_database, signing_keys):
@@ -93,6 +94,7 @@ class OneTask(RuleBasedStateMachine):
         """What the rules say of it is what the ledger does."""
         expected = self.outcome(predict)
         before = self.run(self.seen())
+        found: tuple[Any, type[TenureError] | None]
         try:
             found = self.run(work), None
         except TenureError as refusal:
@@ -164,7 +166,9 @@ class OneTask(RuleBasedStateMachine):
             return
         call = f"{self.sequence}.0"
         kind = "QUESTION" if to is TaskState.WAITING_USER else "EVENT"
-        transition.wait.CopyFrom(task_pb2.Wait(call_id=call, kind=f"WAIT_KIND_{kind}", question="?"))
+        transition.wait.CopyFrom(
+            task_pb2.Wait(call_id=call, kind=task_pb2.WaitKind.Value(f"WAIT_KIND_{kind}"), question="?")
+        )
         if kind == "EVENT":
             transition.wait.correlation_id = self.task.task_id
         intent = ledger_pb2.ToolIntent(call_id=call, tool_use_id="use", tool="ask_user", arguments_json="{}")

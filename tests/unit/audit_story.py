@@ -143,7 +143,7 @@ class Story:
         """The model answers with these calls, and the intents are committed with it."""
         request_id = f"req-{self.step}-{number}"
         uses = [{"type": "tool_use", "id": f"use-{self.step}-{n}", "name": t, "input": {}} for n, t in enumerate(tools)]
-        content = ({"type": "text", "text": f"Step {self.step}."}, *uses)
+        content: tuple[dict[str, Any], ...] = ({"type": "text", "text": f"Step {self.step}."}, *uses)
         self.model_calls.append(
             seen.ModelCall(
                 task_id=self.task_id,
@@ -256,7 +256,7 @@ class Story:
         )
 
     def budget(self) -> seen.BudgetRow:
-        point = fold(facts.Entry(e.sequence, e.step, e.body) for e in self.entries)
+        point = fold(facts.Entry(e.sequence, e.step, e.body) for e in self.entries if e.body is not None)
         reserved = point.open_attempt.reserved_tokens if point.open_attempt else 0
         used = sum(bill.usage.total for bill in self.bills)
         goals = (entry.body for entry in self.entries if isinstance(entry.body, facts.Submitted))

@@ -28,9 +28,7 @@ class Ledger:
 
     def move(self, to: str, before: str = "", **facts: Any) -> ledger_pb2.Entry:
         at = {name: facts.pop(name) for name in ("step", "epoch", "actor") if name in facts}
-        transition = ledger_pb2.StateTransition(
-            to_state=f"TASK_STATE_{to}", from_state=f"TASK_STATE_{before}" if before else None, **facts
-        )
+        transition = ledger_pb2.StateTransition(to_state=state(to), from_state=state(before or "UNSPECIFIED"), **facts)
         return self.entry(transition=transition, **at)
 
     def queued(self) -> ledger_pb2.Entry:
@@ -61,9 +59,17 @@ class Ledger:
         return self.entry(int(call_id.split(".", maxsplit=1)[0]), tool_intent=fact)
 
     def outcome(self, call_id: str, content: str = "", status: str = "SUCCEEDED", **facts: Any) -> ledger_pb2.Entry:
-        outcome = tool_pb2.Outcome(status=f"OUTCOME_STATUS_{status}", content=content, duration=duration(0.25), **facts)
+        outcome = tool_pb2.Outcome(status=status_of(status), content=content, duration=duration(0.25), **facts)
         fact = ledger_pb2.ToolOutcome(call_id=call_id, outcome=outcome)
         return self.entry(int(call_id.split(".", maxsplit=1)[0]), tool_outcome=fact)
+
+
+def state(name: str) -> task_pb2.TaskState.ValueType:
+    return task_pb2.TaskState.Value(f"TASK_STATE_{name}")
+
+
+def status_of(name: str) -> tool_pb2.OutcomeStatus.ValueType:
+    return tool_pb2.OutcomeStatus.Value(f"OUTCOME_STATUS_{name}")
 
 
 def piece(

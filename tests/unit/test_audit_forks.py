@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from tenure.audit.history import History, LedgerEntry
 from tenure.audit.verify import examine
@@ -17,8 +18,8 @@ COPIED = (facts.ToolsDefined, facts.ModelAttempt, facts.AssistantMessage, facts.
 def fork_of(other: Story) -> Story:
     """The task once more, with words, to a final answer of its own."""
     story = Story(task_id=FORK, request_id="fork-1", revision=1000)
-    spec = other.entries[0].body.spec
-    story.entry(facts.Submitted(spec, "fork-1"), owned=False)
+    submitted: Any = other.entries[0].body
+    story.entry(facts.Submitted(submitted.spec, "fork-1"), owned=False)
     answered = {
         (entry.step, entry.body.attempt_number)
         for entry in other.entries
@@ -32,6 +33,7 @@ def fork_of(other: Story) -> Story:
     ]
     story.entry(facts.Forked(TASK, other.entries[-1].sequence, len(pieces)), owned=False)
     for piece in pieces:
+        assert piece.body is not None
         story.entry(piece.body, owned=False, actor=piece.actor, step=piece.step)
     story.step = max(piece.step for piece in pieces)
     story.entry(facts.Transition(TaskState.QUEUED, Reason.FORKED), owned=False)
@@ -64,7 +66,7 @@ def copied_entry(story: Story, kind: type) -> int:
     return next(index for index, entry in enumerate(story.entries) if isinstance(entry.body, kind))
 
 
-def bend(story: Story, index: int, **changes: object) -> None:
+def bend(story: Story, index: int, **changes: Any) -> None:
     story.entries[index] = replace(story.entries[index], **changes)
 
 
@@ -90,7 +92,7 @@ def test_a_copied_entry_with_a_claim_is_found() -> None:
 def test_a_copy_that_does_not_end_where_the_fork_begins_is_found() -> None:
     other = taken_over()
     fork = fork_of(other)
-    told = fork.entries[1].body
+    told: Any = fork.entries[1].body
     bend(fork, 1, body=replace(told, copied_entries=told.copied_entries - 1))
     assert ("I36", FORK) in violations(other, fork)
 

@@ -140,7 +140,7 @@ def decided_on_since(story: Story) -> None:
 
 def same_attempt(story: Story) -> None:
     index = first(story, facts.ToolOutcome)
-    told = story.entries[index].body
+    told: Any = story.entries[index].body
     story.entries[index] = replace(
         story.entries[index], body=replace(told, outcome=replace(told.outcome, call_attempt=1))
     )

@@ -106,14 +106,16 @@ def asked_after_the_cancel(story: Story) -> None:
 
 def succeeded_after_the_cancel(story: Story) -> None:
     end = story.entries[-1]
-    story.entries[-1] = replace(end, body=replace(end.body, to_state=TaskState.SUCCEEDED))
+    moved: Any = end.body
+    story.entries[-1] = replace(end, body=replace(moved, to_state=TaskState.SUCCEEDED))
     story.state = TaskState.SUCCEEDED
 
 
 def after_the_end(**times: Any) -> Any:
     def change(story: Story) -> None:
         moment = story.entries[-1].recorded_at + 5
-        story.calls["1.0"] = replace(story.calls["1.0"], **dict.fromkeys(times, moment))
+        changes: dict[str, Any] = dict.fromkeys(times, moment)
+        story.calls["1.0"] = replace(story.calls["1.0"], **changes)
 
     return change
 

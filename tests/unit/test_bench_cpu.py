@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(not cpu.AVAILABLE, reason="this system has no /p
 
 def busy_process(program: str) -> subprocess.Popen[bytes]:
     process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
     process.stdout.readline()
     return process
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import httpcore2
 import pytest
@@ -89,7 +90,7 @@ async def test_an_address_where_nobody_answers_leaves_the_others_their_time(monk
 
 
 async def test_the_time_for_a_connection_is_for_all_of_it():
-    async def never(_host, _port):
+    async def never(_host: str, _port: int) -> Any:
         await asyncio.Event().wait()
 
     checked = CheckedBackend(Networks(), "tests", resolve=never)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any, cast
 
 import pytest
 
@@ -47,7 +48,7 @@ def token_of(signer: Signer):
 async def test_a_known_key_is_not_asked_for_again(signer):
     keys = Keys()
     keys.known = [signer]
-    verifier = TokenVerifier(keys)
+    verifier = TokenVerifier(cast("Any", keys))
     for _ in range(3):
         assert await verifier.verify(token_of(signer), resource="leases/a") == CLAIMS
     assert keys.asked == 1
@@ -55,7 +56,7 @@ async def test_a_known_key_is_not_asked_for_again(signer):
 
 async def test_an_unknown_key_is_asked_for_but_not_with_every_forgery(signer):
     keys = Keys()
-    verifier = TokenVerifier(keys)
+    verifier = TokenVerifier(cast("Any", keys))
     for _ in range(5):
         with pytest.raises(Unauthenticated):
             await verifier.verify(token_of(signer), resource="leases/a")
@@ -65,12 +66,12 @@ async def test_an_unknown_key_is_asked_for_but_not_with_every_forgery(signer):
 async def test_while_nobody_answers_the_known_keys_go_on_and_others_have_to_wait(signer):
     keys = Keys()
     keys.known = [signer]
-    verifier = TokenVerifier(keys, refresh_seconds=0.0)
+    verifier = TokenVerifier(cast("Any", keys), refresh_seconds=0.0)
     await verifier.verify(token_of(signer), resource="leases/a")
     keys.away = True
     assert await verifier.verify(token_of(signer), resource="leases/a") == CLAIMS
     with pytest.raises(Unavailable):
-        await TokenVerifier(keys).verify(token_of(signer), resource="leases/a")
+        await TokenVerifier(cast("Any", keys)).verify(token_of(signer), resource="leases/a")
 
 
 @pytest.mark.parametrize(

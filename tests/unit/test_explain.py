@@ -205,7 +205,9 @@ def test_a_task_that_is_timed_in_the_queue_says_how_long_it_may_stay():
 def test_how_long_a_task_may_stay_in_the_queue_counts_from_its_move_or_its_start():
     task = task_pb2.Task(state=task_pb2.TASK_STATE_QUEUED, attempt=1)
     task.spec.policy.timeouts.queued.after.FromSeconds(60)
-    moved = ledger_pb2.Entry(body=ledger_pb2.EntryBody(transition=ledger_pb2.StateTransition(to_state=1)))
+    moved = ledger_pb2.Entry(
+        body=ledger_pb2.EntryBody(transition=ledger_pb2.StateTransition(to_state=task_pb2.TASK_STATE_QUEUED))
+    )
     moved.record_time.FromSeconds(1000)
     for start, now, until_start, until_too_long in ((0, 1020.0, None, 40.0), (1100, 1020.0, 80.0, 140.0)):
         task.spec.start_time.FromSeconds(start)

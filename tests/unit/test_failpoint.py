@@ -152,6 +152,7 @@ def break_a_process(action: str) -> subprocess.Popen[str]:
 def test_kill9_leaves_no_time_for_anything():
     with break_a_process("kill9") as process:
         assert process.wait(30) == -signal.SIGKILL
+        assert process.stdout is not None
         assert process.stdout.read() == ""
 
 

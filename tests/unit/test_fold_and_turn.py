@@ -18,7 +18,8 @@ START = (0, facts.Submitted(TaskSpec(goal="find out"))), (0, facts.Transition(Ta
 
 
 def ledger(*bodies: tuple[int, facts.Body]) -> list[facts.Entry]:
-    return [facts.Entry(number, step, body) for number, (step, body) in enumerate((*START, *bodies), start=1)]
+    all_of_them: tuple[tuple[int, facts.Body], ...] = (*START, *bodies)
+    return [facts.Entry(number, step, body) for number, (step, body) in enumerate(all_of_them, start=1)]
 
 
 def attempt(number: int = 1) -> facts.ModelAttempt:

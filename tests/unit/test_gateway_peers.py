@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 
 import pytest
@@ -22,7 +23,7 @@ async def test_a_service_that_does_not_answer_is_named_and_its_address_is_not() 
             closed.bind(("127.0.0.1", 0))  # bound and not listening: refuses
             ports.append(closed.getsockname()[1])
         async with Peers(*([f"127.0.0.1:{port}"] for port in ports)) as peers:
-            calls = {
+            calls: dict[str, Callable[[], Awaitable[object]]] = {
                 "the ledger": lambda: peers.checkpoint.ListQueues(checkpoint.CheckpointServiceListQueuesRequest()),
                 "the coordinator": lambda: peers.coordinator.ListWorkers(
                     coordinator.CoordinatorServiceListWorkersRequest()

@@ -72,7 +72,7 @@ def taken_from(settings: McpServer, listed: list[types.Tool]) -> tuple[dict[str,
 
 
 def tool(name: str, **hints: bool) -> types.Tool:
-    annotations = types.ToolAnnotations(**hints) if hints else None  # type: ignore[arg-type]  # hints by name
+    annotations = types.ToolAnnotations(**hints) if hints else None
     return types.Tool(name=name, input_schema={"type": "object"}, annotations=annotations)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import tracemalloc
 import zlib
+from collections.abc import Callable
 
 import httpcore2
 import pytest
@@ -53,7 +54,7 @@ async def test_a_bomb_that_comes_to_nothing_is_read_no_further_than_the_cap():
     assert read < 100
 
 
-PACK = {
+PACK: dict[str, Callable[[bytes], bytes]] = {
     "": lambda content: content,
     "identity": lambda content: content,
     "gzip": gzip.compress,

@@ -7,6 +7,7 @@ import re
 import ssl
 import time
 from contextlib import asynccontextmanager
+from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import httpcore2
@@ -62,7 +63,7 @@ class Keeping(httpcore2.AnyIOBackend):
     """No stream is closed by being forgotten."""
 
     def __init__(self):
-        self.streams = []
+        self.streams: list[Any] = []
 
     async def connect_tcp(self, *args, **kwargs):
         self.streams.append(await super().connect_tcp(*args, **kwargs))

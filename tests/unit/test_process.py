@@ -44,8 +44,8 @@ FOREVER = "await asyncio.Event().wait()"
 @contextmanager
 def running(main: str):
     program = f"{PRELUDE}\n{main}\nsys.exit(run(main, closing_timeout_seconds=1.0))"
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, **pipes) as process:
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process
         finally:
@@ -53,9 +53,11 @@ def running(main: str):
 
 
 def wait_for(process: subprocess.Popen[str], word: str) -> None:
+    assert process.stdout is not None
     for line in process.stdout:
         if line.strip() == word:
             return
+    assert process.stderr is not None
     pytest.fail(f"the process never said {word}: {process.stderr.read()}")
 
 

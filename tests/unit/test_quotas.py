@@ -1,6 +1,7 @@
 """Quotas: windows slide, a cap delays or refuses, and says for how long."""
 
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
@@ -70,7 +71,7 @@ def test_there_is_room_at_the_moment_that_is_told_and_not_a_bucket_before(kind):
 
 def test_what_is_put_off_by_a_rate_starts_so_that_no_minute_has_more():
     most, starts = 3, []
-    amounts = {}
+    amounts: dict[Any, Any] = {}
     for _ in range(10):
         start = start_of("acme", {SUBMITS: use_of(quota(SUBMITS, most), amounts, NOW)})
         second = bucket_of(SUBMITS, NOW + start.after_seconds)
@@ -100,6 +101,7 @@ def test_of_several_refusals_the_longest_is_told():
     with pytest.raises(LimitReached) as refused:
         start_of("acme", {SUBMITS: minute, MONEY: day})
     assert refused.value.metadata["quota"] == "MONEY_PER_DAY"
+    assert refused.value.retry_after_seconds is not None
     assert refused.value.retry_after_seconds > 86_000
 
 

@@ -37,7 +37,8 @@ START = (0, facts.Submitted(SPEC)), (0, facts.Transition(TaskState.QUEUED, "SUBM
 
 
 def point(*bodies: tuple[int, facts.Body]) -> ResumePoint:
-    return fold(facts.Entry(number, step, body) for number, (step, body) in enumerate((*START, *bodies), start=1))
+    all_of_them: tuple[tuple[int, facts.Body], ...] = (*START, *bodies)
+    return fold(facts.Entry(number, step, body) for number, (step, body) in enumerate(all_of_them, start=1))
 
 
 def answered(step: int, text: str, stop: str = "end_turn") -> tuple[tuple[int, facts.Body], ...]:

@@ -85,7 +85,8 @@ def test_racing_replicas_agree(replica, workspace):
 
             def race(number: int, start: Barrier = start) -> Lease | None:
                 start.wait(PATIENCE_SECONDS)
-                return replica.take(workspace("a"), UID + number)
+                value: Lease | None = replica.take(workspace("a"), UID + number)
+                return value
 
             leases = [taken(lease) for lease in threads.map(race, racers)]
         assert len({lease.uid for lease in leases}) == 1

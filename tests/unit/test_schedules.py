@@ -122,7 +122,9 @@ class TestDueTimes:
 
     def test_nothing_comes_due_before_the_start_and_after_the_end(self):
         times = Times("0 12 * * *", UTC, utc("2026-03-05T12:00"), utc("2026-03-06T12:00"))
-        assert list(times.until(times.next_after(START), utc("2027-01-01"))) == [
+        first = times.next_after(START)
+        assert first is not None
+        assert list(times.until(first, utc("2027-01-01"))) == [
             utc("2026-03-05T12:00"),
             utc("2026-03-06T12:00"),
         ]
@@ -183,7 +185,9 @@ class TestCatchingUp:
         """The clock leaps and goes back between looks; what was dealt with is what came due, in order, without gaps."""
         times = Times(cron, UTC)
         next_due = first = times.next_after(START)
-        now, newest, runs, missed = START, START, [], 0
+        assert first is not None
+        now, newest, missed = START, START, 0
+        runs: list[datetime] = []
         for step, leaps in looks:
             now = now + step * (6 if leaps else 1)
             newest = max(newest, now)
@@ -202,8 +206,10 @@ class TestCatchingUp:
 
     def test_a_long_outage_is_dealt_with_in_parts(self):
         now = START + timedelta(days=3)
-        next_due, missed, parts = START, 0, 0
+        next_due: datetime | None = START
+        missed, parts = 0, 0
         while True:
+            assert next_due is not None
             due = what_is_due(EVERY_MINUTE, next_due, now, 3600)
             missed += sum(some.count for some in due.missed)
             next_due, parts = due.next_due, parts + 1

@@ -86,17 +86,22 @@ def test_a_repeated_turn_is_played_so_often_and_the_last_one_for_ever(load):
 
 def test_a_file_of_mine_replaces_a_shipped_one(tmp_path):
     (tmp_path / "hello.yaml").write_text("- text: mine")
-    assert ScenarioLibrary([tmp_path]).find("sim-hello").turn(0).text == "mine"
+    scenario = ScenarioLibrary([tmp_path]).find("sim-hello")
+    assert scenario is not None
+    assert scenario.turn(0).text == "mine"
 
 
 def test_any_real_models_name_plays_research():
     library = ScenarioLibrary()
-    assert library.find("claude-opus-4-8").name == "research"
+    research = library.find("claude-opus-4-8")
+    assert research is not None
+    assert research.name == "research"
     assert library.find("sim-no-such-scenario") is None
 
 
 def test_steps_call_their_tool_n_times_and_end():
     scenario = ScenarioLibrary().find("sim-steps-1000-write_file-5ms-200b")
+    assert scenario is not None
     turns = [scenario.turn(index) for index in range(1002)]
     assert [len(turn.calls) for turn in turns] == [1] * 1000 + [0, 0]
     assert {call.name for turn in turns for call in turn.calls} == {"write_file"}

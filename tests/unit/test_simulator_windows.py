@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from tenure.dev.simulator.library import ScenarioLibrary
+from tenure.dev.simulator.scenario import Scenario
 from tenure.dev.simulator.summaries import is_summary_wanted, summary_text, turn_of
 from tenure.domain.conversation import SUMMARY_HEAD
 from tenure.domain.summary import SUMMARY_REQUEST
+
+
+def played(library: ScenarioLibrary, model: str) -> Scenario:
+    scenario = library.find(model)
+    assert scenario is not None
+    return scenario
 
 
 def user(words):
@@ -36,7 +43,7 @@ def test_a_summary_says_how_many_turns_it_stands_for_and_they_count_on():
 def test_a_family_and_a_file_name_their_window(tmp_path):
     (tmp_path / "small.yaml").write_text("window_tokens: 700\nsummary: {text: Short.}\nturns: [{text: hi}]\n")
     library = ScenarioLibrary([tmp_path])
-    assert library.find("sim-small").window_tokens == 700
-    assert library.find("sim-small").summary.text == "Short."
-    assert library.find("sim-steps-3-read_file-0ms-100b-900w").window_tokens == 900
-    assert library.find("sim-hello").window_tokens is None
+    assert played(library, "sim-small").window_tokens == 700
+    assert played(library, "sim-small").summary.text == "Short."
+    assert played(library, "sim-steps-3-read_file-0ms-100b-900w").window_tokens == 900
+    assert played(library, "sim-hello").window_tokens is None

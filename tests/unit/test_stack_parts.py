@@ -44,6 +44,7 @@ def test_a_stack_that_was_killed_holds_its_folder_no_longer(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", source, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as holder:
+        assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(FolderBusy), hold_folder(tmp_path):
             pass

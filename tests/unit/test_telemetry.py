@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import warnings
+from typing import Any
 
 import pytest
 from opentelemetry import trace
@@ -69,7 +70,8 @@ def test_exporters_see_every_name_the_later_ones_too():
     registry.cell("late").value = 2
     registry.histogram("took_seconds").observe(0.2)
     found = {}
-    for resource in reader.get_metrics_data().resource_metrics:
+    data: Any = reader.get_metrics_data()
+    for resource in data.resource_metrics:
         for metric in resource.scope_metrics[0].metrics:
             found[metric.name] = [(dict(point.attributes), point.value) for point in metric.data.data_points]
     export.close()
@@ -150,6 +152,8 @@ async def test_spans_are_exported_by_the_end_as_children_of_those_around_them():
         with span("invoke_agent messages", {semconv.TASK_ID: "t"}), span("chat claude"):
             pass
     chat, agent = exporter.get_finished_spans()
+    assert chat.parent is not None
+    assert agent.attributes is not None
     assert chat.parent.span_id == agent.context.span_id
     assert agent.attributes[semconv.TASK_ID] == "t"
     assert not trace.get_current_span().is_recording()
@@ -163,6 +167,7 @@ async def test_a_span_is_the_child_of_one_that_another_service_told_of():
         with span("elsewhere"), span("execute_tool run", parent=told):
             pass
     asked, run, elsewhere = exporter.get_finished_spans()
+    assert run.parent is not None
     assert run.parent.span_id == asked.context.span_id
     assert run.context.trace_id == asked.context.trace_id != elsewhere.context.trace_id
 
@@ -176,6 +181,7 @@ async def test_a_trace_that_is_none_changes_nothing(told):
             pass
     within, around = exporter.get_finished_spans()
     assert around.parent is None
+    assert within.parent is not None
     assert within.parent.span_id == around.context.span_id
 
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tenure.domain import entries as facts
+from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.fold import fold
 from tenure.domain.retry import RetryPolicy
@@ -96,7 +97,7 @@ def test_retries_of_timeouts_are_counted_over_the_attempt_and_those_of_the_model
     assert point.timeout_retries == 0
 
 
-NOTHING = facts.TokenUsage()
+NOTHING = TokenUsage()
 
 
 def test_timeouts_and_the_start_survive_the_wire_and_absent_ones_stay_absent():

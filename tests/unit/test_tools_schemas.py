@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from time import process_time
+from typing import Any
 
 import pytest
 
@@ -124,7 +125,14 @@ def test_every_draft_is_known_by_its_own_schema():
     for draft in ("2020-12", "2019-09"):
         named = {"$schema": f"https://json-schema.org/draft/{draft}/schema", "type": "object"}
         strangers_schema(json.dumps({**named, "properties": {"a": {"dependentRequired": {"x": ["y"]}}}}))
-        for wrong in ({"minLength": -1}, {"properties": []}, {"required": "a"}, {"allOf": [{"type": 1}]}, {"$defs": 1}):
+        wrongs: list[dict[str, Any]] = [
+            {"minLength": -1},
+            {"properties": []},
+            {"required": "a"},
+            {"allOf": [{"type": 1}]},
+            {"$defs": 1},
+        ]
+        for wrong in wrongs:
             with pytest.raises(ValueError, match="its schema is none"):
                 strangers_schema(json.dumps({**named, "properties": {"a": wrong}}))
 

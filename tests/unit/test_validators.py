@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
@@ -157,13 +158,13 @@ def test_a_trace_is_bounded_and_otherwise_not_looked_at() -> None:
 
 
 def test_pages_of_calls_are_bounded_at_the_tools_and_at_the_gateway() -> None:
-    bad = {"task_id": "x", "after_call_id": "1" * 33, "page_size": 1001}
+    bad: dict[str, Any] = {"task_id": "x", "after_call_id": "1" * 33, "page_size": 1001}
     assert fields(tools.ListCallsRequest(**bad)) == set(bad)
     assert fields(admin.AdminServiceListCallsRequest(**bad)) == set(bad)
 
 
 def test_pages_of_bills_are_bounded_at_the_ledger_and_at_the_gateway() -> None:
-    bad = {"task_id": "x", "after_step": -1, "after_attempt_number": -1, "page_size": 1001}
+    bad: dict[str, Any] = {"task_id": "x", "after_step": -1, "after_attempt_number": -1, "page_size": 1001}
     assert fields(checkpoint.ListBillsRequest(**bad)) == set(bad)
     assert fields(admin.AdminServiceListBillsRequest(**bad)) == set(bad)
 

@@ -76,7 +76,9 @@ def test_a_call_that_got_leave_is_run_as_it_was_allowed():
     assert next_move(turn(call, approve=("pay",), more=[leave()])) == ExecuteTools(1, (call,))
     given = leave(answer="edit", edited_arguments_json='{"amount": 5}', comment="less")
     point = turn(call, approve=("pay",), more=[given])
-    (edited,) = next_move(point).intents
+    move = next_move(point)
+    assert isinstance(move, ExecuteTools)
+    (edited,) = move.intents
     assert (edited.call_id, json.loads(edited.arguments_json)) == ("1.0", {"amount": 5})
     done = turn(call, approve=("pay",), more=[given, ToolOutcome("1.0", Outcome(OutcomeStatus.SUCCEEDED, "paid"))])
     assert isinstance(next_move(done), CallModel)

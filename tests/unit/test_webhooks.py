@@ -3,6 +3,7 @@
 import json
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -243,6 +244,12 @@ class TestRequests:
         validate(
             pb.ListWebhookDeliveriesRequest(webhook="hook", page_token="12", states=[pb.WEBHOOK_DELIVERY_STATE_DEAD])
         )
-        for fields in ({"page_size": 501}, {"page_token": "-1"}, {"page_token": "9" * 19}, {"states": [0]}):
+        wrong: list[dict[str, Any]] = [
+            {"page_size": 501},
+            {"page_token": "-1"},
+            {"page_token": "9" * 19},
+            {"states": [0]},
+        ]
+        for fields in wrong:
             with pytest.raises(InvalidRequest):
-                validate(pb.ListWebhookDeliveriesRequest(**{"webhook": "hook", **fields}))
+                validate(pb.ListWebhookDeliveriesRequest(webhook="hook", **fields))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tenure.domain import entries as facts
-from tenure.domain.budget import Budget, TokenUsage
+from tenure.domain.budget import Budget, BudgetWarning, TokenUsage
 from tenure.domain.errors import Unavailable
 from tenure.domain.in_doubt import Abandon, CallInDoubt, DidNotHappen, Happened, ResolveCall
 from tenure.domain.money import Prices, Rates, Tier
@@ -50,7 +50,7 @@ SPEC = TaskSpec(
 TASK_ID = "019d3c00-0000-7000-8000-000000000001"
 USAGE = TokenUsage(1, 2, 3, 4)
 RATES = Rates(5, 6, 7, 8)
-BODIES = [
+BODIES: list[facts.Body] = [
     facts.Submitted(SPEC, "r1"),
     facts.Transition(TaskState.FAILED, "MODEL_REFUSED", "no", "partial", None, TaskState.RUNNING),
     facts.ToolsDefined((ToolDefinition("t", "does", '{"type":"object"}', EffectClass.KEYED, 1.5, 99),), ("raed_file",)),
@@ -68,7 +68,7 @@ BODIES = [
     facts.Compaction(facts.ClearedResults(3, 2, 9000, 5000)),
     facts.Compaction(facts.Summary(3, "so far")),
     QuotaWarning(QuotaKind.TOKENS_PER_HOUR, 850, 1000),
-    facts.BudgetWarning("MONEY_LIMIT", Budget(100, 80, 20, 1000, 900, 50, 1)),
+    BudgetWarning("MONEY_LIMIT", Budget(100, 80, 20, 1000, 900, 50, 1)),
     facts.ModelAttempt(1, "m", 10, 20, 30, 0, 900, Prices((Tier(0, RATES), Tier(200_000, RATES)))),
     facts.OperatorRequest("go on", facts.GrantBudget(100, 200)),
     facts.OperatorRequest("again", facts.Requeue(100, 1, 200)),

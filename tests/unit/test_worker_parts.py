@@ -94,11 +94,11 @@ async def test_nothing_is_begun_once_interrupted():
 
 async def test_the_gate_is_closed_until_a_session_begins_and_after_its_window():
     gate = TrustGate()
-    assert not gate.is_open
+    seen = [gate.is_open]
     gate.begin(monotonic(), 5.0)
-    assert gate.is_open
+    seen.append(gate.is_open)
     gate.begin(monotonic() - 10, 5.0)
-    assert not gate.is_open
+    assert [*seen, gate.is_open] == [False, True, False]
 
 
 async def test_a_renewal_opens_the_gate_for_those_who_wait():
@@ -207,6 +207,7 @@ async def test_what_was_not_written_is_said_again():
     to_say = ToSay(lambda: Places.open_to_all(3))
     to_say.releases.append(pb.Release(task_id="t1", reason="CLOSED"))
     message = to_say.next()
+    assert message is not None
     assert to_say.next() == message
     to_say.said(message)
     assert to_say.next() is None

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,7 +104,8 @@ def test_a_link_put_in_place_meanwhile_leads_nowhere(way: Open, top: int, tmp_pa
     (tmp_path / "outside" / "file").write_bytes(SECRET)
     (tmp_path / "top" / "link").symlink_to(tmp_path / "outside")
     racing = subprocess.Popen([sys.executable, "-c", SWAPPER, str(tmp_path / "top")])
-    seen, by_followers = set(), set()
+    seen: set[Any] = set()
+    by_followers: set[Any] = set()
     ends_at = time.monotonic() + PATIENCE_SECONDS
     try:
         while not (SECRET in by_followers and b"mine" in seen and b"refused" in seen):

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Final
 from uuid import uuid4
 
@@ -77,9 +78,9 @@ async def mend(install: Installation) -> None:
         if process.exit_code is None:
             send(process.pid, signal.SIGCONT)
     for name in install.keeper.armed():
-        process = install.keeper.expect_death(name)
-        if process.exit_code is None:
-            process.kill()
+        armed = install.keeper.expect_death(name)
+        if armed.exit_code is None:
+            armed.kill()
     install.keeper.hasten()
     await install.keeper.all_serve()
 
@@ -135,7 +136,7 @@ async def lose_runner(install: Installation, fault: PlannedFault) -> None:
     runner = await runner_of_unsafe_calls(install)
     if runner is None:
         return
-    losing = asyncio.create_task(INJECTORS[fault.detail](install, replace(fault, target=runner)))
+    losing = asyncio.ensure_future(INJECTORS[fault.detail](install, replace(fault, target=runner)))
     for name, link in install.links.by_name.items():
         if name.endswith(f">{runner}"):  # else its callers would wait for it longer than it is away
             await link.reset()
@@ -212,7 +213,7 @@ async def receive_webhooks(install: Installation, fault: PlannedFault) -> None:
         receiver.secrets = [made.secret]
         for _ in range(int(fault.detail)):
             spec = api.SubmitTaskRequest(request_id=uuid4().hex, agent=task_pb2.AgentSpec(model=model_of("plain")))
-            await until_answered(lambda spec=spec: user.submit("told of", request=spec))
+            await until_answered(partial(user.submit, "told of", request=spec))
         await receiver.until(int(fault.detail), lambda one: one.type == "task.succeeded")
         done = webhooks.DeleteWebhookRequest(webhook=name)
         with suppress(NotFound):  # of a repeat

@@ -27,7 +27,7 @@ GIVE_UP_SECONDS: Final = 0.02
 SUBMIT_SECONDS: Final = 90.0
 PAUSE_SECONDS: Final = 0.3
 SLOW_SECONDS: Final = 0.5
-RETRY: Final = {"max_attempts": 5, "factor": 1.5}
+RETRY: Final = task_pb2.RetryPolicy(max_attempts=5, factor=1.5)
 
 
 @dataclass(slots=True)
@@ -213,7 +213,7 @@ def _submission(planned: PlannedTask, goal: str) -> Submitted:
         request_id=goal,
         goal=goal_of(planned.scenario, goal),
         agent=task_pb2.AgentSpec(model=model_of(planned.scenario), max_output_tokens=2048),
-        policy=task_pb2.TaskPolicy(on_in_doubt=in_doubt, retry=task_pb2.RetryPolicy(**RETRY)),
+        policy=task_pb2.TaskPolicy(on_in_doubt=in_doubt, retry=RETRY),
         result_schema_json=RESULT_SCHEMA if planned.scenario == SHAPED else "",
     )
     if planned.timeout_seconds is not None:
