@@ -139,18 +139,25 @@ class Registry:
 
     async def wait_for_expected(self, claims: Claims) -> None:
         """Until what this token may call is there, as far as it is expected soon."""
-        while (seconds := self._wait_seconds(claims)) > 0:
+        await self._wait(claims.tenant, claims.tools)
+
+    async def wait_for_all_expected(self, tenant: str) -> None:
+        """Until all that this tenant's tasks may be allowed to call is there, as far as it is expected soon."""
+        await self._wait(tenant, None)
+
+    async def _wait(self, tenant: str, tools: tuple[str, ...] | None) -> None:
+        while (seconds := self._wait_seconds(tenant, tools)) > 0:
             self._came.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._came.wait()
 
-    def _wait_seconds(self, claims: Claims) -> float:
-        wanted = claims.tools and {name.partition(SEPARATOR)[0] for name in claims.tools}
+    def _wait_seconds(self, tenant: str, tools: tuple[str, ...] | None) -> float:
+        wanted = tools and {name.partition(SEPARATOR)[0] for name in tools}
         since = [
             expected.since
             for source, expected in self._expected.items()
-            if (wanted is None or source in wanted) and _are_for(expected.tenants, claims)
+            if (wanted is None or source in wanted) and _are_of(expected.tenants, tenant)
         ]
         return max(since, default=-inf) + LIST_PATIENCE_SECONDS - self._clock()
 

@@ -82,6 +82,7 @@ class ToolServicer(ToolServiceServicer):
         self, _request: tool_service_pb2.ListOfferedToolsRequest, _context: Any
     ) -> tool_service_pb2.ListOfferedToolsResponse:
         """The tools of the asking tenant."""
+        await self._registry.wait_for_all_expected(current_tenant())
         offered = self._registry.offered(current_tenant())
         tools = [tool_pb2.OfferedTool(definition=tool_to_wire(tool), source=source) for tool, source in offered]
         return tool_service_pb2.ListOfferedToolsResponse(instance=instance_id(), tools=tools)

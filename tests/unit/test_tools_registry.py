@@ -159,6 +159,19 @@ async def test_who_asks_for_tools_waits_for_a_source_that_is_expected_but_not_fo
     await registry.wait_for_expected(ALL)
 
 
+async def test_who_lists_the_tools_of_a_tenant_waits_for_the_sources_of_that_tenant() -> None:
+    registry = Registry([tool("a")])
+    registry.expect("late", frozenset({"acme"}))
+    await registry.wait_for_all_expected("other")
+    waiting = asyncio.create_task(registry.wait_for_all_expected("acme"))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    registry.put("late", [tool("late__x")], frozenset({"acme"}))
+    await waiting
+    assert [(one.name, source) for one, source in registry.offered("acme")] == [("a", "built-in"), ("late__x", "late")]
+    assert [one.name for one, _ in registry.offered("other")] == ["a"]
+
+
 def test_sources_have_room_for_so_many_characters_and_no_more():
     def wide(name: str) -> Tool:
         return Tool(replace(tool(name).definition, description="d" * (200 * 1024)), never)
