@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from services.checkpoint.queries import QUERIES, fetch_one, in_ledger_transaction, ledger_connection
 from tenure.domain.epochs import MAX_GENERATION
-from tenure.domain.errors import InvalidRequest
+from tenure.domain.errors import InvalidRequest, WrongState
 from tenure.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
@@ -23,17 +23,27 @@ async def get_epochs(pool: Pool) -> tuple[int, int]:
 
 
 async def raise_generation(pool: Pool, expected: int, reason: str) -> int:
-    """The generation that stands: above `expected`, by this call or by somebody else's before."""
+    """The generation that stands: above `expected`, by this call or by an earlier one.
+
+    Raises WrongState / GENERATIONS_EXHAUSTED when an epoch of the last generation was registered.
+    """
     if not 0 <= expected < MAX_GENERATION:
         raise InvalidRequest(violations=[("expected", f"must be 0 to {MAX_GENERATION - 1}")])
 
     async def work(connection: Connection) -> tuple[int, bool]:
-        raised = await fetch_one(connection, QUERIES.raise_generation, {"expected": expected})
+        parameters = {"expected": expected, "max_generation": MAX_GENERATION}
+        raised = await fetch_one(connection, QUERIES.raise_generation, parameters)
         return (raised[0], True) if raised is not None else ((await _read(connection))[0], False)
 
     await failpoint("checkpoint.before_raise")
     generation, was_raised = await in_ledger_transaction(pool, work)
     await failpoint("checkpoint.after_raise")
+    if generation <= expected:
+        raise WrongState(
+            f"the ledger has registered an epoch of generation {MAX_GENERATION}, the last there is: restore the ledger "
+            "from a backup that is older than that epoch",
+            reason="GENERATIONS_EXHAUSTED",
+        )
     if was_raised:
         _log.warning("the generation was raised", extra={"generation": generation, "reason": reason})
     return generation

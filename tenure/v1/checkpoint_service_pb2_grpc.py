@@ -352,8 +352,8 @@ class CheckpointServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RegisterGrants(self, request, context):
-        """Registers claims before their tokens are signed: a grant whose epoch is not above the registered one is left out of
-        the answer and must not be handed out.
+        """Registers claims before their tokens are signed: a grant whose epoch is not above the registered one, or is not of the
+        ledger's generation, is left out of the answer and must not be handed out.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -422,8 +422,8 @@ class CheckpointServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RegisterLease(self, request, context):
-        """Registers the claim of a resource before its token is signed, if it follows exactly the grant it says and its epoch is
-        higher. A repeat finds its own.
+        """Registers the claim of a resource before its token is signed, if it follows exactly the grant it says, and its epoch is
+        higher and of the ledger's generation. A repeat finds its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -444,7 +444,8 @@ class CheckpointServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RaiseGeneration(self, request, context):
-        """Raises the generation by compare-and-set. The answer has the one that stands, whoever raised it.
+        """Raises the generation by compare-and-set. The answer has the one that stands, whoever raised it. FAILED_PRECONDITION /
+        GENERATIONS_EXHAUSTED: an epoch of the last generation was registered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

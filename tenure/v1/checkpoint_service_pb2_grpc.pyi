@@ -94,8 +94,8 @@ class CheckpointServiceStub:
     WatchQueue: _grpc.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchQueueRequest, _checkpoint_service_pb2.WatchQueueResponse]
     """Hints: something became claimable, or a cancel was requested. May skip and repeat; lists are the truth."""
     RegisterGrants: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RegisterGrantsRequest, _checkpoint_service_pb2.RegisterGrantsResponse]
-    """Registers claims before their tokens are signed: a grant whose epoch is not above the registered one is left out of
-    the answer and must not be handed out.
+    """Registers claims before their tokens are signed: a grant whose epoch is not above the registered one, or is not of the
+    ledger's generation, is left out of the answer and must not be handed out.
     """
     RequeueLost: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RequeueLostRequest, _checkpoint_service_pb2.RequeueLostResponse]
     """Puts tasks back into the queue whose claim is gone, if they are still RUNNING under exactly that claim."""
@@ -123,15 +123,17 @@ class CheckpointServiceStub:
     GetLeaseGrant: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.GetLeaseGrantRequest, _checkpoint_service_pb2.GetLeaseGrantResponse]
     """Reads the last registered grant of one of the tenant's resources (LeaseService)."""
     RegisterLease: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RegisterLeaseRequest, _checkpoint_service_pb2.RegisterLeaseResponse]
-    """Registers the claim of a resource before its token is signed, if it follows exactly the grant it says and its epoch is
-    higher. A repeat finds its own.
+    """Registers the claim of a resource before its token is signed, if it follows exactly the grant it says, and its epoch is
+    higher and of the ledger's generation. A repeat finds its own.
     """
     NoteLeaseRelease: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.NoteLeaseReleaseRequest, _checkpoint_service_pb2.NoteLeaseReleaseResponse]
     """Writes down why a grant is about to be given back, if it is the resource's last."""
     InspectLeases: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.InspectLeasesRequest, _checkpoint_service_pb2.InspectLeasesResponse]
     """Says of claims of resources found in etcd which of them are registered."""
     RaiseGeneration: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RaiseGenerationRequest, _checkpoint_service_pb2.RaiseGenerationResponse]
-    """Raises the generation by compare-and-set. The answer has the one that stands, whoever raised it."""
+    """Raises the generation by compare-and-set. The answer has the one that stands, whoever raised it. FAILED_PRECONDITION /
+    GENERATIONS_EXHAUSTED: an epoch of the last generation was registered.
+    """
     ReportUsage: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ReportUsageRequest, _checkpoint_service_pb2.ReportUsageResponse]
     """Says what a model call used that was settled as lost, for the bill and the budget alone: from the worker that made it, which may
     be fenced by now. Takes the place of the estimate, once: a repeat changes nothing. NOT_FOUND: no such call was made under
@@ -225,8 +227,8 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     WatchQueue: _aio.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchQueueRequest, _checkpoint_service_pb2.WatchQueueResponse]  # type: ignore[assignment]
     """Hints: something became claimable, or a cancel was requested. May skip and repeat; lists are the truth."""
     RegisterGrants: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RegisterGrantsRequest, _checkpoint_service_pb2.RegisterGrantsResponse]  # type: ignore[assignment]
-    """Registers claims before their tokens are signed: a grant whose epoch is not above the registered one is left out of
-    the answer and must not be handed out.
+    """Registers claims before their tokens are signed: a grant whose epoch is not above the registered one, or is not of the
+    ledger's generation, is left out of the answer and must not be handed out.
     """
     RequeueLost: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RequeueLostRequest, _checkpoint_service_pb2.RequeueLostResponse]  # type: ignore[assignment]
     """Puts tasks back into the queue whose claim is gone, if they are still RUNNING under exactly that claim."""
@@ -254,15 +256,17 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     GetLeaseGrant: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.GetLeaseGrantRequest, _checkpoint_service_pb2.GetLeaseGrantResponse]  # type: ignore[assignment]
     """Reads the last registered grant of one of the tenant's resources (LeaseService)."""
     RegisterLease: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RegisterLeaseRequest, _checkpoint_service_pb2.RegisterLeaseResponse]  # type: ignore[assignment]
-    """Registers the claim of a resource before its token is signed, if it follows exactly the grant it says and its epoch is
-    higher. A repeat finds its own.
+    """Registers the claim of a resource before its token is signed, if it follows exactly the grant it says, and its epoch is
+    higher and of the ledger's generation. A repeat finds its own.
     """
     NoteLeaseRelease: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.NoteLeaseReleaseRequest, _checkpoint_service_pb2.NoteLeaseReleaseResponse]  # type: ignore[assignment]
     """Writes down why a grant is about to be given back, if it is the resource's last."""
     InspectLeases: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.InspectLeasesRequest, _checkpoint_service_pb2.InspectLeasesResponse]  # type: ignore[assignment]
     """Says of claims of resources found in etcd which of them are registered."""
     RaiseGeneration: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RaiseGenerationRequest, _checkpoint_service_pb2.RaiseGenerationResponse]  # type: ignore[assignment]
-    """Raises the generation by compare-and-set. The answer has the one that stands, whoever raised it."""
+    """Raises the generation by compare-and-set. The answer has the one that stands, whoever raised it. FAILED_PRECONDITION /
+    GENERATIONS_EXHAUSTED: an epoch of the last generation was registered.
+    """
     ReportUsage: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ReportUsageRequest, _checkpoint_service_pb2.ReportUsageResponse]  # type: ignore[assignment]
     """Says what a model call used that was settled as lost, for the bill and the budget alone: from the worker that made it, which may
     be fenced by now. Takes the place of the estimate, once: a repeat changes nothing. NOT_FOUND: no such call was made under
@@ -443,8 +447,8 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.RegisterGrantsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.RegisterGrantsResponse, _abc.Awaitable[_checkpoint_service_pb2.RegisterGrantsResponse]]:
-        """Registers claims before their tokens are signed: a grant whose epoch is not above the registered one is left out of
-        the answer and must not be handed out.
+        """Registers claims before their tokens are signed: a grant whose epoch is not above the registered one, or is not of the
+        ledger's generation, is left out of the answer and must not be handed out.
         """
 
     @_abc_1.abstractmethod
@@ -526,8 +530,8 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.RegisterLeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.RegisterLeaseResponse, _abc.Awaitable[_checkpoint_service_pb2.RegisterLeaseResponse]]:
-        """Registers the claim of a resource before its token is signed, if it follows exactly the grant it says and its epoch is
-        higher. A repeat finds its own.
+        """Registers the claim of a resource before its token is signed, if it follows exactly the grant it says, and its epoch is
+        higher and of the ledger's generation. A repeat finds its own.
         """
 
     @_abc_1.abstractmethod
@@ -552,7 +556,9 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.RaiseGenerationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.RaiseGenerationResponse, _abc.Awaitable[_checkpoint_service_pb2.RaiseGenerationResponse]]:
-        """Raises the generation by compare-and-set. The answer has the one that stands, whoever raised it."""
+        """Raises the generation by compare-and-set. The answer has the one that stands, whoever raised it. FAILED_PRECONDITION /
+        GENERATIONS_EXHAUSTED: an epoch of the last generation was registered.
+        """
 
     @_abc_1.abstractmethod
     def ReportUsage(

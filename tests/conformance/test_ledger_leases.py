@@ -88,6 +88,14 @@ async def test_nothing_of_a_generation_left_since_is_registered(checkpoint):
     assert (await register(replica, 10, epoch=(raised << 40) + 1)).registered
 
 
+async def test_nothing_of_a_generation_to_come_is_registered(checkpoint):
+    replica = await checkpoint()
+    assert not (await register(replica, 10, epoch=2**63 - 1)).registered
+    epochs = await replica.stub.GetEpochs(pb.GetEpochsRequest(), timeout=TIMEOUT_SECONDS)
+    assert epochs.highest_epoch == 0
+    assert (await register(replica, 10)).registered
+
+
 async def test_of_grants_registered_at_once_one_is(checkpoint):
     replica = await checkpoint()
     answers = await asyncio.gather(*(register(replica, 10 + number) for number in range(8)))

@@ -7,7 +7,8 @@ import psycopg
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from tenure.domain.epochs import compose_epoch
+from tenure.domain.epochs import MAX_GENERATION, MAX_REVISION, compose_epoch
+from tenure.domain.errors import WrongState
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.fix_checkpoint import TIMEOUT_SECONDS, kinds, reserve
@@ -215,10 +216,27 @@ async def test_a_generation_is_raised_once_by_whoever_comes_first(checkpoint):
 
 
 async def test_a_raised_generation_is_above_every_epoch_ever_registered(checkpoint):
+    """An earlier release registered epochs of generations to come."""
     replica = await checkpoint()
-    task = await replica.create()
-    await register(replica, task.task_id, compose_epoch(9, 5), "a")
+    await replica.query("update ledger.epochs set highest_epoch = (9::bigint << 40) + 5 returning 1")
     assert await raise_generation(replica, 1) == 10
+
+
+async def test_an_epoch_of_a_generation_to_come_is_not_registered(checkpoint):
+    replica = await checkpoint()
+    task_id = (await replica.create()).task_id
+    for generation in (2, MAX_GENERATION):
+        assert await register(replica, task_id, compose_epoch(generation, MAX_REVISION), "forged") == []
+    assert await register(replica, task_id, compose_epoch(1, 3), "true") == ["true"]
+    assert await raise_generation(replica, 1) == 2
+
+
+async def test_no_generation_is_raised_beyond_the_last(checkpoint):
+    replica = await checkpoint()
+    await replica.query("update ledger.epochs set highest_epoch = 9223372036854775807 returning 1")
+    with pytest.raises(WrongState, match="restore the ledger") as refused:
+        await raise_generation(replica, 1)
+    assert refused.value.reason == "GENERATIONS_EXHAUSTED"
 
 
 async def test_nothing_of_a_generation_that_was_left_is_registered(checkpoint):

@@ -368,9 +368,9 @@ select t.task_id::text, t.state, t.reason, t.queue, t.loop, t.owner, t.attempt, 
  order by t.task_id limit %(limit)b;
 
 -- name: register_grants
--- One statement for all: a grant counts from here on or is left out. A repeat finds its own row. Nothing is registered
--- that was claimed in a generation left since: a coordinator that slept through a restore comes too late for all tasks,
--- not only for those granted anew.
+-- One statement for all: a grant counts from here on or is left out. A repeat finds its own row. Registers only epochs of
+-- the ledger's own generation: a coordinator that slept through a restore comes too late for all tasks, not only for
+-- those granted anew, and no caller can use up the epochs of generations to come.
 with asked as (
   select * from unnest(%(task_ids)b::text[]::uuid[], %(epochs)b::bigint[], %(claim_ids)b::text[])
              as a(task_id, epoch, claim_id)
@@ -382,7 +382,7 @@ with asked as (
     from asked a join held using (task_id)
    where t.task_id = a.task_id
      and (t.granted < a.epoch or (t.granted = a.epoch and t.granted_claim = a.claim_id))
-     and a.epoch >> 40 >= (select generation from epochs)
+     and a.epoch >> 40 = (select generation from epochs)
   returning a.claim_id, a.epoch
 ), highest as (
   update epochs set highest_epoch = greatest(highest_epoch, (select max(epoch) from registered))
@@ -497,9 +497,11 @@ select generation, highest_epoch from epochs;
 
 -- name: raise_generation
 -- Compare-and-set. `expected` may be ahead of us: a ledger put back from a backup must pass etcd's generation. The new one
--- is above that of every epoch ever registered.
+-- is above that of every epoch ever registered, also of those of later generations that an earlier release registered. It
+-- is never beyond the last generation that an epoch can hold.
 update epochs set generation = greatest(%(expected)b::bigint, highest_epoch >> 40) + 1
  where generation <= %(expected)b::bigint
+   and greatest(%(expected)b::bigint, highest_epoch >> 40) < %(max_generation)b::bigint
 returning generation;
 
 -- name: record_refusals
@@ -556,11 +558,11 @@ select epoch, claim_id, holder, previous_epoch, request_id, reason, message, rel
 
 -- name: register_lease
 -- Compare-and-set under the row's lock: a grant follows exactly the one it says, and epochs only grow. Without a row only a
--- first grant is taken. Nothing for a repeat: it finds its own row. Nothing from a generation left since, as with tasks.
+-- first grant is taken. Nothing for a repeat: it finds its own row. Only epochs of the ledger's generation, as with tasks.
 insert into lease_grants as g (tenant, resource, epoch, claim_id, holder, previous_epoch, request_id, reason, message)
 select %(tenant)b::text, %(resource)b::text, %(epoch)b::bigint, %(claim_id)b::text, %(holder)b::text,
        %(previous_epoch)b::bigint, %(request_id)b::text, %(reason)b::text, %(message)b::text
- where %(epoch)b::bigint >> 40 >= (select generation from epochs)
+ where %(epoch)b::bigint >> 40 = (select generation from epochs)
    and (%(previous_epoch)b::bigint = 0
         or exists (select from lease_grants where tenant = %(tenant)b::text and resource = %(resource)b::text))
 on conflict (tenant, resource) do update
