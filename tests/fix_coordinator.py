@@ -160,6 +160,13 @@ class Fleet:
         )
         await self.ledger.AppendForeign(request, timeout=CALL_SECONDS)
 
+    async def requeue_by_operator(self, task_id: str) -> None:
+        operator_request = ledger_pb2.OperatorRequest(reason="go on", requeue=ledger_pb2.OperatorRequest.Requeue())
+        request = ledger_pb.AppendForeignRequest(
+            task_id=task_id, request_id=str(uuid.uuid4()), actor="operator", operator_request=operator_request
+        )
+        await self.ledger.AppendForeign(request, timeout=CALL_SECONDS)
+
     async def claims(self, replica: ServiceProcess, task_id: str = "") -> list[pb.Claim]:
         async with open_channel(replica.address) as channel:
             request = pb.CoordinatorServiceListClaimsRequest(task_id=task_id)

@@ -66,12 +66,17 @@ async def list_endings(pool: Pool, request: pb.ListEndingsRequest) -> list[pb.Li
         return await fetch_all(connection, QUERIES.offer_endings, parameters)
 
     rows = await _offered(pool, work)
-    rows.sort(key=lambda row: row[5])
+    rows.sort(key=lambda row: row[6])
     return [
         pb.ListEndingsResponse.Ending(
-            task_id=task_id, tenant=tenant, to_state=STATES.to_wire(TaskState(state)), reason=reason, message=message
+            task_id=task_id,
+            tenant=tenant,
+            to_state=STATES.to_wire(TaskState(state)),
+            reason=reason,
+            message=message,
+            attempt=attempt,
         )
-        for task_id, tenant, state, reason, message, _ in rows
+        for task_id, tenant, state, reason, message, attempt, _ in rows
     ]
 
 

@@ -3,6 +3,9 @@
 Delete the owner's claim, claim under the coordinator's own session, register, Open, close the tools' fence, then commit
 an outcome for every open intent with the end: in one commit, unless they are too large for one. Without the fence an
 Execute that was delayed on its way would start an effect after the end.
+
+The list of endings may be old: meanwhile the owner can end the task, and an operator can requeue it. So what Open
+returns decides whether the ending is still due. While this claim is open, nothing withdraws an ending.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from services.coordinator.losses import Losses
     from services.coordinator.own_session import OwnSession
     from services.coordinator.tool_fence import ToolFence
+    from tenure.v1 import task_pb2
     from tenure.wire.opened import Opened
 
 _log: Final = logging.getLogger(__name__)
@@ -76,7 +80,8 @@ class Ender:
             if held.record.claim_id not in await self._ledger.register([held]):
                 self._generation.doubt()
                 return False
-            await self._close_out(ending, held)
+            if not await self._close_out(ending, held):
+                return False
         except (Fenced, WrongState) as error:
             _log.info("somebody else ended or took the task", extra={"task": ending.task_id, "error": error})
             return False
@@ -118,11 +123,16 @@ class Ender:
             raise Unavailable("a claim for an ending is unclear")
         return claimed.held
 
-    async def _close_out(self, ending: pb.ListEndingsResponse.Ending, held: HeldClaim) -> None:
+    async def _close_out(self, ending: pb.ListEndingsResponse.Ending, held: HeldClaim) -> bool:
+        """Whether the task was ended. A task whose ending is over goes back to the queue."""
         token = self._issuer.issue(held)
         await failpoint("coordinator.before_ending_open")
         opened = await self._ledger.open(token)
         await failpoint("coordinator.after_ending_open")
+        if not _is_due(ending, opened.task):
+            message = f"{self._own_session.holder} came to end attempt {ending.attempt} ({ending.reason}): it is over"
+            await self._losses.requeue([LostClaim.of(held, Reason.ENDING_OVER, message)])
+            return False
         point = fold(opened.entries)
         outcomes = await self._outcomes(token, point)
         end = pb.Transition(
@@ -133,6 +143,7 @@ class Ender:
         await failpoint("coordinator.before_ending_commit")
         commits = [pb.CommitRequest(entries=part) for part in before]
         await self._commit(token, opened, [*commits, pb.CommitRequest(entries=last, transition=end)])
+        return True
 
     async def _commit(self, token: token_pb2.FencingToken, opened: Opened, commits: Iterable[pb.CommitRequest]) -> None:
         """One after another: what a crash leaves in between is a task with fewer open calls, whose end is still due."""
@@ -148,3 +159,8 @@ class Ender:
             return []
         standings = await self._tool_fence.close(token)
         return outcomes_of_ended_calls(intents, standings, point.resolutions, point.tools or ())
+
+
+def _is_due(ending: pb.ListEndingsResponse.Ending, task: task_pb2.Task) -> bool:
+    """A ledger of an older version lists endings without their attempt."""
+    return task.cancel_requested and ending.attempt in {0, task.attempt}

@@ -30,8 +30,9 @@ from tenure.domain.tools import (
 )
 
 PARKED: Final = WAITING | {TaskState.RETRY_SCHEDULED}
-ORDERLY: Final = frozenset({Reason.WORKER_DRAINED, Reason.WORKER_HALTED, Reason.OPERATOR_TRANSFER})
-"""Reasons of claims that were given back: no lease was lost."""
+ORDERLY: Final = frozenset({Reason.WORKER_DRAINED, Reason.WORKER_HALTED, Reason.OPERATOR_TRANSFER, Reason.ENDING_OVER})
+"""Reasons of claims that were given back: no lease was lost. ENDING_OVER: a coordinator opened the task to end it, and
+the task no longer had that ending."""
 
 NOBODY_DIED: Final = ORDERLY | {Reason.CLAIM_LOST, Reason.START_TIMEOUT}
 """Reasons that do not count toward CRASH_LOOP. CLAIM_LOST: a claim that vanished with etcd, or with the replica that

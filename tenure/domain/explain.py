@@ -28,6 +28,7 @@ REASONS: Final = {
     Reason.WORKER_HALTED: "its worker gave it back, because a part it needs was out of reach",
     Reason.WORKER_CRASHED: "its worker met a bug",
     Reason.CLAIM_LOST: "its claim was gone",
+    Reason.ENDING_OVER: "a coordinator came to end it, and its end was no longer due",
     Reason.CRASH_LOOP: "too many workers died with it",
     Reason.RETRY_DUE: "its wait for a retry was over",
     Reason.CANCEL_REQUESTED: "somebody asked for its end",

@@ -1855,6 +1855,7 @@ class ListEndingsResponse(message.Message):
         TO_STATE_FIELD_NUMBER: builtins.int
         REASON_FIELD_NUMBER: builtins.int
         MESSAGE_FIELD_NUMBER: builtins.int
+        ATTEMPT_FIELD_NUMBER: builtins.int
         task_id: builtins.str
         """The task."""
         tenant: builtins.str
@@ -1865,6 +1866,8 @@ class ListEndingsResponse(message.Message):
         """Why."""
         message: builtins.str
         """Why, for people."""
+        attempt: builtins.int
+        """The attempt that is to end; a later attempt is not meant."""
         def __init__(
             self,
             *,
@@ -1873,10 +1876,11 @@ class ListEndingsResponse(message.Message):
             to_state: task_pb2.TaskState.ValueType = ...,
             reason: builtins.str = ...,
             message: builtins.str = ...,
+            attempt: builtins.int = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = typing.Literal["message", b"message", "reason", b"reason", "task_id", b"task_id", "tenant", b"tenant", "to_state", b"to_state"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = typing.Literal["attempt", b"attempt", "message", b"message", "reason", b"reason", "task_id", b"task_id", "tenant", b"tenant", "to_state", b"to_state"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -131,6 +131,28 @@ async def test_two_replicas_end_a_task_once(fleet: Fleet):
         assert len(ends) == 1
 
 
+async def test_a_late_ending_leaves_the_next_attempt_alone(fleet: Fleet):
+    """Listed, then carried out by the owner, then requeued by an operator: only then the coordinator opens the task."""
+    replica = await fleet.coordinator(
+        failpoints="coordinator.before_ending_open=sleep(4000)", cancel_grace_seconds="0.2"
+    )
+    worker = await fleet.worker(replica, slots=1)
+    task_id = await fleet.submit(policy={"on_lease_lost": task_pb2.LEASE_LOST_POLICY_TIME_OUT})
+    grant = await worker.next_grant()
+    await worker.open(grant)
+    await fleet.cancel(task_id)
+    assert (await worker.hears("revoke")).task_id == task_id  # the coordinator has claimed it, and pauses
+    await worker.commit(grant, 1, transition={"to_state": CANCELLED, "reason": "CANCEL_REQUESTED"})
+    await fleet.requeue_by_operator(task_id)
+    again = await worker.next_grant()
+    await worker.open(again)
+    task = await fleet.task(task_id)
+    assert (task.state, task.attempt, task.cancel_requested) == (task_pb2.TASK_STATE_RUNNING, 2, False)
+    moves = [(each.to_state, each.reason) for each in await fleet.transitions(task_id)]
+    assert (QUEUED, "ENDING_OVER") in moves
+    assert moves.count((CANCELLED, "CANCEL_REQUESTED")) == 1
+
+
 async def _outcomes(fleet: Fleet, task_id: str) -> dict[str, Any]:
     entries: list[ledger_pb2.Entry] = await fleet.entries(task_id)
     outcomes = [entry.body.tool_outcome for entry in entries if entry.body.HasField("tool_outcome")]

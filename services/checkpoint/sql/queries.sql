@@ -341,7 +341,7 @@ with locked as (
 update tasks t set offered_until = now() + make_interval(secs => least(
          greatest(%(reserve_seconds)b, extract(epoch from now() - t.ending_at)::float8 / 2), %(most_seconds)b))
   from locked where t.task_id = locked.task_id
-returning t.task_id::text, t.tenant, t.ending_state, t.ending_reason, t.ending_message, t.ending_at;
+returning t.task_id::text, t.tenant, t.ending_state, t.ending_reason, t.ending_message, t.attempt, t.ending_at;
 
 -- name: aging_oldest
 -- A page of tasks that have not ended, the oldest first. State by state, each in the order of its index.
