@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import astuple, replace
-from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
@@ -15,6 +14,7 @@ from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS
+from tenure.runtime.digest_cache import DigestCache
 from tenure.runtime.signing import SignedBytes
 from tenure.v1 import token_pb2
 from tenure.validators import CALL_ID, validate
@@ -125,11 +125,17 @@ def prepare(request: pb.CommitRequest, verifier: Verifier, *, validated: bool) -
     )
 
 
-@lru_cache(maxsize=65_536)
+_claims_read: Final[DigestCache[tuple[Claims, str]]] = DigestCache()
+
+
 def _claims_of(signed: bytes) -> tuple[Claims, str]:
-    """What a token says and its task: the same bytes come with every commit of a claim."""
-    claims = read_claims(token_pb2.FencingToken(claims=signed))
-    return claims, task_of(claims)
+    """The claims of a token and its task. The same bytes come with every commit; the ledger needs no tool names."""
+    known = _claims_read.get(signed)
+    if known is None:
+        claims = replace(read_claims(token_pb2.FencingToken(claims=signed)), tools=None)
+        known = claims, task_of(claims)
+        _claims_read.put(known, signed)
+    return known
 
 
 def task_of(claims: Claims) -> str:

@@ -159,8 +159,13 @@ class Granting:
                 if len(self._unclear) > _MOST_UNCLEAR:
                     self._unclear.popitem(last=False)
                 self._generation.doubt()
-            case Refusal.TAKEN:
-                pass  # somebody was quicker, or a claim is about to be cleaned up
+            case Refusal.TOO_LARGE:
+                _log.error(
+                    "a task cannot be granted: its tool allowlist is too long; cancel it, or fork it with fewer tools",
+                    extra={"task": each.offer.task_id},
+                )
+            case Refusal.TAKEN | Refusal.NOT_SENT:
+                pass  # another replica was quicker, a claim is about to be cleaned up, or etcd did not answer
 
     def _send(self, held: HeldClaim, assigned: Assigned) -> bool:
         """Sign and hand over; False if the session is not to be trusted any more, or its stream has ended."""

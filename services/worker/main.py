@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import socket
 import sys
@@ -35,7 +36,7 @@ from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.service import CommonSettings, run_service
 from tenure.runtime.settings import Address, Secret, group, setting
 from tenure.v1.worker_service_pb2_grpc import add_WorkerServiceServicer_to_server
-from tenure.validators import MAX_CHOICES, MIN_WINDOW_TOKENS, NAME, validate
+from tenure.validators import MAX_CHOICES, MIN_WINDOW_TOKENS, NAME, WORKER_ID, WORKER_ID_RULE, validate
 
 _log: Final = logging.getLogger(__name__)
 LIVE_GRACE_SECONDS: Final = 0.1
@@ -102,13 +103,16 @@ class Settings:
                 yield f"TENURE_WORKER_LOOPS: this worker knows no loop {loop!r}, only {', '.join(sorted(KNOWN_LOOPS))}"
         if CONTROL_LOOP in self.loops and not self.control_modules:
             yield "TENURE_WORKER_CONTROL_MODULES is missing: without functions there is no control work to do"
+        if self.id and not WORKER_ID.match(self.id):
+            yield f"TENURE_WORKER_ID: {self.id!r} is not {WORKER_ID_RULE}"
         if DEFAULT_LOOP in self.loops and not self.provider.api_key and not self.provider.base_url:
             yield "ANTHROPIC_API_KEY is missing (or ANTHROPIC_BASE_URL, for an endpoint that wants no key)"
 
     def identity(self, port: int, functions: Iterable[str]) -> WorkerIdentity:
         """What coordinators are told; each function is a loop. Bound to all interfaces, it has its host's name."""
         host = socket.gethostname() if self.listen.host in ANY_INTERFACE else self.listen.rpartition(":")[0]
-        worker_id = self.id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        host_name = re.sub(r"[^a-zA-Z0-9.-]", "-", socket.gethostname()).lstrip(".-")[:80] or "worker"
+        worker_id = self.id or f"{host_name}-{os.getpid()}-{secrets.token_hex(3)}"
         loops = (*(loop for loop in self.loops if loop != CONTROL_LOOP), *map(offered_loop, functions))
         tiers = tuple(Priority[name] for name in self.priorities)
         return WorkerIdentity(worker_id, self.queues, loops, self.advertise or f"{host}:{port}", tiers)

@@ -199,7 +199,7 @@ class Hello(message.Message):
     LIVE_ADDRESS_FIELD_NUMBER: builtins.int
     LOWER_TIERS_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
-    """1 to 128 characters, chosen by the worker, unique among live ones."""
+    """Chosen by the worker, unique among live ones: 1 to 128 of a-z, A-Z, 0-9 and ._-, beginning with a letter or digit."""
     session_id: builtins.str
     """To re-attach: the session it had; empty: a new one."""
     free_slots: builtins.int

@@ -420,7 +420,7 @@ class ToolAllowlist(message.Message):
     NAMES_FIELD_NUMBER: builtins.int
     @builtins.property
     def names(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Tool names; each 1 to 64 of [a-zA-Z0-9_-]."""
+        """Tool names; each 1 to 64 of [a-zA-Z0-9_-], at most 256 and 16 KiB together."""
 
     def __init__(
         self,

@@ -52,6 +52,8 @@ from tenure.validators.limits import (
     MIN_WINDOW_TOKENS,
     NAME,
     TOOL_NAME,
+    WORKER_ID,
+    WORKER_ID_RULE,
 )
 from tenure.validators.violations import Check, Violations
 
@@ -78,6 +80,8 @@ __all__ = [
     "MIN_WINDOW_TOKENS",
     "NAME",
     "TOOL_NAME",
+    "WORKER_ID",
+    "WORKER_ID_RULE",
     "validate",
 ]
 

@@ -9,7 +9,16 @@ from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import task_pb2
 from tenure.v1 import worker_service_pb2 as worker
 from tenure.validators.fields import check_lower_tiers, check_task_id
-from tenure.validators.limits import MAX_CHOICES, MAX_HOLDINGS, MAX_ID_CHARACTERS, MAX_SLOTS, NAME
+from tenure.validators.limits import (
+    ADDRESS,
+    MAX_CHOICES,
+    MAX_HOLDINGS,
+    MAX_ID_CHARACTERS,
+    MAX_SLOTS,
+    NAME,
+    WORKER_ID,
+    WORKER_ID_RULE,
+)
 from tenure.validators.violations import Check, Violations
 
 _RELEASE_REASONS: Final = frozenset(ReleaseReason)
@@ -36,9 +45,9 @@ def _session(request: coordinator.SessionRequest, v: Violations) -> None:
 
 
 def _hello(hello: coordinator.Hello, v: Violations) -> None:
-    v.length("hello.worker_id", hello.worker_id, 1, 128)
+    v.require(bool(WORKER_ID.match(hello.worker_id)), "hello.worker_id", f"must be {WORKER_ID_RULE}")
     v.length("hello.session_id", hello.session_id, 0, MAX_ID_CHARACTERS)
-    v.length("hello.live_address", hello.live_address, 0, 300)
+    v.require(bool(ADDRESS.match(hello.live_address)), "hello.live_address", "must be host:port, or empty")
     v.between("hello.free_slots", hello.free_slots, 0, MAX_SLOTS)
     check_lower_tiers("hello.lower_tiers", hello.lower_tiers, v)
     _holdings("hello.holdings", hello.holdings, v)

@@ -18,6 +18,8 @@ from tenure.v1 import task_pb2
 from tenure.validators.control import check_control
 from tenure.validators.fields import check_duration, check_labels
 from tenure.validators.limits import (
+    MAX_ALLOWED_TOOLS,
+    MAX_ALLOWED_TOOLS_BYTES,
     MAX_APPROVE_TOOLS,
     MAX_GOAL_BYTES,
     MAX_OUTPUT_TOKENS,
@@ -111,7 +113,10 @@ def check_limits(limits: task_pb2.Limits, v: Violations, field: str) -> None:
 
 
 def check_tools(tools: task_pb2.ToolAllowlist, v: Violations, field: str) -> None:
-    for index, name in enumerate(tools.names):
+    v.require(len(tools.names) <= MAX_ALLOWED_TOOLS, f"{field}.names", f"at most {MAX_ALLOWED_TOOLS}")
+    size = sum(len(name.encode()) for name in tools.names)
+    v.require(size <= MAX_ALLOWED_TOOLS_BYTES, f"{field}.names", f"at most {MAX_ALLOWED_TOOLS_BYTES} bytes together")
+    for index, name in enumerate(tools.names[:MAX_ALLOWED_TOOLS]):
         v.require(bool(TOOL_NAME.match(name)), f"{field}.names[{index}]", "must be 1 to 64 of [a-zA-Z0-9_-]")
 
 

@@ -277,3 +277,36 @@ def test_a_word_on_a_call_is_bounded_wherever_it_comes() -> None:
     moved.transition.to_state, moved.transition.reason = task_pb2.TASK_STATE_WAITING_USER, "TOOL_IN_DOUBT"
     moved.transition.calls_in_doubt.add(call_id="1", call_attempt=-1)
     assert fields(moved) == {f"transition.calls_in_doubt[0].{name}" for name in ("call_id", "call_attempt")}
+
+
+@pytest.mark.parametrize("count", [257, 10_000])
+def test_a_tool_allowlist_is_bounded_in_names(count: int) -> None:
+    names = [f"t{number}" for number in range(count)]
+    request = tasks.SubmitTaskRequest(goal="x", agent=task_pb2.AgentSpec(tools=task_pb2.ToolAllowlist(names=names)))
+    assert fields(request) == {"agent.tools.names"}
+    del request.agent.tools.names[256:]
+    validate(request)
+
+
+def test_a_tool_allowlist_is_bounded_in_bytes() -> None:
+    fork = tasks.ForkTaskRequest(task_id=str(uuid.uuid4()))
+    fork.overrides.tools.names.extend(f"{number:064}" for number in range(256))
+    validate(fork)
+    fork.overrides.tools.names[0] = "x" * 65
+    assert fields(fork) == {"overrides.tools.names", "overrides.tools.names[0]"}
+
+
+@pytest.mark.parametrize("worker_id", ["", "a\0b", "a\x1fb", "\x1b[2J", "a b", "-a", "x" * 129, "\u202ea"])
+def test_a_worker_id_is_a_name(worker_id: str) -> None:
+    """It goes into rows, into lists that \\x1f separates, and onto operators' terminals."""
+    request = coordinator.SessionRequest(hello=coordinator.Hello(worker_id=worker_id))
+    assert fields(request) == {"hello.worker_id"}
+    request.hello.worker_id = "host-1.example_2-7"
+    validate(request)
+
+
+def test_a_live_address_is_an_address() -> None:
+    hello = coordinator.Hello(worker_id="w", live_address="[::1]:80")
+    validate(coordinator.SessionRequest(hello=hello))
+    hello.live_address = "a\x1b]0;b"
+    assert fields(coordinator.SessionRequest(hello=hello)) == {"hello.live_address"}

@@ -46,6 +46,8 @@ _log: Final = logging.getLogger(__name__)
 
 MAX_BATCH: Final = 100
 """Claims in one request. etcd counts the nested list and the widest list inside it against 128."""
+MAX_BATCH_BYTES: Final = 1024 * 1024
+"""Records in one request: etcd refuses a request of more than 1.5 MiB as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class Refusal(Enum):
     SESSION_GONE = auto()  # the session ended, or is attached elsewhere by now
     GENERATION = auto()  # etcd is at another generation
     UNCLEAR = auto()  # nobody knows: it may still appear, so it is neither granted nor lost
+    NOT_SENT = auto()  # etcd stopped answering before this claim's turn
+    TOO_LARGE = auto()  # its record fits into no request: never to be made
 
 
 class Claimed(NamedTuple):
@@ -85,21 +89,43 @@ class ClaimKeys:
     async def claim_many(self, wanted: Sequence[NewClaim]) -> list[Claimed]:
         """Each claim on its own conditions: task unclaimed, session attached as it was, generation unchanged.
 
-        An unclear answer is read back by claim_id: found is ours; absent proves nothing, it may land later.
-        Raises Unavailable when nothing was done.
+        The result has one Claimed for each NewClaim, in order. An unclear answer is read back by claim_id: a claim that
+        is there is ours; an absent one proves nothing, it may land later. Raises Unavailable when nothing was done.
+        After etcd has answered for some, those it did not answer for are NOT_SENT.
         """
         assert len(wanted) <= MAX_BATCH, f"{len(wanted)} claims in one request"
         await failpoint("coordinator.before_claim")
-        with asking_etcd():
+        sized = [(each, len(write_record(each.record))) for each in wanted]
+        made = await self._claim_in_turn(list(_batches([each for each in sized if each[1] <= MAX_BATCH_BYTES])))
+        by_claim = {each.wanted.record.claim_id: each for each in made}
+        return [by_claim.get(each.record.claim_id) or Claimed(each, None, Refusal.TOO_LARGE) for each in wanted]
+
+    async def _claim_in_turn(self, batches: Sequence[Sequence[NewClaim]]) -> list[Claimed]:
+        made: list[Claimed] = []
+        for number, batch in enumerate(batches):
             try:
-                result = await self._etcd.txn(Txn(then=tuple(map(_claim_txn, wanted))))
-            except EtcdUnclear as error:
-                _log.warning("claims are unclear and will be read back", extra={"claims": len(wanted), "error": error})
-                return await self._read_back(wanted)
-            except LeaseExpired:
-                # One dead lease fails the request as a whole, its neighbours too: then each goes alone.
-                return [await self._claim_alone(each) for each in wanted]
-        return [_claimed(each, nested) for each, nested in zip(wanted, result.nested, strict=True)]
+                with asking_etcd():
+                    made += await self._claim_batch(batch)
+            except Unavailable as error:
+                if not made:
+                    raise
+                left = [each for later in batches[number:] for each in later]
+                _log.warning("claims were not made", extra={"claims": len(left), "error": error})
+                return [*made, *(Claimed(each, None, Refusal.NOT_SENT) for each in left)]
+        return made
+
+    async def _claim_batch(self, batch: Sequence[NewClaim]) -> list[Claimed]:
+        try:
+            result = await self._etcd.txn(Txn(then=tuple(map(_claim_txn, batch))))
+        except EtcdUnclear as error:
+            _log.warning("claims are unclear and will be read back", extra={"claims": len(batch), "error": error})
+            return await self._read_back(batch)
+        except LeaseExpired:
+            if len(batch) == 1:
+                return [Claimed(batch[0], None, Refusal.SESSION_GONE)]
+            # One dead lease fails the request as a whole, its neighbours too: then each goes alone.
+            return await self._claim_in_turn([[each] for each in batch])
+        return [_claimed(each, nested) for each, nested in zip(batch, result.nested, strict=True)]
 
     async def delete_many(self, claims: Sequence[HeldClaim]) -> set[str]:
         """Delete exactly these claims; the claim_ids that were still there. Raises Unavailable; repeatable."""
@@ -136,19 +162,24 @@ class ClaimKeys:
             return [Claimed(each, None, Refusal.UNCLEAR) for each in wanted]
         return [_seen(each, found.get(each.task_id)) for each in wanted]
 
-    async def _claim_alone(self, wanted: NewClaim) -> Claimed:
-        try:
-            result = await self._etcd.txn(_claim_txn(wanted))
-        except LeaseExpired:
-            return Claimed(wanted, None, Refusal.SESSION_GONE)
-        except EtcdUnclear:
-            return (await self._read_back([wanted]))[0]
-        return _claimed(wanted, result)
-
 
 def chunks(items: Sequence[HeldClaim], size: int) -> Iterator[Sequence[HeldClaim]]:
     """The items in order, at most `size` at once."""
     return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def _batches(sized: Iterable[tuple[NewClaim, int]]) -> Iterator[list[NewClaim]]:
+    """The claims in order, in batches of at most MAX_BATCH_BYTES."""
+    batch: list[NewClaim] = []
+    used = 0
+    for each, size in sized:
+        if batch and used + size > MAX_BATCH_BYTES:
+            yield batch
+            batch, used = [], 0
+        batch.append(each)
+        used += size
+    if batch:
+        yield batch
 
 
 def _claim_txn(wanted: NewClaim) -> Txn:
