@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import click
 from google.protobuf.message import Message
 from rich.console import Console
 
+from tenure.cli.output import echo, json_line
 from tenure.client import Client
 from tenure.dev.dev_file import read_addresses
 from tenure.wire.json_form import to_dict
@@ -21,8 +21,6 @@ T = TypeVar("T")
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:8470"
 DEFAULT_DATA_DIR: Final = Path(".tenure")
-PIPE_WIDTH: Final = 200
-"""Columns when nobody looks: tables are cut nowhere that matters, and lines stay lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ class Context:
     def emit(self, message: Message | Mapping[str, Any]) -> None:
         """One line of JSON, in the contract's own names."""
         value = to_dict(message) if isinstance(message, Message) else message
-        click.echo(json.dumps(value, ensure_ascii=False))
+        echo(json_line(value))
 
 
 def find_gateway(asked: str | None, data_dir: Path) -> str:
@@ -62,12 +60,6 @@ def find_gateway(asked: str | None, data_dir: Path) -> str:
         return asked
     running = read_addresses(data_dir)
     return running["gateway"] if running and "gateway" in running else DEFAULT_ADDRESS
-
-
-def make_console() -> Console:
-    """Colour and the terminal's width for people, plain lines for pipes."""
-    console = Console(highlight=False, markup=False)  # what is in brackets is the text of agents and their tools
-    return console if console.is_terminal else Console(highlight=False, markup=False, width=PIPE_WIDTH)
 
 
 pass_context = click.make_pass_decorator(Context)

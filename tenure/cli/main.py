@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from tenure.cli.admin import admin
-from tenure.cli.context import DEFAULT_ADDRESS, DEFAULT_DATA_DIR, Context, find_gateway, make_console
+from tenure.cli.context import DEFAULT_ADDRESS, DEFAULT_DATA_DIR, Context, find_gateway
 from tenure.cli.converse import fork, send
 from tenure.cli.demo.command import demo
 from tenure.cli.dev import dev
@@ -22,6 +22,7 @@ from tenure.cli.follow import follow
 from tenure.cli.keys import keys
 from tenure.cli.leases import leases
 from tenure.cli.operate import claims, refusals, workers
+from tenure.cli.output import make_console
 from tenure.cli.queues import queues
 from tenure.cli.schedules import schedules
 from tenure.cli.show import entries, get, list_tasks

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tenure.cli.context import Context, make_console
+from tenure.cli.context import Context
 from tenure.cli.finish import _say_ended
 from tenure.cli.leases import _say
+from tenure.cli.output import make_console
 from tenure.cli.results import result_shown
 from tenure.cli.show import _show_task
 from tenure.v1 import lease_service_pb2, task_pb2

@@ -1,0 +1,75 @@
+"""Laws of what the command prints: no text of others acts on a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from rich.table import Table
+from rich.text import Text
+
+import tenure.cli
+from tenure.cli.output import SafeConsole, echo, json_line
+from tenure.cli.tables import make_grid, make_table
+
+HOSTILE = "a\x1b]0;owned\x07b\x9b2Jc\x7f\u202ed\u2066e\rf\x00"
+ACTS_ON_A_TERMINAL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+PLACES_THAT_PRINT = {"output.py"}
+
+
+def table() -> Table:
+    made = make_table("TASK", HOSTILE)
+    made.add_row(HOSTILE, Text(HOSTILE, style="red"))
+    return made
+
+
+def grid() -> Table:
+    made = make_grid()
+    made.add_row(HOSTILE, HOSTILE)
+    return made
+
+
+@pytest.mark.parametrize("shown", [HOSTILE, Text(HOSTILE), table(), grid()], ids=["str", "Text", "table", "grid"])
+def test_the_console_escapes_what_acts_on_a_terminal(shown: str | Text | Table) -> None:
+    written = io.StringIO()
+    SafeConsole(file=written, markup=False, highlight=False, width=400).print(shown)
+    assert "owned" in written.getvalue()
+    assert not ACTS_ON_A_TERMINAL.search(written.getvalue())
+
+
+def test_the_console_keeps_its_own_colours() -> None:
+    written = io.StringIO()
+    SafeConsole(file=written, force_terminal=True, color_system="standard").print(Text("x", style="red"))
+    assert written.getvalue() == "\x1b[31mx\x1b[0m\n"
+
+
+def test_a_line_escapes_what_acts_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    echo(HOSTILE)
+    echo(HOSTILE, err=True)
+    for printed in capsys.readouterr():
+        assert "owned" in printed
+        assert not ACTS_ON_A_TERMINAL.search(printed)
+
+
+def test_json_is_the_same_value_without_control_characters() -> None:
+    line = json_line({HOSTILE: [HOSTILE], "plain": "grün"})
+    assert not ACTS_ON_A_TERMINAL.search(line)
+    assert json.loads(line) == {HOSTILE: [HOSTILE], "plain": "grün"}
+    assert "grün" in line
+
+
+def test_every_command_prints_through_one_place() -> None:
+    """Besides the demo, which prints only its own words, and binary output, which is the file asked for."""
+    package = Path(tenure.cli.__file__).parent
+    bypass = re.compile(r"click\.(echo|secho)\(|\bprint\((?!.*file=)|\bConsole\((?!quiet=True)")
+    found = [
+        f"{path.name}:{number}"
+        for path in sorted(package.glob("*.py"))
+        if path.name not in PLACES_THAT_PRINT
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if bypass.search(line) and "console.print(" not in line
+    ]
+    assert found == []
