@@ -42,6 +42,7 @@ from tenure.runtime.migrations import migrate
 from tenure.runtime.postgres import PoolOptions, open_pool, startup_guard
 from tenure.runtime.process import Process
 from tenure.runtime.rpc_server import RpcServer
+from tenure.runtime.schema_checks import SchemaChecks
 from tenure.runtime.service import CommonSettings, run_service, serve
 from tenure.runtime.settings import Address, Secret, group, setting
 from tenure.runtime.signing import Verifier
@@ -49,7 +50,7 @@ from tenure.v1.checkpoint_service_pb2_grpc import add_CheckpointServiceServicer_
 from tenure.v1.schedule_service_pb2_grpc import add_ScheduleServiceServicer_to_server
 from tenure.v1.tenant_service_pb2_grpc import add_TenantServiceServicer_to_server
 from tenure.v1.webhook_service_pb2_grpc import add_WebhookServiceServicer_to_server
-from tenure.validators import validate
+from tenure.validators import schemas_in, validate
 
 NAME: Final = "checkpoint"
 POLL_SILENCE_SECONDS: Final = 120.0
@@ -127,7 +128,9 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     clearing = Clearing(pool, settings.task_retention_seconds)
     duties.start("clear pruned tasks", clearing.run)
     duties.start("retention lag", clearing.run_lag)
-    server = RpcServer(settings.listen, validate=validate, stopping=process.stopping)
+    server = RpcServer(
+        settings.listen, validate=validate, examine=SchemaChecks(schemas_in).examine, stopping=process.stopping
+    )
     watching, changes = Watching(pool, hub), ChangeWatching(pool, hub)
     depths = QueueDepths(pool)
     duties.start("queue depths", depths.run)

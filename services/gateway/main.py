@@ -16,6 +16,7 @@ from services.gateway.tenants import TenantServicer
 from services.gateway.webhooks import WebhookServicer
 from tenure.runtime.process import Process
 from tenure.runtime.rpc_server import RpcServer
+from tenure.runtime.schema_checks import SchemaChecks
 from tenure.runtime.service import CommonSettings, run_service, serve
 from tenure.runtime.settings import Address, group, setting
 from tenure.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
@@ -24,7 +25,7 @@ from tenure.v1.schedule_service_pb2_grpc import add_ScheduleServiceServicer_to_s
 from tenure.v1.task_service_pb2_grpc import add_TaskServiceServicer_to_server
 from tenure.v1.tenant_service_pb2_grpc import add_TenantServiceServicer_to_server
 from tenure.v1.webhook_service_pb2_grpc import add_WebhookServiceServicer_to_server
-from tenure.validators import validate
+from tenure.validators import schemas_in, validate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,8 @@ async def compose(process: Process, settings: Settings) -> None:
     """Channels first, then the server on them."""
     peers = await process.open(Peers(settings.checkpoint_address, settings.coordinator_address, settings.tools_address))
     live = await process.open(LiveText(peers))
-    server = RpcServer(settings.listen, validate=validate, stopping=process.stopping)
+    examine = SchemaChecks(schemas_in).examine
+    server = RpcServer(settings.listen, validate=validate, examine=examine, stopping=process.stopping)
     tasks = TaskServicer(peers, live, server.stopping, settings.heartbeat_seconds)
     server.add("tenure.v1.TaskService", add_TaskServiceServicer_to_server, tasks)
     server.add("tenure.v1.AdminService", add_AdminServiceServicer_to_server, AdminServicer(peers))

@@ -14,7 +14,6 @@ from services.worker.after_failure import after_failure
 from services.worker.answer_facts import interrupted_call
 from services.worker.claim_ledger import Fact
 from services.worker.close_out import leave
-from services.worker.judging import judge_apart
 from services.worker.leaving import late_call
 from services.worker.loop import Loop
 from services.worker.model_step import ModelStep
@@ -39,6 +38,7 @@ from tenure.domain.turn import (
 )
 from tenure.runtime import metrics
 from tenure.runtime.failpoint import failpoint
+from tenure.runtime.schema_process import judge_apart
 
 
 class TaskLoop(Loop):

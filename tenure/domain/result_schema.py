@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +20,9 @@ if TYPE_CHECKING:
 
 MAX_SCHEMA_BYTES: Final = 16 * 1024
 MAX_SCHEMA_DEPTH: Final = 32
+MAX_PATTERN_BYTES: Final = 1024
+MAX_PATTERNS_BYTES: Final = 4096
+"""Together. Compiling one kilobyte of character classes can take a second."""
 MAX_RESULT_BYTES: Final = 256 * 1024
 MOST_VIOLATIONS: Final = 5
 LONGEST_VIOLATION: Final = 300
@@ -43,11 +45,17 @@ class _Unfit(Exception):  # noqa: N818  said to whoever sent the schema, no erro
     """In words that follow the field's name."""
 
 
-@lru_cache(maxsize=256)
+def problem_of_size(schema_json: str) -> str:
+    """As problem_of_schema, of the one constraint that takes no time to check."""
+    return f"has more than {MAX_SCHEMA_BYTES} bytes" if len(schema_json.encode()) > MAX_SCHEMA_BYTES else ""
+
+
 def problem_of_schema(schema_json: str) -> str:
-    """Why this cannot be a result's schema, in words that follow its name; "": it can. The same ones come often."""
-    if len(schema_json.encode()) > MAX_SCHEMA_BYTES:
-        return f"has more than {MAX_SCHEMA_BYTES} bytes"
+    """Why this cannot be a result's schema, in words that follow its name; "": it can. Takes any time: never call it
+    in an event loop.
+    """
+    if problem := problem_of_size(schema_json):
+        return problem
     try:
         schema = strict_json(schema_json)
         if not isinstance(schema, dict):
@@ -142,14 +150,27 @@ def _check_parts(schema: dict[str, Any]) -> None:
             raise _Unfit(
                 f"refers to {value[:LONGEST_VIOLATION]!r}: only references within it, which begin with #, are taken"
             )
+    _check_patterns(list(_patterns(schema)))
+
+
+def _patterns(schema: dict[str, Any]) -> Iterator[str]:
+    for name, value in _keywords(schema):
         if name == "pattern" and isinstance(value, str):
-            _check_pattern(value)
+            yield value
         if name == "patternProperties" and isinstance(value, dict):
-            for pattern in value:
-                _check_pattern(pattern)
+            yield from value
+
+
+def _check_patterns(patterns: list[str]) -> None:
+    if sum(len(pattern.encode(errors="surrogatepass")) for pattern in patterns) > MAX_PATTERNS_BYTES:
+        raise _Unfit(f"has patterns of more than {MAX_PATTERNS_BYTES} bytes together")
+    for pattern in patterns:
+        _check_pattern(pattern)
 
 
 def _check_pattern(pattern: str) -> None:
+    if len(pattern.encode(errors="surrogatepass")) > MAX_PATTERN_BYTES:
+        raise _Unfit(f"has a pattern of more than {MAX_PATTERN_BYTES} bytes, which begins with {pattern[:40]!r}")
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:

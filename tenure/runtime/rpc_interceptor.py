@@ -51,11 +51,23 @@ def accept_everything(_request: Any) -> None:
     """The validator of a server that has none."""
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """The one interceptor of our servers. `validate` raises InvalidRequest; it sees every request message."""
+async def examine_nothing(_request: Any) -> None:
+    """For a server whose requests need no check that takes time."""
 
-    def __init__(self, validate: Callable[[Any], None] = accept_everything) -> None:
-        self._validate = validate
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """The one interceptor of our servers. `validate` raises InvalidRequest; it sees every request message.
+
+    `examine` checks outside of the event loop what cannot be checked in it. It gets the requests of unary-request
+    methods that `validate` has passed.
+    """
+
+    def __init__(
+        self,
+        validate: Callable[[Any], None] = accept_everything,
+        examine: Callable[[Any], Awaitable[None]] = examine_nothing,
+    ) -> None:
+        self._validate, self._examine = validate, examine
         self._wrapped: dict[str, tuple[Handler, Handler]] = {}
 
     async def intercept_service(
@@ -77,7 +89,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         arity = _ARITY[bool(handler.request_streaming), bool(handler.response_streaming)]
         behaviour = getattr(handler, arity)
         ours = not method.startswith("/grpc.")  # health and reflection know neither tenants nor our validators
-        call = _Method(_Meters.of(method, _GRPC_TYPE[arity]), self._validate if ours else accept_everything, ours)
+        validate, examine = (self._validate, self._examine) if ours else (accept_everything, examine_nothing)
+        call = _Method(_Meters.of(method, _GRPC_TYPE[arity]), validate, examine, ours)
         wrap = {
             "unary_unary": call.answering_once,
             "unary_stream": call.answering_many,
@@ -126,6 +139,7 @@ class _Method:
 
     meters: _Meters
     validate: Callable[[Any], None]
+    examine: Callable[[Any], Awaitable[None]]
     has_tenant: bool
 
     def answering_once(self, behaviour: Callable[..., Any], *, validates: bool) -> Callable[..., Any]:
@@ -135,6 +149,7 @@ class _Method:
             async with self._around(context):
                 if validates:
                     self.validate(request)
+                    await self.examine(request)
                 return await behaviour(request, context)
 
         return answer
@@ -147,6 +162,7 @@ class _Method:
             async with self._around(context):
                 if validates:
                     self.validate(request)
+                    await self.examine(request)
                 async with aclosing(behaviour(request, context)) as messages:
                     async for message in messages:
                         yield message

@@ -20,11 +20,11 @@ from grpc_reflection.v1alpha._async import ReflectionServicer
 from tenure.domain.errors import Unavailable
 from tenure.runtime.rpc_health import SERVICE_NAME as HEALTH
 from tenure.runtime.rpc_health import Health
-from tenure.runtime.rpc_interceptor import ErrorInterceptor, accept_everything
+from tenure.runtime.rpc_interceptor import ErrorInterceptor, accept_everything, examine_nothing
 from tenure.runtime.rpc_options import Keepalive, ServerLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
 _log: Final = logging.getLogger(__name__)
 _Servicer = TypeVar("_Servicer")
@@ -43,6 +43,7 @@ class RpcServer:
         address: str,
         *,
         validate: Callable[[Any], None] = accept_everything,
+        examine: Callable[[Any], Awaitable[None]] = examine_nothing,
         stopping: asyncio.Event | None = None,
         credentials: grpc.ServerCredentials | None = None,
         limits: ServerLimits | None = None,
@@ -53,7 +54,9 @@ class RpcServer:
         grace_seconds: float = 10.0,
     ) -> None:
         options = [*(limits or ServerLimits()).options(), *(keepalive or Keepalive()).options()]
-        self._server = grpc.aio.server(interceptors=[ErrorInterceptor(validate), *interceptors], options=options)
+        self._server = grpc.aio.server(
+            interceptors=[ErrorInterceptor(validate, examine), *interceptors], options=options
+        )
         self._asked, self._credentials = address, credentials
         self._reflection_enabled, self._grace_seconds = reflection_enabled, grace_seconds
         self._serving = serving

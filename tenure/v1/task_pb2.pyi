@@ -853,8 +853,9 @@ class TaskSpec(message.Message):
     """The named queue whose workers may take it; empty: "default"."""
     result_schema_json: builtins.str
     """What the result must be: a JSON Schema (draft 2020-12), an object of at most 16 KiB that nests at most 32 deep and refers
-    ("$ref") to nothing outside of itself; `format` is not checked. Empty: any text. The agent knows it from the start, and the
-    task succeeds only with an answer that fits: see Task.result_json. Not with `control`.
+    ("$ref") to nothing outside of itself; `format` is not checked. Its patterns have at most 1 KiB each and 4 KiB together; a
+    schema that takes more than 2 s of processor time to check is refused. Empty: any text. The agent knows it from the
+    start, and the task succeeds only with an answer that fits: see Task.result_json. Not with `control`.
     """
     @builtins.property
     def agent(self) -> AgentSpec:

@@ -55,6 +55,7 @@ from tenure.validators.limits import (
     WORKER_ID,
     WORKER_ID_RULE,
 )
+from tenure.validators.result_schemas import schemas_in
 from tenure.validators.violations import Check, Violations
 
 __all__ = [
@@ -82,6 +83,7 @@ __all__ = [
     "TOOL_NAME",
     "WORKER_ID",
     "WORKER_ID_RULE",
+    "schemas_in",
     "validate",
 ]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from services.worker.judging import judge_apart
 from tenure.domain import entries as facts
 from tenure.domain.task import TaskPolicy
+from tenure.runtime.schema_process import judge_apart
 from tenure.wire.enums import state_name
 
 SCHEMA = json.dumps({"type": "object", "properties": {"price": {"type": "integer"}}, "required": ["price"]})

@@ -11,6 +11,8 @@ from tenure.domain import entries as facts
 from tenure.domain.budget import TokenUsage
 from tenure.domain.fold import ResumePoint, fold
 from tenure.domain.result_schema import (
+    MAX_PATTERN_BYTES,
+    MAX_PATTERNS_BYTES,
     MAX_RESULT_BYTES,
     MAX_SCHEMA_BYTES,
     MAX_SCHEMA_DEPTH,
@@ -88,6 +90,9 @@ def test_a_json_schema_is_taken(schema: dict[str, Any]) -> None:
         ('{"patternProperties": {"*": {}}}', "pattern '*'"),
         ('{"not":' * MAX_SCHEMA_DEPTH + "{}" + "}" * MAX_SCHEMA_DEPTH, f"more than {MAX_SCHEMA_DEPTH} deep"),
         (json.dumps({"description": "x" * MAX_SCHEMA_BYTES}), f"more than {MAX_SCHEMA_BYTES} bytes"),
+        (json.dumps({"pattern": "é" * 513}), f"more than {MAX_PATTERN_BYTES} bytes"),
+        (json.dumps({"anyOf": [{"pattern": "x" * 1000}] * 5}), f"more than {MAX_PATTERNS_BYTES} bytes together"),
+        (json.dumps({"patternProperties": {"x" * 1025: {}}}), f"more than {MAX_PATTERN_BYTES} bytes"),
     ],
 )
 def test_what_is_no_schema_of_ours_is_refused_in_words(schema_json: str, told: str) -> None:

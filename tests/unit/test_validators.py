@@ -74,7 +74,8 @@ def test_a_cap_stays_where_what_goes_beyond_it_can_be_counted() -> None:
 
 
 def test_a_results_schema_and_its_corrections_are_checked_wherever_they_come() -> None:
-    none, policy = '{"type": "objekt"}', task_pb2.TaskPolicy(max_result_corrections=21)
+    """The schema's size only: what it says is checked apart, see test_schema_checks.py."""
+    none, policy = " " * (16 * 1024 + 1), task_pb2.TaskPolicy(max_result_corrections=21)
     request = tasks.SubmitTaskRequest(goal="go", result_schema_json=none, policy=policy)
     assert fields(request) == {"result_schema_json", "policy.max_result_corrections"}
     overrides = task_pb2.ForkOverrides(result_schema_json=none)

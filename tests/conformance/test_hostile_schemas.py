@@ -1,0 +1,73 @@
+"""A result schema that takes long to compile stops no other call, of gateway or ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+
+from tenure.domain.errors import InvalidRequest
+from tenure.runtime.rpc_channel import open_channel
+from tenure.v1 import task_service_pb2 as api
+from tenure.v1.task_service_pb2_grpc import TaskServiceStub
+from tests.patience import CALL_SECONDS
+
+WIDE_CLASS = "[!-\uffff]"
+CALLS = 60
+MOST_SLOWER = 20
+"""Times the mean of the same call without the attack. One frozen event loop makes it hundreds of times."""
+
+
+def hostile(name: str, *, classes: int, patterns: int) -> str:
+    pattern = f"(?i){name}{WIDE_CLASS * classes}"
+    return json.dumps({"anyOf": [{"pattern": pattern + "x" * n} for n in range(patterns)]}, ensure_ascii=False)
+
+
+async def mean_seconds(stub: Any, task_id: str) -> float:
+    """Of a call by a tenant who has nothing to do with the attack."""
+    began = time.perf_counter()
+    for _ in range(CALLS):
+        await stub.GetTask(api.GetTaskRequest(task_id=task_id), timeout=CALL_SECONDS)
+    return (time.perf_counter() - began) / CALLS
+
+
+async def submit_to_gateway(stub: Any, schema: str) -> None:
+    request = api.SubmitTaskRequest(goal="g", result_schema_json=schema)
+    await stub.SubmitTask(request, timeout=CALL_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("classes", "patterns"), [(2200, 1), (140, 4)], ids=["with patterns that are too long", "within all sizes"]
+)
+@pytest.mark.parametrize("through", ["gateway", "ledger"])
+async def test_a_hostile_schema_is_refused_and_delays_no_other_tenant(checkpoint, gateway, through, classes, patterns):
+    replica = await checkpoint()
+    task = await replica.create()
+    stub, enough = await gateway(replica.address), asyncio.Event()
+    attacker = open_channel(stub.process.address, default_timeout_seconds=CALL_SECONDS, tenant="attacker")
+    usual = await mean_seconds(stub, task.task_id)
+
+    async def attack(name: str) -> int:
+        """Submits one schema after the other, each of which is new."""
+        refused = 0
+        while not refused or not enough.is_set():
+            schema = hostile(f"{name}{refused}", classes=classes, patterns=patterns)
+            if through == "ledger":
+                call = replica.create(result_schema_json=schema)
+            else:
+                call = submit_to_gateway(TaskServiceStub(attacker), schema)
+            with pytest.raises(InvalidRequest) as error:
+                await call
+            assert error.value.violations[0].field.endswith("result_schema_json")
+            refused += 1
+        return refused
+
+    async with attacker:
+        attacks = [asyncio.ensure_future(attack(name)) for name in "abc"]
+        attacked = await mean_seconds(stub, task.task_id)
+        enough.set()
+        assert min(await asyncio.gather(*attacks)) >= 1
+    assert attacked < MOST_SLOWER * usual, f"{attacked:.3f} s a call, {usual:.3f} s without the attack"
