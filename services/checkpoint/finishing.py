@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from services.checkpoint import waits
@@ -13,6 +12,7 @@ from tenure.domain.conversation import text_of
 from tenure.domain.endings import follow_up
 from tenure.domain.states import TERMINAL, WAITING
 from tenure.v1 import ledger_pb2
+from tenure.wire.content import readable_content_of
 
 if TYPE_CHECKING:
     from services.checkpoint.draft import Draft
@@ -59,8 +59,4 @@ def _is_summary(later: bytes | None) -> bool:
 
 def _words_of(message: ledger_pb2.AssistantMessage) -> str:
     """None for content that is not what the contract says: an ending must not fail for it."""
-    try:
-        content = json.loads(message.content_json or "[]")
-        return text_of(content)
-    except (ValueError, TypeError, AttributeError, KeyError):
-        return ""
+    return text_of(readable_content_of(message))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 from services.checkpoint.kinds import KINDS, WRITTEN_BY_OWNERS
+from services.checkpoint.owners_bodies import problem_of_body
 from tenure.domain.budget import ReserveRequest, TokenUsage
 from tenure.domain.endings import CallOpened, CallSettled
 from tenure.domain.entries import ToolIntent
@@ -157,6 +158,8 @@ def _facts(request: pb.CommitRequest) -> list[NewFact]:
             raise InvalidRequest(violations=[(f"entries[{index}].body", told)])
         if entry.step < 0:
             raise InvalidRequest(violations=[(f"entries[{index}].step", "must not be negative")])
+        if problem := problem_of_body(entry.body):
+            raise InvalidRequest(violations=[(f"entries[{index}].body.{kind}", problem)])
         facts.append(NewFact(entry.step, KINDS[kind], entry.body.SerializeToString(deterministic=True)))
     return facts
 

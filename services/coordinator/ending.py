@@ -19,11 +19,10 @@ from uuid import uuid4
 from services.coordinator.lease_store import ClaimRecord, HeldClaim
 from services.coordinator.lease_store.claim_keys import NewClaim, Refusal
 from services.coordinator.losses import LostClaim
-from tenure.domain.endings import outcomes_of_ended_calls
+from tenure.domain.endings import Unfinished, outcomes_of_ended_calls, unfinished
 from tenure.domain.entries import ToolOutcome
 from tenure.domain.epochs import describe_epoch
 from tenure.domain.errors import Fenced, TenureError, Unavailable, WrongState
-from tenure.domain.fold import ResumePoint, fold
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import Reason
 from tenure.runtime import metrics
@@ -133,7 +132,7 @@ class Ender:
             message = f"{self._own_session.holder} came to end attempt {ending.attempt} ({ending.reason}): it is over"
             await self._losses.requeue([LostClaim.of(held, Reason.ENDING_OVER, message)])
             return False
-        point = fold(opened.entries)
+        point = unfinished(opened.entries)
         outcomes = await self._outcomes(token, point)
         end = pb.Transition(
             to_state=ending.to_state, reason=ending.reason, message=ending.message, result=point.last_text
@@ -153,12 +152,12 @@ class Ender:
             request.commit_id, request.commit_number, request.known_sequence = str(uuid4()), number, sequence
             sequence = (await retrying(partial(self._ledger.commit, request), _COMMIT)).sequence
 
-    async def _outcomes(self, token: token_pb2.FencingToken, point: ResumePoint) -> list[ToolOutcome]:
+    async def _outcomes(self, token: token_pb2.FencingToken, point: Unfinished) -> list[ToolOutcome]:
         """What each open intent came to. A task without any has nothing at the tools that could still begin."""
         if not (intents := point.open_intents):
             return []
         standings = await self._tool_fence.close(token)
-        return outcomes_of_ended_calls(intents, standings, point.resolutions, point.tools or ())
+        return outcomes_of_ended_calls(intents, standings, point.resolutions, point.tools)
 
 
 def _is_due(ending: pb.ListEndingsResponse.Ending, task: task_pb2.Task) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
-from tenure.wire.opened import read_opened
+from tenure.wire.opened import read_opened_to_end
 from tenure.wire.places import lower_tiers
 from tenure.wire.times import duration
 
@@ -120,8 +120,8 @@ class Ledger:
         return (await self._stub.RaiseGeneration(request, timeout=_TIMEOUT_SECONDS)).generation
 
     async def open(self, token: token_pb2.FencingToken) -> Opened:
-        """Take a task over with its history."""
-        return await read_opened(self._stub.Open(pb.OpenRequest(token=token), timeout=_OPEN_TIMEOUT_SECONDS))
+        """Take a task over with what its history says of its end."""
+        return await read_opened_to_end(self._stub.Open(pb.OpenRequest(token=token), timeout=_OPEN_TIMEOUT_SECONDS))
 
     async def commit(self, request: pb.CommitRequest) -> pb.CommitResponse:
         """Repeatable with the same request."""

@@ -7,13 +7,22 @@ ledger itself, unless a tool call is open: then a claim must be taken and the to
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
+from tenure.domain.conversation import text_of
 from tenure.domain.deaths import Deaths
-from tenure.domain.entries import ToolIntent, ToolOutcome
+from tenure.domain.entries import (
+    AssistantMessage,
+    Entry,
+    ModelAttempt,
+    OperatorRequest,
+    ToolIntent,
+    ToolOutcome,
+    ToolsDefined,
+)
 from tenure.domain.errors import InvalidRequest, TenureError, WrongState
-from tenure.domain.in_doubt import Resolution, Settled, take_word
+from tenure.domain.in_doubt import Resolution, ResolveCall, Settled, take_word
 from tenure.domain.shown import bounded
 from tenure.domain.states import MOVES, TERMINAL, WAITING, Reason, TaskState
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS, STOPPED
@@ -113,6 +122,50 @@ def refuse_early_end(to_state: TaskState, open_calls: tuple[str, ...]) -> Tenure
             f"the task cannot end as {to_state} while calls have no outcome: {told}", reason="OPEN_INTENTS"
         )
     return None
+
+
+@dataclass(slots=True)
+class Unfinished:
+    """What somebody who ends a task needs to know of its history.
+
+    `intents`: of the calls without an outcome; `resolutions`: the newest word of a person on each of them.
+    """
+
+    step: int = 0
+    tools: tuple[ToolDefinition, ...] = ()
+    intents: dict[str, ToolIntent] = field(default_factory=dict)
+    resolutions: dict[str, Resolution] = field(default_factory=dict)
+    last_text: str = ""
+
+    @property
+    def open_intents(self) -> list[ToolIntent]:
+        """In the order in which they were opened."""
+        return list(self.intents.values())
+
+
+def unfinished(entries: Iterable[Entry]) -> Unfinished:
+    """The fold of an ending. It takes no part in the conversation, so a history that no owner can read has an end.
+
+    The calls without an outcome are those of `open_calls_after`, which the ledger refuses to end a task with.
+    """
+    found, is_summary = Unfinished(), False
+    for entry in entries:
+        found.step = max(found.step, entry.step)
+        match entry.body:
+            case ToolsDefined(tools=tools):
+                found.tools = tools
+            case ModelAttempt(summary_through_step=through):
+                is_summary = through > 0
+            case AssistantMessage(content=content) if not is_summary:
+                found.last_text = text_of(content) or found.last_text
+            case ToolIntent(call_id=call_id):
+                found.intents[call_id] = entry.body
+            case ToolOutcome(call_id=call_id):
+                found.intents.pop(call_id, None)
+                found.resolutions.pop(call_id, None)
+            case OperatorRequest(act=ResolveCall(call_id, attempt, decision)):
+                found.resolutions[call_id] = Resolution(attempt, decision, entry.body.reason, entry.actor)
+    return found
 
 
 def outcomes_of_ended_calls(

@@ -13,6 +13,7 @@ from tenure.domain.spawned import SubAgentsSpawned
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire import control, sub_agents
 from tenure.wire.compaction import compaction_to_domain, compaction_to_wire
+from tenure.wire.content import content_of, readable_content_of
 from tenure.wire.enums import STATES
 from tenure.wire.in_doubt import calls_in_doubt_to_domain, calls_in_doubt_to_wire
 from tenure.wire.operators import operator_request_to_domain, operator_request_to_wire
@@ -41,6 +42,26 @@ def entry_to_domain(entry: ledger_pb2.Entry) -> facts.Entry:
         attempt=entry.attempt,
         actor=entry.actor,
     )
+
+
+def entry_for_ending(entry: ledger_pb2.Entry) -> facts.Entry | None:
+    """An entry as `tenure.domain.endings.unfinished` takes it; None: it needs none of this kind.
+
+    An answer whose content is malformed is one without words. ValueError for a newer version's word on a call.
+    """
+    match entry.body.WhichOneof("body"):
+        case "tools_defined" | "model_attempt" | "tool_intent" | "tool_outcome":
+            return entry_to_domain(entry)
+        case "operator_request" if entry.body.operator_request.HasField("resolve_call"):
+            return entry_to_domain(entry)
+        case "assistant_message":
+            answer = entry.body.assistant_message
+            body = facts.AssistantMessage(
+                answer.attempt_number, readable_content_of(answer), answer.stop_reason, TokenUsage()
+            )
+            return facts.Entry(entry.sequence, entry.step, body)
+        case _:
+            return None
 
 
 def entries_to_domain(entries: Iterable[ledger_pb2.Entry]) -> list[facts.Entry]:
@@ -153,7 +174,7 @@ def _attempt_to_wire(fact: facts.ModelAttempt) -> ledger_pb2.EntryBody:
 def _answer_to_domain(message: ledger_pb2.AssistantMessage) -> facts.AssistantMessage:
     return facts.AssistantMessage(
         attempt_number=message.attempt_number,
-        content=tuple(json.loads(message.content_json)),
+        content=content_of(message),
         stop_reason=message.stop_reason,
         usage=usage_to_domain(message.usage),
         model=message.model,

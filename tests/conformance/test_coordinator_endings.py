@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import psycopg
 import pytest
 
 from tenure.domain.entries import ToolIntent
@@ -162,3 +163,44 @@ async def _outcomes(fleet: Fleet, task_id: str) -> dict[str, Any]:
 def _owner(grant: pb.Grant) -> Owner:
     claims: Claims = read_claims(grant.token)
     return Owner(claims.task_id, claims.epoch, grant.token)
+
+
+async def test_a_task_whose_history_cannot_be_read_ends_when_it_is_cancelled(fleet: Fleet, tool_service: StartTools):
+    """Entries of before may be malformed: a commit of one is refused now. With an open call only a claim ends a task."""
+    tools = await tool_service(verifying_keys_file=fleet.verifying_keys)
+    replica = await fleet.coordinator(tools_address=tools.address)
+    worker = await fleet.worker(replica)
+    task_id = await fleet.submit()
+    grant = await worker.next_grant()
+    await worker.open(grant)
+    await worker.commit(grant, 1, entries=[new_entry(1, ToolIntent("1.0", "id", "append_record", LINE))])
+    said = ["{", "{}", "[1]", '[{"type": 1}]', '[{"type": "text", "text": 1}]', "[" * 100_000]
+    bodies = [ledger_pb2.EntryBody(assistant_message=ledger_pb2.AssistantMessage(content_json=one)) for one in said]
+    await _write_by_hand(fleet, task_id, [*bodies, ledger_pb2.EntryBody(compaction=ledger_pb2.Compaction())])
+    await fleet.cancel(task_id)
+    await fleet.task_where(task_id, lambda task: task.state == CANCELLED)
+    assert await _outcomes(fleet, task_id) == {"1.0": tool_pb2.OUTCOME_STATUS_NOT_RUN}
+
+
+async def _write_by_hand(fleet: Fleet, task_id: str, bodies: list[ledger_pb2.EntryBody]) -> None:
+    """Entries of the owner's, as a service without any check would have written them."""
+    fields = ledger_pb2.EntryBody.DESCRIPTOR.fields_by_name
+    parameters = {
+        "task_id": task_id,
+        "kinds": [fields[str(body.WhichOneof("body"))].number for body in bodies],
+        "bodies": [body.SerializeToString() for body in bodies],
+    }
+    async with await psycopg.AsyncConnection.connect(fleet.dsn) as connection:
+        await connection.execute("set search_path to ledger")
+        await connection.execute(
+            "insert into entries"
+            " (task_id, tenant, sequence, epoch, claim_id, attempt, step, kind, actor, recorded_at, body)"
+            " select task_id, tenant, sequence + number, epoch, claim_id, attempt, 1, kind, owner, now(), body"
+            " from tasks, unnest(%(kinds)s::int[], %(bodies)s::bytea[]) with ordinality as new (kind, body, number)"
+            " where task_id = %(task_id)s",
+            parameters,
+        )
+        await connection.execute(
+            "update tasks set sequence = sequence + cardinality(%(kinds)s::int[]) where task_id = %(task_id)s",
+            parameters,
+        )

@@ -151,7 +151,8 @@ async def test_an_answer_to_open_without_its_end_is_not_taken_for_the_whole_hist
 
 
 async def test_a_history_with_facts_of_a_newer_version_is_left_to_that_version():
+    header = pb.OpenResponse(header=pb.OpenHeader(task=task_pb2.Task(sequence=1)))
     page = pb.OpenResponse(page=pb.EntryPage(entries=[ledger_pb2.Entry(sequence=1)]))
     with pytest.raises(Unavailable) as refused:
-        await read_opened(parts(page))
+        await read_opened(parts(header, page))
     assert refused.value.reason == "NEWER_LEDGER"
