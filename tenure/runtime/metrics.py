@@ -7,13 +7,15 @@ The numbers live here, in the process. OpenTelemetry reads them by observable in
     _GRANTS.value += 1
 
 Cells are changed by the event loop's thread only; an exporter's thread may read them meanwhile. Labels have few values:
-a task id is not a label.
+a task id is not a label. A name has a bounded number of series: what comes after them is counted together, under labels
+that say "(others)". Nothing here raises: a measurement must not undo the work that it measures.
 """
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +23,11 @@ if TYPE_CHECKING:
 LabelSet = tuple[tuple[str, str], ...]
 
 BUCKETS_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-_MOST_SERIES: Final = 10_000
+MAX_SERIES_OF_A_NAME: Final = 2000
+OTHERS: Final = "(others)"
+"""The value of each label of the series that stands for all beyond MAX_SERIES_OF_A_NAME."""
+
+_log: Final = logging.getLogger(__name__)
 
 
 class Cell:
@@ -53,6 +59,9 @@ class Histogram:
         self.total += seconds
 
 
+_Series = TypeVar("_Series", Cell, Histogram)
+
+
 class Registry:
     """All series of a process. `on_new_name` is told of each new name once, also of those that were there before."""
 
@@ -60,7 +69,6 @@ class Registry:
         self._cells: dict[str, dict[LabelSet, Cell]] = {}
         self._histograms: dict[str, dict[LabelSet, Histogram]] = {}
         self._listeners: list[Callable[[str], None]] = []
-        self._series = 0
 
     def cell(self, name: str, /, **labels: str) -> Cell:
         """The number `name{labels}`, made on first use."""
@@ -68,12 +76,7 @@ class Registry:
         if series is None:
             series = self._cells[name] = {}
             self._tell(name)
-        key = _key(labels)
-        found = series.get(key)
-        if found is None:
-            found = series[key] = Cell()
-            self._grow(name)
-        return found
+        return series.get(_key(labels)) or _another(name, series, labels, Cell)
 
     def histogram(self, name: str, /, **labels: str) -> Histogram:
         """The histogram `name{labels}`, made on first use."""
@@ -81,12 +84,7 @@ class Registry:
         if series is None:
             series = self._histograms[name] = {}
             self._tell(name)
-        key = _key(labels)
-        found = series.get(key)
-        if found is None:
-            found = series[key] = Histogram()
-            self._grow(name)
-        return found
+        return series.get(_key(labels)) or _another(name, series, labels, Histogram)
 
     def read(self, name: str, /, **labels: str) -> float:
         """The sum of the cells of `name` (observations, for a histogram) whose labels include these; 0 if none do."""
@@ -120,9 +118,16 @@ class Registry:
         for listener in self._listeners:
             listener(name)
 
-    def _grow(self, name: str) -> None:
-        self._series += 1
-        assert self._series <= _MOST_SERIES, f"too many series: a label of {name} has unbounded values"
+
+def _another(name: str, series: dict[LabelSet, _Series], labels: dict[str, str], make: type[_Series]) -> _Series:
+    """A series that is not there yet, or the one for all that find no room."""
+    if len(series) < MAX_SERIES_OF_A_NAME:
+        return series.setdefault(_key(labels), make())
+    others = _key(dict.fromkeys(labels, OTHERS))
+    if others not in series:
+        series[others] = make()
+        _log.warning("a metric has too many series: a label has unbounded values", extra={"metric": name})
+    return series[others]
 
 
 def _key(labels: dict[str, str]) -> LabelSet:

@@ -166,7 +166,7 @@ def _owner(grant: pb.Grant) -> Owner:
 
 
 async def test_a_task_whose_history_cannot_be_read_ends_when_it_is_cancelled(fleet: Fleet, tool_service: StartTools):
-    """Entries of before may be malformed: a commit of one is refused now. With an open call only a claim ends a task."""
+    """Older entries may be malformed: a commit of one is refused now. With an open call only a claim ends a task."""
     tools = await tool_service(verifying_keys_file=fleet.verifying_keys)
     replica = await fleet.coordinator(tools_address=tools.address)
     worker = await fleet.worker(replica)
