@@ -266,12 +266,39 @@ async def test_a_ledger_that_was_copied_to_another_cluster_begins_a_new_feed(che
     cursor = await now(replica)
     await replica.query("update ledger.change_feed set cluster = cluster + 1")
     copied = await checkpoint(dsn=replica.dsn)
-    assert await written(copied) == []
     with pytest.raises(OutOfRange):
         await told(copied, cursor, 1)
     begun = await now(copied)
     task = await copied.create()
     assert keys(await told(copied, begun, 1)) == [(task.task_id, 2)]
+
+
+async def test_what_is_left_over_of_a_former_feed_is_read_by_nobody_and_goes_in_batches(checkpoint, monkeypatch):
+    monkeypatch.setattr("services.checkpoint.change_pruning.LEFTOVERS_A_BATCH", 2)
+    replica = await checkpoint()
+    for _ in range(4):
+        await replica.create()
+    await replica.query("update ledger.change_feed set cluster = cluster + 1")
+    async with open_pool(replica.dsn, schema=SCHEMA, options=PoolOptions(settings=SESSION_SETTINGS)) as pool:
+        await change_feed.adopt_feed(pool)
+        assert len(await written(replica)) == 5  # with the mark of where the old feed ends
+        begun = await now(replica)
+        # The numbers of another cluster's transactions may be among those of the new changes.
+        await replica.query(
+            "update ledger.changes set changed_at = now() - interval '1 hour',"
+            " xid = case when mod(position, 2) = 0 then xid else pg_current_xact_id() end where tenant <> ''"
+        )
+        task = await replica.create()
+        assert keys(await told(replica, begun, 1)) == [(task.task_id, 2)]
+        pruner = ChangePruner(pool, 60.0)
+        assert await pruner.prune_once() == 0
+        assert len(await written(replica)) == 6
+        walked = [await pruner.clear_leftovers_once() for _ in range(4)]
+        assert walked == [2, 2, 2, 0]
+        assert await written(replica) == [(task.task_id, 2)]
+        assert keys(await told(replica, begun, 1)) == [(task.task_id, 2)]
+        await replica.query("update ledger.changes set changed_at = now() - interval '1 hour'")
+        assert [await pruner.clear_leftovers_once(), await pruner.prune_once()] == [0, 1]
 
 
 async def test_an_ordinary_role_may_ask_which_cluster_it_is(checkpoint):

@@ -618,7 +618,8 @@ select f.feed_id::text, f.pruned_xid::text::bigint, f.pruned_position,
          and (%(root_task_id)b::text = '' or t.root_task_id = nullif(%(root_task_id)b::text, '')::uuid)
          and (%(forked_from_task_id)b::text = ''
               or t.forked_from_task_id = nullif(%(forked_from_task_id)b::text, '')::uuid)
-         and coalesce(t.labels, '{}') @> %(labels)b::text::jsonb as fits
+         and coalesce(t.labels, '{}') @> %(labels)b::text::jsonb
+         and p.position > f.leftover_position as fits
   from change_feed f
   left join page p on true
   left join lateral (select * from tasks c where c.task_id = p.task_id limit 1) t on true  -- never a scan of them all
@@ -626,15 +627,16 @@ select f.feed_id::text, f.pruned_xid::text::bigint, f.pruned_position,
 
 -- name: prune_changes
 -- The oldest changes that need not be kept, a bounded number. One replica at a time: the others go away. Commits never touch
--- this row and never wait for it. What was pruned is noted with it, so that a cursor from before is refused.
+-- this row and never wait for it. What was pruned is noted with it, so that a cursor from before is refused. By ctid, which
+-- stays, since a change is never updated: joined by its key, the planner may read the whole table.
 with feed as materialized (
-  select one from change_feed for update skip locked
+  select one from change_feed where leftover_position = 0 for update skip locked
 ), old as materialized (
-  select o.xid, o.position
-    from (select xid, position, changed_at from changes order by xid, position limit %(limit)b) o, feed
+  select o.place, o.xid, o.position
+    from (select ctid as place, xid, position, changed_at from changes order by xid, position limit %(limit)b) o, feed
    where o.changed_at < now() - make_interval(secs => %(kept_seconds)b)
 ), gone as (
-  delete from changes c using old o where c.xid = o.xid and c.position = o.position
+  delete from changes where ctid = any(array(select place from old))
 ), noted as (
   update change_feed f set pruned_xid = l.xid, pruned_position = l.position
     from (select xid, position from old order by xid desc, position desc limit 1) l
@@ -642,17 +644,48 @@ with feed as materialized (
 )
 select count(*) from old;
 
+-- name: clear_leftovers
+-- A bounded number of the changes of a feed from before, walking along the index from where the last batch ended. One
+-- replica at a time. How many rows were looked at: fewer than the limit is the end, and there are no leftovers any more.
+with feed as materialized (
+  select leftover_position, leftover_reached_xid, leftover_reached_position
+    from change_feed where leftover_position > 0 for update skip locked
+), walked as materialized (
+  select c.place, c.xid, c.position, f.leftover_position
+    from feed f, lateral (
+      select ctid as place, xid, position from changes
+       where (xid, position) > (f.leftover_reached_xid, f.leftover_reached_position)
+       order by xid, position limit %(limit)b
+    ) c
+), gone as (
+  delete from changes where ctid = any(array(select place from walked where position <= leftover_position))
+), noted as (
+  update change_feed f set leftover_reached_xid = l.xid, leftover_reached_position = l.position
+    from (select xid, position from walked order by xid desc, position desc limit 1) l
+   where (select count(*) from walked) >= %(limit)b
+), ended as (
+  update change_feed f set leftover_position = 0
+    from feed where (select count(*) from walked) < %(limit)b
+)
+select count(*) from walked;
+
 -- name: adopt_feed
--- A ledger that was copied into this cluster begins a new feed; the answer is a row when it did. Its old changes are
--- numbered by transactions of another cluster, and go. Without effect the first time: then there is nothing to tell apart.
+-- A ledger that was copied into this cluster begins a new feed; the answer is a row when it did. The old changes are numbered
+-- by transactions of another cluster: a row of this transaction marks where their positions end, and clear_leftovers deletes
+-- them. Without effect the first time: then there is nothing to tell apart.
 with here as (
   select system_identifier from pg_control_system()
+), copied as materialized (
+  select h.system_identifier from change_feed f, here h where f.cluster <> h.system_identifier for update of f
+), mark as (
+  insert into changes (xid, tenant, task_id, sequence, state, reason, cancel_requested, changed_at)
+  select '0', '', '00000000-0000-0000-0000-000000000000', 1, 'QUEUED', '', false, now() from copied
+  returning position
 ), begun as (
-  update change_feed f set cluster = h.system_identifier, feed_id = gen_random_uuid(), pruned_xid = '0', pruned_position = 0
-    from here h where f.cluster <> h.system_identifier returning f.feed_id
+  update change_feed set cluster = c.system_identifier, feed_id = gen_random_uuid(), pruned_xid = '0', pruned_position = 0,
+         leftover_position = m.position, leftover_reached_xid = '0', leftover_reached_position = 0
+    from copied c, mark m returning feed_id
 ), marked as (
   update change_feed f set cluster = h.system_identifier from here h where f.cluster is null
-), gone as (
-  delete from changes where exists (select from begun)
 )
 select feed_id::text from begun;
