@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import contextmanager, suppress
 from operator import attrgetter
+from time import monotonic
 from typing import TYPE_CHECKING, Final, Self
 
 import psycopg
@@ -38,6 +39,12 @@ if TYPE_CHECKING:
 
 LOCK_TIMEOUT_SECONDS: Final = 2.0
 """All others hold a task's lock for milliseconds; one that does not must not hold up the batches for long."""
+ALONE_SECONDS: Final = 0.1
+"""How long a commit that is written alone waits for its locks, until all of a batch have waited MOST_ALONE_SECONDS."""
+MOST_ALONE_SECONDS: Final = 0.5
+LEAST_ALONE_SECONDS: Final = 0.005
+KEPT_SECONDS: Final = 30.0
+"""How long a task whose lock was kept from its commit is written alone: its owner tries again."""
 HOPELESS: Final = frozenset(
     {"LOCK_TIMEOUT", "STATEMENT_TIMEOUT", "STORAGE_FULL", "OUT_OF_MEMORY", "READ_ONLY", "TOO_MANY_CONNECTIONS"}
 )
@@ -73,6 +80,7 @@ class LedgerCommitter:
         self._prices = prices
         self._limited = limited
         self._connection: Connection | None = None
+        self._kept_locks = _KeptLocks()
 
     async def __aenter__(self) -> Self:
         await self._connected()
@@ -83,26 +91,55 @@ class LedgerCommitter:
 
     async def write(self, commits: Sequence[PreparedCommit]) -> list[pb.CommitResponse | TenureError]:
         """The results in order. Raises TryLater when the batch may be run again, InvalidRequest for a text."""
+        with span("commit batch", {semconv.COMMITS: len(commits)}):
+            results = await self._write_all(commits)
+        for commit, result in zip(commits, results, strict=True):
+            if isinstance(result, StaleEpoch):
+                self._on_stale(commit, result)
+        return results
+
+    async def _write_all(self, commits: Sequence[PreparedCommit]) -> list[pb.CommitResponse | TenureError]:
+        """Together. Tasks whose lock another transaction keeps are written alone, so that no neighbour waits for it."""
+        together = [commit for commit in commits if not self._kept_locks.has(commit.task_id)]
+        results = dict(zip((commit.task_id for commit in together), await self._attempt(together), strict=True))
+        waited_seconds = 0.0
+        for commit in commits:
+            if commit.task_id in results and not _is_lock_timeout(results[commit.task_id]):
+                continue
+            lock_seconds = min(ALONE_SECONDS, max(LEAST_ALONE_SECONDS, MOST_ALONE_SECONDS - waited_seconds))
+            [result] = await self._attempt([commit], lock_seconds=lock_seconds)
+            is_kept = _is_lock_timeout(result)
+            self._kept_locks.note(commit.task_id, is_kept=is_kept)
+            waited_seconds += lock_seconds if is_kept else 0.0
+            results[commit.task_id] = result
+        return [results[commit.task_id] for commit in commits]
+
+    async def _attempt(
+        self, commits: Sequence[PreparedCommit], *, lock_seconds: float | None = None
+    ) -> list[pb.CommitResponse | TenureError]:
+        """One transaction, whose refusal as a whole is that of each commit. Raises as `write` does."""
+        if not commits:
+            return []
         try:
-            with span("commit batch", {semconv.COMMITS: len(commits)}):
-                results = await self._once(commits)
+            return await self._once(commits, lock_seconds)
         except Unavailable as error:
             if error.reason not in HOPELESS:
                 raise
             if error.reason == "READ_ONLY":  # a standby now: the next connection may find the primary
                 await self._drop()
             return [error for _ in commits]
-        for commit, result in zip(commits, results, strict=True):
-            if isinstance(result, StaleEpoch):
-                self._on_stale(commit, result)
-        return results
 
-    async def _once(self, commits: Sequence[PreparedCommit]) -> list[pb.CommitResponse | TenureError]:
+    async def _once(
+        self, commits: Sequence[PreparedCommit], lock_seconds: float | None
+    ) -> list[pb.CommitResponse | TenureError]:
         try:
             with domain_errors(), _text_errors():
                 connection = await self._connected()
                 await failpoint("checkpoint.before_commit")
                 async with connection.transaction():
+                    if lock_seconds is not None:
+                        setting = f"{round(lock_seconds * 1000)}ms"
+                        await connection.execute("select set_config('lock_timeout', %b, true)", (setting,))
                     results, announcement = await commit_batch(connection, commits, self._prices, self._limited)
         except BaseException:
             await self._drop_if_unusable()
@@ -133,6 +170,26 @@ class LedgerCommitter:
         if connection is not None:
             with suppress(psycopg.Error):  # it is given up either way
                 await asyncio.shield(connection.close())
+
+
+class _KeptLocks:
+    """Tasks whose lock another transaction kept for too long a moment ago."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, float] = {}
+
+    def has(self, task_id: str) -> bool:
+        return self._until.get(task_id, 0.0) > monotonic()
+
+    def note(self, task_id: str, *, is_kept: bool) -> None:
+        now = monotonic()
+        self._until = {one: until for one, until in self._until.items() if until > now and one != task_id}
+        if is_kept:
+            self._until[task_id] = now + KEPT_SECONDS
+
+
+def _is_lock_timeout(result: pb.CommitResponse | TenureError) -> bool:
+    return isinstance(result, Unavailable) and result.reason == "LOCK_TIMEOUT"
 
 
 @contextmanager

@@ -1,11 +1,13 @@
 """Group commit: a batch is one transaction, and still no commit suffers from its neighbours."""
 
 import asyncio
+import time
 from typing import Any
 
 import psycopg
 import pytest
 
+from services.checkpoint import committer
 from services.checkpoint.committer import commit_batcher
 from services.checkpoint.prepared import prepare
 from tenure.domain.errors import InvalidRequest, LimitReached, NotFound, StaleEpoch, Unavailable
@@ -202,3 +204,25 @@ async def test_a_row_that_is_locked_for_long_fails_its_batch_and_nothing_is_ackn
             await owner.commit(words())
     assert refused.value.reason == "LOCK_TIMEOUT"
     assert (await owner.commit(words())).sequence == 4
+
+
+async def test_a_row_that_is_locked_for_long_fails_no_neighbour_and_holds_up_the_next_batches_no_more(
+    checkpoint, monkeypatch
+):
+    """The first batch waits for the lock, and is then written one by one; its task is written alone after that."""
+    waited_seconds = 4.0
+    monkeypatch.setattr(committer, "LOCK_TIMEOUT_SECONDS", waited_seconds)
+    monkeypatch.setattr(committer, "KEPT_SECONDS", PATIENCE_SECONDS)
+    replica, owners = await owners_of(checkpoint, 6)
+    locked, *others = owners
+    async with await psycopg.AsyncConnection.connect(replica.dsn) as postgres:
+        await postgres.execute("select 1 from ledger.tasks where task_id = %s for update", (locked.task.task_id,))
+        for number in range(1, 4):
+            began = time.monotonic()
+            requests = [owner.request(words(), commit_number=number) for owner in (others[0], locked, *others[1:])]
+            results = await in_one_frame(replica, requests)
+            assert [getattr(one, "reason", "") for one in results] == ["", "LOCK_TIMEOUT", "", "", "", ""]
+            if number > 1:
+                assert time.monotonic() - began < waited_seconds
+    assert {(await replica.get(owner.task.task_id)).sequence for owner in others} == {6}
+    assert (await locked.commit(words(), commit_number=1)).sequence == 4
