@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from services.checkpoint.exclusive import check_no_rival
 from services.checkpoint.missing import missing
-from services.checkpoint.queries import QUERIES, fetch_one
+from services.checkpoint.queries import QUERIES, RETENTION, fetch_one
 from services.checkpoint.resolving import conclude_word, take_word
 from services.checkpoint.snapshots import read_task
 from tenure.domain.endings import Ending
@@ -22,6 +22,7 @@ from tenure.wire.times import seconds
 
 if TYPE_CHECKING:
     from services.checkpoint.draft import Draft
+    from services.checkpoint.rows import TaskRow
     from tenure.domain.budget import Budget
     from tenure.domain.entries import OperatorRequest
     from tenure.runtime.postgres import Connection
@@ -90,8 +91,19 @@ async def _prepare(
         row.raise_own_caps(asked.extra_tokens, asked.extra_nano_usd)
     if verdict.begins_attempt:
         await check_no_rival(connection, row.task_id)
+        await _check_family_kept(connection, row)
         task = await read_task(connection, row.tenant, row.task_id)
         draft.begin_attempt(seconds(task.spec.limits.timeout))
+
+
+async def _check_family_kept(connection: Connection, row: TaskRow) -> None:
+    """Raises WrongState (FAMILY_PRUNED). Pruning holds the budget that is locked here, so the answer stays true."""
+    ancestors = {row.root_task_id, row.parent_task_id or row.root_task_id} - {row.task_id}
+    found = await fetch_one(connection, RETENTION.count_ancestors, {"task_ids": sorted(ancestors)})
+    assert found is not None, "a count has a row"
+    if found[0] < len(ancestors):
+        message = "the task's parent or root was pruned, so it cannot run again: fork it, or submit its goal anew"
+        raise WrongState(message, reason="FAMILY_PRUNED", metadata={"root_task_id": row.root_task_id})
 
 
 def _ask_end(draft: Draft, asked: CloseOut, reason: str, actor: str) -> None:

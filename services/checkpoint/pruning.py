@@ -62,7 +62,7 @@ class TaskPruner:
         parameters = {"kept_seconds": self._kept_seconds, "limit": TASKS_A_BATCH}
 
         async def work(connection: Connection) -> int:
-            due = [task_id for (task_id,) in await fetch_all(connection, RETENTION.due_by_age, parameters)]
+            due = await _due(connection, RETENTION.due_by_age, parameters)
             await _prune(connection, due, self._why)
             return len(due)
 
@@ -86,7 +86,7 @@ async def prune_for_operator(
             chosen = [await _one(connection, tenant, request.task_id)]
         else:
             ended = {"tenant": tenant, "ended_before": moment(request.ended_before).isoformat(), "limit": limit}
-            chosen = [task_id for (task_id,) in await fetch_all(connection, RETENTION.due_before, ended)]
+            chosen = await _due(connection, RETENTION.due_before, ended)
         if not request.dry_run:
             await _prune(connection, chosen, _Why(clean(request.actor), clean(request.reason)))
         return chosen
@@ -101,12 +101,33 @@ async def prune_for_operator(
     return pb.CheckpointServicePruneTasksResponse(task_ids=chosen, more=len(chosen) == limit)
 
 
+async def _due(connection: Connection, statement: bytes, parameters: dict[str, Any]) -> list[str]:
+    """Tasks to prune, which stay as they are until this transaction ends, and so do their families.
+
+    A family that somebody works on at this moment is left for later: one of its tasks may be requeued right now.
+    """
+    found = await fetch_all(connection, statement, parameters)
+    roots = {root_task_id for _, root_task_id, has_family in found if has_family}
+    if not roots:
+        return [task_id for task_id, *_ in found]
+    held = await fetch_all(connection, RETENTION.hold_families, {"root_task_ids": sorted(roots)})
+    free = {root_task_id for (root_task_id,) in held}
+    free -= await _living(connection, sorted(free))
+    return [task_id for task_id, root_task_id, has_family in found if not has_family or root_task_id in free]
+
+
+async def _living(connection: Connection, root_task_ids: list[str]) -> set[str]:
+    rows = await fetch_all(connection, RETENTION.living_families, {"root_task_ids": root_task_ids})
+    return {root_task_id for (root_task_id,) in rows}
+
+
 async def _one(connection: Connection, tenant: str, task_id: str) -> str:
     found = await fetch_one(connection, RETENTION.lock_one, {"task_id": task_id, "tenant": tenant})
     if found is None:
         raise await missing(connection, tenant, task_id)
-    state, family_ended = found
-    if TaskState(state) not in TERMINAL or not family_ended:
+    state, root_task_id = found
+    await connection.execute(RETENTION.hold_family, {"root_task_id": root_task_id})
+    if TaskState(state) not in TERMINAL or await _living(connection, [root_task_id]):
         whose = "one of its family" if TaskState(state) in TERMINAL else f"it is {state}"
         raise WrongState(f"only what has ended is pruned: {whose} has not", metadata={"state": state})
     return task_id

@@ -282,6 +282,63 @@ async def test_a_task_that_is_requeued_at_the_same_moment_is_pruned_or_whole(che
             assert len(await replica.entries(task_id)) == (await replica.get(task_id)).sequence == task.sequence
 
 
+async def family(replica):
+    """A root that succeeded, and then another task of its tree that failed: their ids."""
+    root, child = (await ended(replica)).task.task_id, (await ended(replica, FAILED)).task.task_id
+    await replica.query("update ledger.tasks set root_task_id = %s where task_id = %s", root, child)
+    return root, child
+
+
+async def requeue(replica, task_id):
+    fact = ledger_pb2.OperatorRequest(reason="again", requeue=ledger_pb2.OperatorRequest.Requeue())
+    request = pb.AppendForeignRequest(task_id=task_id, request_id="q", actor="alice", operator_request=fact)
+    return await replica.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)
+
+
+async def test_a_root_stays_when_its_sub_agent_is_requeued_after_both_were_found_to_have_ended(checkpoint, monkeypatch):
+    replica = await checkpoint()
+    root, child = await family(replica)
+    read = pruning.fetch_all
+
+    async def read_and_requeue(connection, statement, parameters):
+        rows = await read(connection, statement, parameters)
+        if statement == RETENTION.due_by_age and rows:
+            monkeypatch.setattr(pruning, "fetch_all", read)
+            assert [row[0] for row in rows] == [root]
+            await requeue(replica, child)
+        return rows
+
+    monkeypatch.setattr(pruning, "TASKS_A_BATCH", 1)
+    monkeypatch.setattr(pruning, "fetch_all", read_and_requeue)
+    assert await prune(replica) == 0
+    assert await is_there(replica, root)
+
+
+async def test_a_sub_agent_is_not_requeued_beside_the_pruning_of_its_root(checkpoint, monkeypatch):
+    replica = await checkpoint()
+    root, child = await family(replica)
+    begun = asyncio.Event()
+
+    async def requeue_meanwhile(name):
+        if name == "checkpoint.before_prune":
+            begun.set()
+            while not await replica.query("select 1 from pg_stat_activity where wait_event_type = 'Lock'"):
+                await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(pruning, "failpoint", requeue_meanwhile)
+    monkeypatch.setattr(pruning, "TASKS_A_BATCH", 1)
+    async with pool_of(replica) as pool, asyncio.timeout(TIMEOUT_SECONDS):
+        pruning_root = asyncio.create_task(TaskPruner(pool, 0.0).prune_once())
+        await begun.wait()
+        with pytest.raises(WrongState) as refused:
+            await requeue(replica, child)
+        assert await pruning_root == 1
+    assert refused.value.reason == "FAMILY_PRUNED"
+    assert not await is_there(replica, root)
+    assert await is_there(replica, child)
+    assert await prune(replica) == 1
+
+
 async def test_two_who_prune_at_once_share_the_work(checkpoint):
     replica = await checkpoint()
     for _ in range(8):

@@ -2,8 +2,11 @@
 
 -- name: due_by_age
 -- Tasks whose time is over, the oldest end first, locked and judged under their lock: one that was requeued meanwhile is not
--- among them. A task goes only when all of its family ended so long ago. What others are at is skipped.
-select t.task_id::text from tasks t
+-- among them. A task goes only when all of its family ended so long ago; the rest of a family is not locked here, so that has
+-- to be judged again under the lock of its budget: see hold_families. What others are at is skipped.
+select t.task_id::text, t.root_task_id::text,
+       exists (select from tasks o where o.root_task_id = t.root_task_id and o.task_id <> t.task_id) as has_family
+  from tasks t
  where t.ended_at < now() - make_interval(secs => %(kept_seconds)b)
    and not t.labels @> '{"tenure.retention": "keep"}'::jsonb
    and not exists (
@@ -17,7 +20,9 @@ select t.task_id::text from tasks t
 
 -- name: due_before
 -- The same of one tenant, as an operator asks: those that ended before a moment.
-select t.task_id::text from tasks t
+select t.task_id::text, t.root_task_id::text,
+       exists (select from tasks o where o.root_task_id = t.root_task_id and o.task_id <> t.task_id) as has_family
+  from tasks t
  where t.tenant = %(tenant)b and t.ended_at < %(ended_before)b::timestamptz
    and not t.labels @> '{"tenure.retention": "keep"}'::jsonb
    and not exists (
@@ -30,11 +35,30 @@ select t.task_id::text from tasks t
    for update of t skip locked;
 
 -- name: lock_one
--- One task, whatever its label, and whether it and all of its family have ended.
-select t.state, not exists (select from tasks o where o.root_task_id = t.root_task_id and o.ended_at is null)
-  from tasks t
+-- One task, whatever its label.
+select t.state, t.root_task_id::text from tasks t
  where t.task_id = %(task_id)b::text::uuid and t.tenant = %(tenant)b
    for update of t;
+
+-- name: hold_families
+-- Whoever moves a task holds the budget of its root: those whose budget is held here stay as they are. Others are skipped.
+select root_task_id::text from budgets
+ where root_task_id = any(%(root_task_ids)b::text[]::uuid[])
+ order by root_task_id
+   for no key update skip locked;
+
+-- name: hold_family
+-- The same of one, waiting for whoever holds it.
+select from budgets where root_task_id = %(root_task_id)b::text::uuid for no key update;
+
+-- name: living_families
+-- Those of which a task lives. To be asked after their budgets were locked, by a statement that sees what was done before.
+select r.root_task_id::text from unnest(%(root_task_ids)b::text[]::uuid[]) as r(root_task_id)
+ where exists (select from tasks o where o.root_task_id = r.root_task_id and o.ended_at is null);
+
+-- name: count_ancestors
+-- How many of a task's root and parent there are.
+select count(*) from tasks where task_id = any(%(task_ids)b::text[]::uuid[]);
 
 -- name: prune
 -- From here on the ledger knows these tasks no more. What is left to do about each is written with it. A task that was never
