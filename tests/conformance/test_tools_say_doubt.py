@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from services.tools.builtin.definitions import define
+from services.tools.calls import running
 from services.tools.calls.executing import Executor, Request
 from services.tools.calls.finish import finish_batcher
 from services.tools.calls.following import Follower
@@ -164,3 +165,43 @@ async def test_a_call_of_which_any_attempt_acted_elsewhere_is_proven_by_no_end_o
         again = Resolution(call_attempt - 1, DidNotHappen(True), "I looked", "olga") if call_attempt > 1 else None
         assert (await outcome_of(executor, one, again)).call_attempt == call_attempt
     assert await tools_database("select call_attempt, acts_elsewhere from calls") == [(2, True)]
+
+
+@pytest.mark.parametrize(
+    ("effect_class", "status", "state"),
+    [
+        (EffectClass.UNSAFE, OutcomeStatus.IN_DOUBT, "IN_DOUBT"),
+        (EffectClass.KEYED, OutcomeStatus.FAILED, "FINISHED"),
+        (EffectClass.PURE, OutcomeStatus.FAILED, "FINISHED"),
+    ],
+)
+async def test_a_call_that_a_fault_of_ours_broke_off_has_an_outcome_for_every_replica(
+    executor, bank, tools_database, monkeypatch, effect_class, status, state
+):
+    """Another replica joins a call that stands as STARTED for as long as its runner lives."""
+
+    def broken(*_arguments):
+        raise OSError("no space left")
+
+    bank.answers = True
+    monkeypatch.setattr(OutputKeeper, "show", broken)
+    asking = request(bank, effect_class)
+    outcome = await outcome_of(executor, asking)
+    assert (outcome.status, outcome.call_attempt, bank.payments) == (status, 1, 1)
+    assert "fault of the tool service" in outcome.content
+    assert await tools_database("select state from calls") == [(state,)]
+    assert await outcome_of(executor, asking) == outcome
+
+
+async def test_a_fault_between_the_mark_and_the_effect_takes_the_mark_back(executor, bank, tools_database, monkeypatch):
+    async def broken(name):
+        if name == "tools.before_effect":
+            raise OSError("no space left")
+
+    bank.answers = True
+    with monkeypatch.context() as patched:
+        patched.setattr(running, "failpoint", broken)
+        with pytest.raises(OSError, match="no space"):
+            await outcome_of(executor, request(bank))
+    assert await tools_database("select state, call_attempt from calls") == [("ACCEPTED", 2)]
+    assert bank.payments == 0

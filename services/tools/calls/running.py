@@ -24,8 +24,8 @@ from services.tools.runners.liveness import Liveness
 from services.tools.tool import CallContext, Tool, ToolInDoubt, Work
 from tenure.domain.epochs import describe_epoch
 from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailable
-from tenure.domain.in_doubt import outcome_in_doubt
-from tenure.domain.tools import CallState, Outcome
+from tenure.domain.in_doubt import MAY_HAVE_HAPPENED, outcome_in_doubt
+from tenure.domain.tools import CallState, Outcome, OutcomeStatus
 from tenure.runtime import semconv
 from tenure.runtime.batching import AGAIN, Batcher
 from tenure.runtime.failpoint import failpoint
@@ -37,6 +37,7 @@ _log: Final = logging.getLogger(__name__)
 _MOST_STARTS: Final = 3
 _LONGEST_CHARACTER_BYTES: Final = 4
 _MOST_NOTE_CHARACTERS: Final = 2000
+_FAULT: Final = "A fault of the tool service broke this call off after it had begun: its effect may be there."
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +123,9 @@ class Runner:
                 told.set_attributes(outcome_attributes(ending))
         except (Displaced, TenureError) as news:
             ending = news
-        except Exception as error:  # noqa: BLE001  told to all that listen, as the bug it is
+        except Exception as error:
             _log.exception("a call could not be carried out", extra=facts)
-            ending = error
+            ending = await self._conclude(run, tool, error)
         finally:
             self.runs.remove(run)
             run.settle(ending or Unavailable("the runner stopped", reason="RUNNER_STOPPED"))
@@ -140,6 +141,26 @@ class Runner:
         await self._record(Finish(run.key, run.call_attempt, pack_outcome(outcome)))
         count_outcome(tool.name, outcome)
         return outcome
+
+    async def _conclude(self, run: Run, tool: Tool, fault: Exception) -> Outcome | Exception:
+        """The end of a call that a fault of ours broke off. A mark that stayed would make other replicas wait for this
+        call for as long as this runner lives.
+        """
+        try:
+            if run.marked and run.effect is None:
+                await self._take_back(run)
+            elif run.marked and tool.definition.effect_class.may_run_again:
+                outcome = Outcome(OutcomeStatus.FAILED, _FAULT, detail=MAY_HAVE_HAPPENED, call_attempt=run.call_attempt)
+                await self._record(Finish(run.key, run.call_attempt, pack_outcome(outcome)))
+                return outcome
+            elif run.marked:
+                return await self._put_in_doubt(run, _FAULT)
+        except (Displaced, TenureError) as news:
+            return news
+        except Exception as error:  # noqa: BLE001  told to all that listen, as the first one is
+            _log.exception("a call that failed could not be concluded", extra={"call": run.key.call_id})
+            return error
+        return fault
 
     async def _put_in_doubt(self, run: Run, told: str) -> Outcome:
         """The tool itself does not know what became of it: recorded under this attempt, for a person to settle."""
@@ -200,6 +221,7 @@ class Runner:
     async def _mark(self, run: Run) -> _MayBegin:
         """Set the mark. The time in which the effect may begin counts from before the mark was sent."""
         may_begin = _MayBegin(self._liveness)
+        run.marked = True
         try:
             marked = await self._writers.starts.submit(Start(run.key, run.call_attempt))
         except TryLater:

@@ -79,6 +79,7 @@ class Run:
     asked: Asked
     call_attempt: int
     ended: asyncio.Future[Outcome]
+    marked: bool = False
     started: bool = False
     stop: Stop | None = None
     effect: asyncio.Task[Outcome] | None = None
