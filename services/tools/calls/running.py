@@ -123,7 +123,7 @@ class Runner:
                 told.set_attributes(outcome_attributes(ending))
         except (Displaced, TenureError) as news:
             ending = news
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  told to all that listen, as the bug it is
             _log.exception("a call could not be carried out", extra=facts)
             ending = await self._conclude(run, tool, error)
         finally:
