@@ -31,7 +31,7 @@ from services.tools.runners.proof import FormerLives, Proving
 from services.tools.sandbox import SandboxEscaped, SandboxUnavailable
 from services.tools.servicer import SERVICE, ToolServicer
 from services.tools.settings import Settings
-from services.tools.statements import MIGRATIONS, SCHEMA
+from services.tools.statements import MIGRATIONS, SCHEMA, SESSION_SETTINGS
 from services.tools.toolbox import lanes_of, lasting_places, open_file_requests, open_toolbox, threads
 from services.tools.workspace.directories import Workspaces
 from services.tools.workspace.sweep import WorkspaceSweep
@@ -86,7 +86,12 @@ async def compose(process: Process, settings: Settings, environment: Mapping[str
         return
     await migrate(settings.postgres_dsn, MIGRATIONS, allowed=settings.migrate == "auto")
     pool = await process.open(
-        open_pool(settings.postgres_dsn, service="tools", schema=SCHEMA, options=PoolOptions(min_size=4))
+        open_pool(
+            settings.postgres_dsn,
+            service="tools",
+            schema=SCHEMA,
+            options=PoolOptions(min_size=4, settings=SESSION_SETTINGS),
+        )
     )
     await startup_guard(pool, allow_unsafe=settings.allow_unsafe_postgres)
     verifier = Verifier(settings.verifying_keys_file)
@@ -111,8 +116,10 @@ async def _service(
     times = LifeTimes(
         settings.runner_ttl_seconds, settings.runner_renew_interval_seconds, settings.runner_margin_seconds
     )
+    kept = PoolOptions(settings=SESSION_SETTINGS)
     living, accepting, starting, finishing = [
-        await process.open(KeptConnection(settings.postgres_dsn, service="tools", schema=SCHEMA)) for _ in range(4)
+        await process.open(KeptConnection(settings.postgres_dsn, service="tools", schema=SCHEMA, options=kept))
+        for _ in range(4)
     ]
     who, former = Who(instance_id(), own_identity(settings.machine_id)), FormerLives(runs.unfinished)
     liveness = await process.open(Liveness(living, who, times, former, partial(runs.stop_all, Stop.LAPSED)))
