@@ -19,8 +19,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from tenure.domain.errors import TenureError
+from tenure.domain.errors import InvalidRequest, TenureError
 from tenure.runtime import metrics
 from tenure.runtime.status import code_of, to_status
 from tenure.runtime.tenancy import set_tenant, tenant_from
@@ -148,7 +149,7 @@ class _Method:
         async def answer(request: Any, context: Context) -> Any:
             async with self._around(context):
                 if validates:
-                    self.validate(request)
+                    self._check(request)
                     await self.examine(request)
                 return await behaviour(request, context)
 
@@ -161,7 +162,7 @@ class _Method:
         async def answer(request: Any, context: Context) -> AsyncIterator[Any]:
             async with self._around(context):
                 if validates:
-                    self.validate(request)
+                    self._check(request)
                     await self.examine(request)
                 async with aclosing(behaviour(request, context)) as messages:
                     async for message in messages:
@@ -170,16 +171,21 @@ class _Method:
         return answer
 
     def receiving(self, deserialize: Callable[[bytes], Any] | None, *, validates: bool) -> Callable[[bytes], Any]:
-        received, validate = self.meters.received, self.validate
+        received, check = self.meters.received, self._check
 
         def receive(raw: bytes) -> Any:
             received.value += 1
-            message = raw if deserialize is None else deserialize(raw)
+            message = raw if deserialize is None else _parsed(deserialize, raw)
             if validates:
-                validate(message)
+                check(message)
             return message
 
         return receive
+
+    def _check(self, message: Any) -> None:
+        if isinstance(message, _Unreadable):
+            raise InvalidRequest(message.problem, reason="UNREADABLE_MESSAGE")
+        self.validate(message)
 
     def sending(self, serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:
         sent = self.meters.sent
@@ -223,6 +229,22 @@ class _Method:
             await context.abort(grpc.StatusCode.INTERNAL, "internal error")
         finally:
             self.meters.handled(code, perf_counter() - began)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unreadable:
+    """Bytes that are no message of the method's type. gRPC parses before the handler runs and answers an exception
+    there with UNKNOWN and a stack in the log, so the refusal waits until the handler's first look at the request.
+    """
+
+    problem: str
+
+
+def _parsed(deserialize: Callable[[bytes], Any], raw: bytes) -> Any:
+    try:
+        return deserialize(raw)
+    except DecodeError as error:
+        return _Unreadable(f"the request is no message of its type: {error}")
 
 
 _CODE_BY_NUMBER: Final[dict[int, grpc.StatusCode]] = {code.value[0]: code for code in grpc.StatusCode}

@@ -56,6 +56,13 @@ _GRPCS_OWN_LIMITS: Final = ("larger than max", "metadata size exceeds")
 
 _DETAILS: Final = (error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo, error_details_pb2.BadRequest)
 
+# gRPC may refuse a trailer above 8 KiB, and the client is left without any reason. The message goes along twice, once
+# with three bytes for every byte beyond ASCII.
+MOST_MESSAGE_BYTES: Final = 1000
+MOST_METADATA_BYTES: Final = 1000
+MOST_VIOLATION_BYTES: Final = 2000
+_CUT: Final = "…"
+
 # Keys of the metadata that belong to this module; they never reach a domain error.
 _KIND: Final = "tenure-kind"
 _RETRY_AFTER: Final = "tenure-retry-after-seconds"
@@ -86,13 +93,13 @@ def code_of(error: errors.TenureError) -> grpc.StatusCode:
 
 
 def to_plain(error: errors.TenureError) -> PlainStatus:
-    """The form that travels inside a frame; `from_plain` gives back an equal error."""
+    """The form that travels inside a frame; `from_plain` gives back an equal error, unless it had to be shortened."""
     metadata = _with_kind(error)
     if isinstance(error, errors.TryLater) and error.retry_after_seconds is not None:
         metadata[_RETRY_AFTER] = repr(error.retry_after_seconds)
     if isinstance(error, errors.InvalidRequest) and error.violations:
-        metadata[_VIOLATIONS] = json.dumps(error.violations)
-    return PlainStatus(code_of(error).value[0], error.reason, error.message, metadata)
+        metadata[_VIOLATIONS] = json.dumps(_fitting_violations(error.violations))
+    return PlainStatus(code_of(error).value[0], error.reason, shortened(error.message, MOST_MESSAGE_BYTES), metadata)
 
 
 def from_plain(code: int, reason: str, message: str, metadata: Mapping[str, str]) -> errors.TenureError | PeerFailed:
@@ -112,7 +119,7 @@ def from_plain(code: int, reason: str, message: str, metadata: Mapping[str, str]
 
 def to_status(error: errors.TenureError) -> grpc.Status:
     """The status to end an RPC with, details included."""
-    status = status_pb2.Status(code=code_of(error).value[0], message=error.message)
+    status = status_pb2.Status(code=code_of(error).value[0], message=shortened(error.message, MOST_MESSAGE_BYTES))
     for detail in _details(error):
         status.details.add().Pack(detail)
     return rpc_status.to_status(status)  # type: ignore[no-any-return]  # grpc_status has no types
@@ -142,9 +149,37 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> errors.TenureError | PeerFail
 def _with_kind(error: errors.TenureError) -> dict[str, str]:
     """Two leaves may share a code, so a reason that is not a class's own has to say which of them it belongs to."""
     kind = next(kind for kind in type(error).__mro__ if kind in CODES)
-    return (
-        dict(error.metadata) if error.reason == kind.default_reason else {**error.metadata, _KIND: kind.default_reason}
-    )
+    metadata = _fitting_metadata(error.metadata)
+    return metadata if error.reason == kind.default_reason else {**metadata, _KIND: kind.default_reason}
+
+
+def shortened(text: str, most_bytes: int) -> str:
+    """The text, or as much of its beginning as fits, with a mark. What UTF-8 cannot hold is replaced."""
+    encoded = text.encode(errors="replace")
+    if len(encoded) <= most_bytes:
+        return encoded.decode()
+    return encoded[: most_bytes - len(_CUT.encode())].decode(errors="ignore") + _CUT
+
+
+def _fitting_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
+    """All of it when it fits; otherwise every value is shortened to its share."""
+    if sum(len(f"{key}{value}".encode(errors="replace")) for key, value in metadata.items()) <= MOST_METADATA_BYTES:
+        return dict(metadata)
+    share = MOST_METADATA_BYTES // len(metadata)
+    return {key: shortened(value, share) for key, value in metadata.items()}
+
+
+def _fitting_violations(violations: tuple[errors.FieldViolation, ...]) -> list[errors.FieldViolation]:
+    """As many as fit, and how many were left out."""
+    fitting: list[errors.FieldViolation] = []
+    left = MOST_VIOLATION_BYTES
+    for number, violation in enumerate(violations):
+        one = errors.FieldViolation(shortened(violation.field, 200), shortened(violation.description, 500))
+        left -= len(one.field.encode()) + len(one.description.encode())
+        if left < 0:
+            return [*fitting, errors.FieldViolation("", f"{len(violations) - number} more violations")]
+        fitting.append(one)
+    return fitting
 
 
 def _details(error: errors.TenureError) -> list[Message]:
@@ -153,7 +188,7 @@ def _details(error: errors.TenureError) -> list[Message]:
     ]
     if isinstance(error, errors.InvalidRequest) and error.violations:
         bad_request = error_details_pb2.BadRequest()
-        for violation in error.violations:
+        for violation in _fitting_violations(error.violations):
             bad_request.field_violations.add(field=violation.field, description=violation.description)
         details.append(bad_request)
     if isinstance(error, errors.TryLater) and error.retry_after_seconds is not None:
@@ -162,7 +197,8 @@ def _details(error: errors.TenureError) -> list[Message]:
         details.append(retry)
     if isinstance(error, errors.LimitReached):
         quota = error_details_pb2.QuotaFailure()
-        quota.violations.add(subject=error.metadata.get("subject", ""), description=error.message)
+        subject = shortened(error.metadata.get("subject", ""), 200)
+        quota.violations.add(subject=subject, description=shortened(error.message, MOST_MESSAGE_BYTES))
         details.append(quota)
     return details
 

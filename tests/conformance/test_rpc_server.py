@@ -71,6 +71,9 @@ class Echo:
 
 def register(echo: Echo, server: grpc.aio.Server) -> None:
     handlers = {arity: getattr(grpc, f"{arity}_rpc_method_handler")(getattr(echo, arity)) for arity in ARITIES}
+    for arity in ARITIES:
+        build = getattr(grpc, f"{arity}_rpc_method_handler")
+        handlers[f"parsed_{arity}"] = build(getattr(echo, arity), health_pb2.HealthCheckRequest.FromString)
     handlers["written"] = grpc.unary_stream_rpc_method_handler(echo.written)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
@@ -106,6 +109,19 @@ async def test_a_domain_error_crosses_the_wire_in_every_arity(arity):
             await talk(channel, arity, b"raise")
         assert (caught.value.reason, caught.value.message) == ("STORAGE_FULL", "no room")
         assert (caught.value.retry_after_seconds, caught.value.metadata) == (1.5, {"a": "b"})
+
+
+@pytest.mark.parametrize("arity", ARITIES)
+@pytest.mark.parametrize("no_message", [b"\x0a\x03\xed\xa0\xbd", b"\xff\xff\xff", b"\x0a\x7f"])
+async def test_bytes_that_are_no_message_are_refused_with_a_reason(arity, no_message, caplog):
+    """Half of a surrogate pair in a text, a field that does not exist, a length beyond the end."""
+    async with echoing() as (_, channel):
+        method = getattr(channel, arity)(f"/{SERVICE}/parsed_{arity}")
+        call = method(iter([no_message]) if arity.startswith("stream") else no_message, timeout=CALL_SECONDS)
+        with caplog.at_level(logging.ERROR), pytest.raises(errors.InvalidRequest) as caught:
+            _ = await call if arity.endswith("unary") else [message async for message in call]
+    assert caught.value.reason == "UNREADABLE_MESSAGE"
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize("arity", [*ARITIES, "written"])

@@ -49,6 +49,44 @@ def test_an_error_survives_a_frame(raised):
     assert_same(from_plain(*to_plain(raised)), raised)
 
 
+MOST_OF_ALL = (
+    errors.InvalidRequest(
+        "€" * 100_000,
+        violations=[(f"labels['{'€' * 5000}']", "€" * 5000)] * 3000,
+        reason="MORE_PRECISE",
+        metadata={"task": "€" * 5000, "call": "€" * 5000},
+    ),
+    errors.LimitReached("€" * 100_000, retry_after_seconds=3, metadata={"subject": "€" * 5000}),
+)
+
+
+@pytest.mark.parametrize("raised", MOST_OF_ALL, ids=lambda error: type(error).__name__)
+async def test_an_error_of_any_size_arrives_with_its_reason(raised):
+    """gRPC refuses trailers above a limit, some of them already above half of it: so it is done often."""
+
+    async def fail(_request: bytes, _context: Any) -> bytes:
+        raise raised
+
+    handler = grpc.method_handlers_generic_handler("t.Fail", {"Now": grpc.unary_unary_rpc_method_handler(fail)})
+    server = RpcServer("127.0.0.1:0")
+    server.add("t.Fail", lambda one, to: to.add_generic_rpc_handlers((one,)), handler)
+    async with server, open_channel(server.address) as channel:
+        for _ in range(100):
+            with pytest.raises(type(raised)) as caught:
+                await channel.unary_unary("/t.Fail/Now")(b"", timeout=CALL_SECONDS)
+            assert caught.value.reason == raised.reason
+            assert caught.value.message.startswith("€€€")
+            assert set(caught.value.metadata) == set(raised.metadata)
+    in_frame = from_plain(*to_plain(raised))
+    assert type(in_frame) is type(raised)
+    assert (in_frame.reason, in_frame.message) == (caught.value.reason, caught.value.message)
+
+
+def test_what_utf_8_cannot_hold_is_replaced():
+    told = from_plain(*to_plain(errors.NotFound("half of \ud83d", metadata={"name": "\udc00"})))
+    assert told.message == "half of ?"
+
+
 words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
 
 
