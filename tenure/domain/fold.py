@@ -67,6 +67,7 @@ class ResumePoint:
     step: int = 0
     conversation: Conversation = field(default_factory=Conversation)
     intents: dict[str, ToolIntent] = field(default_factory=dict)
+    open_calls: dict[str, ToolIntent] = field(default_factory=dict)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     allowed_calls: set[str] = field(default_factory=set)
     edited_calls: set[str] = field(default_factory=set)
@@ -99,8 +100,12 @@ class ResumePoint:
 
     @property
     def open_intents(self) -> list[ToolIntent]:
-        """Intents without an outcome, in the order the model gave them."""
-        return [intent for call, intent in self.intents.items() if call not in self.outcomes]
+        """Intents without an outcome, in the order the model gave them.
+
+        They are counted apart from the calls of the newest turn, exactly as the ledger counts them: an own loop may
+        reserve a model call over an open one, or use a call's id again, and no task ends before each has an outcome.
+        """
+        return list(self.open_calls.values())
 
     @property
     def has_pending_words(self) -> bool:
@@ -152,8 +157,10 @@ class ResumePoint:
                 self.open_attempt = None
             case ToolIntent():
                 self.step = max(self.step, step)
-                self.intents[body.call_id] = body
+                self.intents[body.call_id] = self.open_calls[body.call_id] = body
+                self.outcomes.pop(body.call_id, None)
             case ToolOutcome():
+                self.open_calls.pop(body.call_id, None)
                 self.outcomes[body.call_id] = body.outcome
                 self.resolutions.pop(body.call_id, None)
             case UserMessage():
@@ -215,10 +222,11 @@ class ResumePoint:
         if not leaves_call_open(body.wait_kind, body.answer_kind, body.answer):
             return
         self.allowed_calls.add(body.call_id)
-        intent = self.intents[body.call_id]
+        intent = self.open_calls[body.call_id]
         if body.edited_arguments_json:
             self.edited_calls.add(body.call_id)
-            self.intents[body.call_id] = replace(intent, arguments_json=body.edited_arguments_json)
+            edited = replace(intent, arguments_json=body.edited_arguments_json)
+            self.intents[body.call_id] = self.open_calls[body.call_id] = edited
             told = f"A person changed the arguments of {intent.tool} before it was run: {body.edited_arguments_json}"
             self._texts.append(f"{told}\n{body.comment}".strip())
         elif body.comment:

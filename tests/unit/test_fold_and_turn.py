@@ -5,14 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tenure.domain import entries as facts
 from tenure.domain.budget import TokenUsage
+from tenure.domain.endings import CallOpened, CallSettled, open_calls_after
 from tenure.domain.fold import ResumePoint, fold
 from tenure.domain.states import TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.domain.turn import MAX_TRUNCATIONS, CallModel, CloseOut, ExecuteTools, Nudge, next_move
+from tenure.domain.waits import WaitAnswerKind, WaitKind
 
 START = (0, facts.Submitted(TaskSpec(goal="find out"))), (0, facts.Transition(TaskState.QUEUED, "SUBMITTED"))
 
@@ -162,3 +166,36 @@ def test_a_fork_begins_its_turn_without_what_judged_the_task_before() -> None:
 def test_an_answer_that_led_nowhere_is_not_sent_when_the_model_is_asked_again(stop: str) -> None:
     point = fold(ledger((1, attempt()), (1, answer(text("no"), stop=stop)), (2, attempt())))
     assert [message["role"] for message in point.messages] == ["user"]
+
+
+CALLS = st.sampled_from(["1.0", "1.1", "2.0"])
+FACTS = st.one_of(
+    CALLS.map(lambda call: intent(call, "x")),
+    CALLS.map(lambda call: outcome(call, "done")),
+    st.integers(1, 3).map(attempt),
+    st.just(answer(text("words"))),
+    st.just(facts.Compaction(facts.Summary(1, "in short"))),
+)
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), FACTS), max_size=12))
+def test_the_calls_that_are_open_are_those_that_the_ledger_counts(bodies: list[tuple[int, facts.Body]]) -> None:
+    """Whatever an own loop writes between: a task whose end leaves a call out that the ledger counts never ends."""
+    kept, counted = [], tuple[str, ...]()
+    for step, body in bodies:
+        match body:
+            case facts.ToolIntent():
+                after = open_calls_after(counted, [CallOpened(body.call_id)])
+            case facts.ToolOutcome():
+                after = open_calls_after(counted, [CallSettled(body.call_id)])
+            case _:
+                after = counted
+        if isinstance(after, tuple):  # else the ledger refuses it
+            counted, kept = after, [*kept, (step, body)]
+    assert tuple(one.call_id for one in fold(ledger(*kept)).open_intents) == counted
+
+
+def test_a_call_that_got_leave_stays_open_whatever_was_written_since() -> None:
+    leave = facts.WaitResolution("w", "1.0", WaitKind.TOOL_APPROVAL, WaitAnswerKind.DECISION, "edit", "", '{"a": 1}')
+    point = fold(ledger((1, intent("1.0", "x")), (2, attempt()), (2, leave)))
+    assert [(one.call_id, one.arguments_json) for one in point.open_intents] == [("1.0", '{"a": 1}')]
