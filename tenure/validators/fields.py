@@ -7,12 +7,16 @@ from typing import Any
 from uuid import UUID
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.domain.strict_json import strict_json
 from tenure.v1 import task_pb2, token_pb2
 from tenure.validators.limits import MAX_FRAME_BYTES, MAX_FRAME_ITEMS, MAX_LABELS, MAX_SLOTS
 from tenure.validators.violations import Check, Violations
 from tenure.wire.times import seconds
+
+_LAST_SECOND = 32_503_680_000
+"""The year 3000."""
 
 
 def is_json(text: str) -> bool:
@@ -26,6 +30,12 @@ def is_json(text: str) -> bool:
 
 def check_duration(field: str, value: Duration, most_seconds: float, v: Violations) -> None:
     v.between(field, seconds(value), 0, most_seconds)
+
+
+def check_moment(field: str, moment: Timestamp, v: Violations) -> None:
+    """A Timestamp that can be read: protobuf holds times that no calendar has, and Python refuses them."""
+    is_usual = 0 <= moment.seconds < _LAST_SECOND and 0 <= moment.nanos < 1_000_000_000
+    v.require(is_usual, field, "must be a time from 1970 to 3000")
 
 
 def check_lower_tiers(field: str, lower: task_pb2.LowerTiers, v: Violations) -> None:

@@ -9,7 +9,7 @@ from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
 from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import ledger_pb2, task_pb2
-from tenure.validators.fields import check_duration, check_task_id
+from tenure.validators.fields import check_duration, check_moment, check_task_id
 from tenure.validators.in_doubt import check_word
 from tenure.validators.limits import MAX_CHOICES, MAX_GOAL_BYTES
 from tenure.validators.violations import Check, Violations
@@ -113,6 +113,8 @@ def check_prune(request: Any, v: Violations) -> None:
     v.require(request.WhichOneof("which") is not None, "which", "must be set")
     if request.WhichOneof("which") == "task_id":
         check_task_id(request, v)
+    if request.WhichOneof("which") == "ended_before":
+        check_moment("ended_before", request.ended_before, v)
     check_reason(request, v)
     v.between("limit", request.limit, 0, 500)
 

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any, Final
 
 from tenure.v1 import tenant_service_pb2 as tenants
+from tenure.validators.fields import check_moment
 from tenure.validators.violations import Check, Violations
 
 TENANT: Final = re.compile(r"[a-z0-9-]{1,63}\Z")
@@ -58,9 +59,7 @@ def _usage(request: tenants.GetTenantUsageRequest, v: Violations) -> None:
     v.length("page_token", request.page_token, 0, 512)
     given = [name for name in ("begin_time", "end_time") if request.HasField(name)]
     for name in given:
-        told = getattr(request, name)
-        usual = 0 <= told.seconds < 2**35 and 0 <= told.nanos < 1_000_000_000
-        v.require(usual, name, "must be a usual time")
+        check_moment(name, getattr(request, name), v)
     if request.root_task_id:
         v.uuid("root_task_id", request.root_task_id)
         v.require(not given, "root_task_id", "not together with times")

@@ -381,6 +381,16 @@ def requeued() -> Story:
     return story
 
 
+def cancelled_again() -> Story:
+    """Requeued after a cancel; the next attempt is cancelled as well."""
+    story = cancelled()
+    story.requeue()
+    story.entry(facts.CancelRequest("enough again"), owned=False, actor=CLIENT)
+    story.operation(seen.Method.CANCEL)
+    story.move(TaskState.CANCELLED, Reason.CANCEL_REQUESTED, owned=False)
+    return story
+
+
 def granted() -> Story:
     """Ended at its cap, which an operator raised; the next attempt succeeds."""
     story = Story()

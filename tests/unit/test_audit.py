@@ -20,7 +20,7 @@ from tenure.audit.verify import MOST_OF_A_CHECK, Examination, examine, verify
 from tenure.domain.budget import TokenUsage
 from tenure.domain.tools import CallState
 from tests.unit.audit_faults import joined
-from tests.unit.audit_story import TASK, Story, cancelled, granted, requeued, taken_over
+from tests.unit.audit_story import TASK, Story, cancelled, cancelled_again, granted, requeued, taken_over
 
 
 def test_every_invariant_is_checked_or_says_who_answers_for_it() -> None:
@@ -40,7 +40,7 @@ def test_checks_ask_only_for_sources_that_there_are() -> None:
         assert set(check.needs) <= {*SOURCES, *FLAGS}, check
 
 
-@pytest.mark.parametrize("story", [taken_over, cancelled, requeued, granted])
+@pytest.mark.parametrize("story", [taken_over, cancelled, cancelled_again, requeued, granted])
 def test_a_good_history_passes_every_check(story) -> None:
     report = examine(story().history())
     assert (report.violations, report.not_run, report.unread) == ((), (), 0)

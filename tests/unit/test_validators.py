@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.states import ReleaseReason
@@ -15,6 +16,7 @@ from tenure.v1 import checkpoint_service_pb2 as checkpoint
 from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import task_pb2, token_pb2, tool_pb2
 from tenure.v1 import task_service_pb2 as tasks
+from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.v1 import tool_provider_service_pb2 as providers
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.validators import (
@@ -311,3 +313,14 @@ def test_a_live_address_is_an_address() -> None:
     validate(coordinator.SessionRequest(hello=hello))
     hello.live_address = "a\x1b]0;b"
     assert fields(coordinator.SessionRequest(hello=hello)) == {"hello.live_address"}
+
+
+@pytest.mark.parametrize("seconds, nanos", [(-1, 0), (2**63 - 1, 0), (253_402_300_800, 0), (1, -1), (1, 10**9)])
+def test_a_time_that_no_calendar_has_is_refused_wherever_it_comes(seconds: int, nanos: int) -> None:
+    """Python's own conversion raises ValueError: without the check that is an internal error."""
+    time = Timestamp(seconds=seconds, nanos=nanos)
+    assert fields(admin.PruneTasksRequest(ended_before=time, reason="old")) == {"ended_before"}
+    by_ledger = checkpoint.CheckpointServicePruneTasksRequest(ended_before=time, reason="old", actor="a")
+    assert fields(by_ledger) == {"ended_before"}
+    assert fields(tenants.GetTenantUsageRequest(end_time=time)) == {"end_time"}
+    assert fields(tasks.SubmitTaskRequest(goal="go", start_time=time)) == {"start_time"}

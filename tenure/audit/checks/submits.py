@@ -10,7 +10,7 @@ from typing import Final
 from tenure.audit.check import Check, SumCheck
 from tenure.audit.checks.fencing import OWNERS_ONLY
 from tenure.audit.checks.in_doubt import words
-from tenure.audit.history import Answer, Method, Operation
+from tenure.audit.history import Answer, LedgerEntry, Method, Operation
 from tenure.audit.reading import claim, of_kind, own, place
 from tenure.audit.task_history import TaskHistory
 from tenure.audit.violation import Violation
@@ -76,9 +76,11 @@ def facts_come_once(task: TaskHistory) -> Iterator[str]:
         if message.request_id and message.request_id in first:
             yield f"{place(entry)} repeats request {message.request_id} of {first[message.request_id]}"
         first.setdefault(message.request_id, place(entry))
-    cancels = [entry for entry, _ in of_kind(task.entries, CancelRequest)]
-    for entry in cancels[1:]:
-        yield f"{place(entry)} asks for the end again, after {place(cancels[0])}"
+    cancels: dict[int, LedgerEntry] = {}
+    for entry, _ in of_kind(task.entries, CancelRequest):
+        before = cancels.setdefault(entry.attempt, entry)  # an attempt that was requeued may be cancelled, too
+        if before is not entry:
+            yield f"{place(entry)} asks for the end again, after {place(before)}"
     for entry, _ in list(of_kind(task.entries, Submitted))[1:]:
         yield f"{place(entry)} submits the task again"
 
