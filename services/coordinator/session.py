@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from services.coordinator.progress import Heard, ProgressWatch
-from tenure.domain.errors import TenureError, Unavailable
+from tenure.domain.errors import InvalidRequest, TenureError, Unavailable
 from tenure.domain.places import NO_PLACES, Places
 from tenure.domain.task import DEFAULT_LOOP, DEFAULT_QUEUE, Priority
 from tenure.runtime import metrics
@@ -180,7 +180,15 @@ class Session:
         return self._taken_by_suspects > 0 or any(claim.suspect for claim in self.claims.values())
 
     def report_places(self, places: Places, grants_read: int | None) -> None:
-        """What the worker says it can take, counted when it had read so many of our grants; None: as it says."""
+        """What the worker says it can take, counted when it had read so many of our grants; None: as it says.
+
+        Raises InvalidRequest for more grants than were sent.
+        """
+        if grants_read is not None and grants_read > self._grants_sent:
+            problem = (
+                f"only {self._grants_sent} grants were sent on this stream, and {grants_read} cannot have been read"
+            )
+            raise InvalidRequest(violations=[("grants_read", problem)])
         self._reported = places
         unread = 0 if grants_read is None else self._grants_sent - grants_read
         while len(self._on_their_way) > unread:

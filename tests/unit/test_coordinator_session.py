@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from services.coordinator.lease_store import ClaimRecord, HeldClaim, HeldSession, SessionRecord
 from services.coordinator.session import OUTBOX_MESSAGES, Profile, Session, Timing
+from tenure.domain.errors import InvalidRequest
 from tenure.domain.places import Places
 from tenure.domain.task import Priority
 from tenure.v1 import coordinator_service_pb2 as pb
@@ -48,6 +51,15 @@ def test_grants_on_their_way_are_taken_off_the_free_slots():
     assert worker.places(NOW).any == 2
     worker.report_places(Places.open_to_all(2), grants_read=2)
     assert worker.places(NOW).any == 2
+
+
+def test_a_worker_that_read_more_grants_than_were_sent_is_refused():
+    """Such a count made the stream end with an internal error."""
+    worker = session(4)
+    grant(worker, 1)
+    with pytest.raises(InvalidRequest, match="only 1 grants were sent"):
+        worker.report_places(Places.open_to_all(3), grants_read=2)
+    assert worker.places(NOW).any == 3
 
 
 def test_a_worker_that_does_not_count_grants_is_taken_at_its_word():

@@ -315,7 +315,7 @@ def test_a_live_address_is_an_address() -> None:
     assert fields(coordinator.SessionRequest(hello=hello)) == {"hello.live_address"}
 
 
-@pytest.mark.parametrize("seconds, nanos", [(-1, 0), (2**63 - 1, 0), (253_402_300_800, 0), (1, -1), (1, 10**9)])
+@pytest.mark.parametrize(("seconds", "nanos"), [(-1, 0), (2**63 - 1, 0), (253_402_300_800, 0), (1, -1), (1, 10**9)])
 def test_a_time_that_no_calendar_has_is_refused_wherever_it_comes(seconds: int, nanos: int) -> None:
     """Python's own conversion raises ValueError: without the check that is an internal error."""
     time = Timestamp(seconds=seconds, nanos=nanos)
