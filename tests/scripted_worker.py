@@ -161,6 +161,11 @@ class ScriptedWorker:
         self.hello.free_slots = free_slots
         await self._write(pb.SessionRequest(slots=slots))
 
+    async def say(self, request: pb.SessionRequest) -> None:
+        """Whatever it is. A stream that has ended is no error: how it ended is heard."""
+        with contextlib.suppress(TenureError, PeerFailed, asyncio.InvalidStateError):
+            await self._write(request)
+
     async def drain(self) -> None:
         await self._write(pb.SessionRequest(drain=pb.Drain()))
 

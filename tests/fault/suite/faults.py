@@ -236,6 +236,14 @@ async def drain_worker(install: Installation, fault: PlannedFault) -> None:
     await kill(install, PlannedFault(0.0, "kill", fault.target))
 
 
+async def overtake(install: Installation, fault: PlannedFault) -> None:
+    """Waits until everybody was stopped and met an operator, for `seconds` at most."""
+    assert install.between is not None
+    ends_at = time.monotonic() + fault.seconds
+    while time.monotonic() < ends_at and not install.between.all_met():
+        await asyncio.sleep(PAUSE_SECONDS)
+
+
 async def model(install: Installation, fault: PlannedFault) -> None:
     """The next model calls fail as `detail` says."""
     order = json.loads(fault.detail)
@@ -272,4 +280,5 @@ INJECTORS: Final[dict[str, Inject]] = {
     "receive_webhooks": receive_webhooks,
     "prune": prune,
     "fork": fork,
+    "overtake": overtake,
 }

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tenure.client import Client
 from tenure.dev.etcd_process import EtcdProcess
@@ -25,6 +25,9 @@ from tests.fault.suite.scenarios import write_scenarios
 from tests.fault.suite.schedule import GUEST, Shape
 from tests.fault.suite.traffic import Traffic
 from tests.fix_simulator import SimulatorControl
+
+if TYPE_CHECKING:
+    from tests.fault.suite.between import Between
 
 REPOSITORY: Final = Path(__file__).parents[3]
 DEAF: Final = "worker.ignore_trust_window"
@@ -47,7 +50,7 @@ class Size:
 class Installation:
     """Runs. `users` are clients of the gateways, each with a connection of its own, `guests` those of another tenant.
 
-    `traffic`: of the seed that runs.
+    `traffic`: of the seed that runs. `between`: who acts while processes are stopped, where a test has such operators.
     """
 
     stack: Stack
@@ -60,6 +63,7 @@ class Installation:
     users: list[Client] = field(default_factory=list)
     guests: list[Client] = field(default_factory=list)
     traffic: Traffic | None = None
+    between: Between | None = None
     store_locks: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     duties: list[asyncio.Task[None]] = field(default_factory=list)
 

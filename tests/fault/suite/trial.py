@@ -134,7 +134,8 @@ class Trial:
             one.method is Method.CANCEL and one.answer is Answer.OK and one.task_id == task.task_id
             for one in traffic.log.operations
         )
-        return not asked_to_end or all(STATES.to_domain(one.state) in TERMINAL for one in found)
+        was_requeued = found[0].attempt > 1 and not found[0].cancel_requested
+        return not asked_to_end or was_requeued or all(STATES.to_domain(one.state) in TERMINAL for one in found)
 
     def _stands_still(self, found: task_pb2.Task, task: Submitted) -> bool:
         """Ended, or waiting for a person who will not come: sub-agents are waited for, and most people have a word."""

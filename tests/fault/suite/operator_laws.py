@@ -1,0 +1,49 @@
+"""What an operator was told has been done stays done: pure, over the entries of one task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from tenure.domain.entries import CancelRequest, CloseOut, Entry, GrantBudget, OperatorRequest, Requeue, Transition
+from tenure.domain.states import TERMINAL, Reason, TaskState
+from tests.fault.suite.between import Action, Done
+
+
+def undone(entries: Sequence[Entry], done: Iterable[Done]) -> Iterator[str]:
+    """Sentences, one for each law that is broken. The task has ended."""
+    yield from _ends_that_nobody_asked_for(entries)
+    for one in done:
+        if not _is_kept(entries, one):
+            yield f"{one} was acknowledged, and nothing came of it"
+
+
+def _ends_that_nobody_asked_for(entries: Sequence[Entry]) -> Iterator[str]:
+    """An attempt is ended by a request of its own: one for the attempt before does not end it."""
+    for entry in entries:
+        end = entry.body
+        if not isinstance(end, Transition) or end.to_state not in TERMINAL:
+            continue
+        asked = [one.body for one in entries if one.attempt == entry.attempt and one.sequence < entry.sequence]
+        closes = [one.act for one in asked if isinstance(one, OperatorRequest) and isinstance(one.act, CloseOut)]
+        if end.reason == Reason.OPERATOR_CLOSE_OUT and not closes:
+            yield f"attempt {entry.attempt} was closed out at {entry.sequence}, and nobody had asked for that"
+        elif end.to_state is TaskState.CANCELLED and not (
+            closes or any(isinstance(one, CancelRequest) for one in asked)
+        ):
+            yield f"attempt {entry.attempt} was cancelled at {entry.sequence}, and nobody had asked for that"
+
+
+def _is_kept(entries: Sequence[Entry], done: Done) -> bool:
+    requests = [one.body.act for one in entries if isinstance(one.body, OperatorRequest)]
+    match done.action:
+        case Action.CANCEL | Action.CLOSE_OUT:
+            ends = [one for one in entries if isinstance(one.body, Transition) and one.body.to_state in TERMINAL]
+            return any(one.attempt == done.attempt for one in ends)
+        case Action.REQUEUE:
+            attempts = {one.attempt for one in entries}
+            return done.attempt in attempts and any(isinstance(act, Requeue) for act in requests)
+        case Action.GRANT:
+            return any(isinstance(act, GrantBudget) for act in requests)
+        case Action.TRANSFER:
+            moves = [one.body for one in entries if isinstance(one.body, Transition)]
+            return any(move.reason == Reason.OPERATOR_TRANSFER for move in moves)
