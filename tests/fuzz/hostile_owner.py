@@ -17,7 +17,7 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.fuzz.calling import Answer, Code, call, check_answer
-from tests.fuzz.messages import messages
+from tests.fuzz.messages import messages, type_of
 from tests.fuzz.methods import method_named
 from tests.fuzz.world import Owner, World
 from tests.patience import PATIENCE_SECONDS
@@ -51,7 +51,7 @@ def entry_of_kind(draw: Callable[[st.SearchStrategy[Any]], Any]) -> ledger_pb2.N
     kind = draw(st.one_of(OWNED, OWNED, OWNED, OWNED, st.sampled_from(KINDS)))
     field = ledger_pb2.EntryBody.DESCRIPTOR.fields_by_name[kind]
     entry = ledger_pb2.NewEntry(step=draw(st.integers(0, 3)))
-    getattr(entry.body, field.name).CopyFrom(draw(messages(field.message_type, KNOWN, hostile_in=8)))
+    getattr(entry.body, field.name).CopyFrom(draw(messages(type_of(field), KNOWN, hostile_in=8)))
     return entry
 
 

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor import Descriptor, EnumDescriptor
 from google.protobuf.descriptor import FieldDescriptor as Field
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
@@ -70,6 +70,12 @@ def messages(descriptor: Descriptor, known: Known = PLAUSIBLE, *, hostile_in: in
     return strategy()
 
 
+def type_of(field: Field) -> Descriptor:
+    """The type of a field that holds messages."""
+    assert field.message_type is not None
+    return field.message_type
+
+
 class _Maker:
     """Makes one message."""
 
@@ -111,13 +117,13 @@ class _Maker:
             setattr(message, field.name, self._value(field, depth))
 
     def _fill_map(self, message: Message, field: Field) -> None:
-        key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
+        key, value = (type_of(field).fields_by_name[name] for name in ("key", "value"))
         for _ in range(self._draw(st.integers(0, 2))):
             getattr(message, field.name)[self._value(key, 0)] = self._value(value, 0)
 
     def _value(self, field: Field, depth: int) -> Any:
         if field.cpp_type == Field.CPPTYPE_MESSAGE:
-            return self.message(field.message_type, depth + 1)
+            return self.message(type_of(field), depth + 1)
         if self._is_hostile():
             return self._draw(hostile_value(field))
         given = self._known.get(field.name)
@@ -144,7 +150,7 @@ class _Maker:
 
 def _plausible(field: Field) -> st.SearchStrategy[Any]:
     if field.cpp_type == Field.CPPTYPE_ENUM:
-        return st.sampled_from([value.number for value in field.enum_type.values])
+        return st.sampled_from([value.number for value in _enum_of(field).values])
     if field.cpp_type == Field.CPPTYPE_BOOL:
         return st.booleans()
     if field.cpp_type in (Field.CPPTYPE_DOUBLE, Field.CPPTYPE_FLOAT):
@@ -158,6 +164,11 @@ def _plausible(field: Field) -> st.SearchStrategy[Any]:
     return st.sampled_from(["word", "a-name", "two words"])
 
 
+def _enum_of(field: Field) -> EnumDescriptor:
+    assert field.enum_type is not None
+    return field.enum_type
+
+
 def _oneof_of(field: Field) -> Any:
     """The oneof somebody wrote: `optional` makes one of its own."""
     one = field.containing_oneof
@@ -169,4 +180,4 @@ def _true_oneofs(descriptor: Descriptor) -> list[Any]:
 
 
 def _is_map(field: Field) -> bool:
-    return field.cpp_type == Field.CPPTYPE_MESSAGE and bool(field.message_type.GetOptions().map_entry)
+    return field.cpp_type == Field.CPPTYPE_MESSAGE and bool(type_of(field).GetOptions().map_entry)

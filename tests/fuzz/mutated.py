@@ -18,7 +18,7 @@ _GROUP = b"\x0b" * 150
 @st.composite
 def damaged(draw: Callable[[st.SearchStrategy[Any]], Any], made: st.SearchStrategy[Message]) -> bytes:
     """One of them, damaged in one to three places."""
-    raw = draw(made).SerializeToString()
+    raw: bytes = draw(made).SerializeToString()
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, max(0, len(raw) - 1)))
         match draw(st.sampled_from(["cut", "change", "insert", "repeat", "unfit", "deep", "varint", "group"])):

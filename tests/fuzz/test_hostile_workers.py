@@ -15,7 +15,7 @@ from tenure.runtime.status import PeerFailed
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2 as pb
 from tests.fuzz.calling import call, check_answer
-from tests.fuzz.messages import messages
+from tests.fuzz.messages import messages, type_of
 from tests.fuzz.methods import method_named
 from tests.fuzz.profile import examples
 from tests.fuzz.world import World
@@ -73,8 +73,8 @@ def _frames(known: Any) -> st.SearchStrategy[pb.SessionRequest]:
     """All kinds as often, and each with something in it."""
 
     def of_kind(name: str) -> st.SearchStrategy[pb.SessionRequest]:
-        kind = pb.SessionRequest.DESCRIPTOR.fields_by_name[name].message_type
-        made = messages(kind, known, hostile_in=15)
+        kind = type_of(pb.SessionRequest.DESCRIPTOR.fields_by_name[name])
+        made: st.SearchStrategy[Any] = messages(kind, known, hostile_in=15)
         return made.map(lambda message: pb.SessionRequest(**{name: message}))
 
     return st.sampled_from(FRAMES).flatmap(of_kind)

@@ -152,11 +152,12 @@ async def test_many_long_words_from_others_do_not_lose_a_commit(world: World) ->
 async def test_a_frame_is_answered_whatever_its_size_is(world: World, size: int) -> None:
     """What is in it is refused one by one: the tokens are nobody's."""
     frame = ledger_pb.CommitStreamRequest()
-    while (left := size - frame.ByteSize()) > 20_000:
-        tagged = frame.commits.add(tag=len(frame.commits) + 1)
-        tagged.commit.commit_id, tagged.commit.traceparent = str(uuid.uuid4()), "x" * 16_000
-        assert left > 0
-    frame.commits[0].commit.traceparent += "x" * (size - frame.ByteSize())
+    for tag in range(20):
+        tagged = frame.commits.add(tag=tag + 1)
+        tagged.commit.commit_id, tagged.commit.traceparent = str(uuid.uuid4()), "x" * 100_000
+    last = frame.commits[-1].commit
+    while frame.ByteSize() != size:
+        last.traceparent = "x" * (len(last.traceparent) + size - frame.ByteSize())
     answer = await call(world.bare["checkpoint"], COMMITS, [frame])
     check_answer(COMMITS, [frame], answer)
     if size <= limits.MAX_FRAME_BYTES:

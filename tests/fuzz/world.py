@@ -19,7 +19,7 @@ from typing import Any, Final
 import grpc
 from hypothesis import strategies as st
 
-from tenure.dev.stack.stack import Stack, StackOptions
+from tenure.dev.stack import Stack, StackOptions
 from tenure.domain.errors import LimitReached, Refused
 from tenure.runtime.rpc_channel import TenureChannel, open_channel
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
@@ -212,7 +212,7 @@ class World:
         return [line[:3000] for line in lines if _is_error(line)]
 
     async def _lift_limits(self) -> None:
-        kinds = [value.number for value in tenant_pb.QuotaKind.DESCRIPTOR.values if value.number]
+        kinds: Any = [value.number for value in tenant_pb.QuotaKind.DESCRIPTOR.values if value.number]
         request = tenant_pb.UpdateTenantLimitsRequest(follow_defaults=kinds, reason="to go on")
         await self.tenants.UpdateTenantLimits(request, timeout=CALL_SECONDS)
 

@@ -382,10 +382,16 @@ def requeued() -> Story:
 
 
 def cancelled_again() -> Story:
-    """Requeued after a cancel; the next attempt is cancelled as well."""
+    """Requeued after a cancel; the next attempt is cancelled as well, and again after a close-out that came between."""
     story = cancelled()
     story.requeue()
-    story.entry(facts.CancelRequest("enough again"), owned=False, actor=CLIENT)
+    out = facts.CloseOut(TaskState.FAILED)
+    for asked in (
+        facts.CancelRequest("enough again"),
+        facts.OperatorRequest("as failed", out),
+        facts.CancelRequest("as cancelled"),
+    ):
+        story.entry(asked, owned=False, actor=CLIENT)
     story.operation(seen.Method.CANCEL)
     story.move(TaskState.CANCELLED, Reason.CANCEL_REQUESTED, owned=False)
     return story

@@ -14,7 +14,7 @@ from tenure.audit.history import Answer, LedgerEntry, Method, Operation
 from tenure.audit.reading import claim, of_kind, own, place
 from tenure.audit.task_history import TaskHistory
 from tenure.audit.violation import Violation
-from tenure.domain.entries import CancelRequest, ModelAttempt, Submitted, UserMessage
+from tenure.domain.entries import CancelRequest, CloseOut, ModelAttempt, OperatorRequest, Submitted, UserMessage
 from tenure.domain.states import TaskState
 
 
@@ -77,10 +77,14 @@ def facts_come_once(task: TaskHistory) -> Iterator[str]:
             yield f"{place(entry)} repeats request {message.request_id} of {first[message.request_id]}"
         first.setdefault(message.request_id, place(entry))
     cancels: dict[int, LedgerEntry] = {}
-    for entry, _ in of_kind(task.entries, CancelRequest):
-        before = cancels.setdefault(entry.attempt, entry)  # an attempt that was requeued may be cancelled, too
-        if before is not entry:
-            yield f"{place(entry)} asks for the end again, after {place(before)}"
+    for entry in task.entries:
+        match entry.body:
+            case OperatorRequest(act=CloseOut()):
+                cancels.pop(entry.attempt, None)  # the newest request for an end counts: a cancel may follow it
+            case CancelRequest():
+                before = cancels.setdefault(entry.attempt, entry)  # an attempt that was requeued may be cancelled, too
+                if before is not entry:
+                    yield f"{place(entry)} asks for the end again, after {place(before)}"
     for entry, _ in list(of_kind(task.entries, Submitted))[1:]:
         yield f"{place(entry)} submits the task again"
 

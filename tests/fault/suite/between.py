@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from uuid import uuid4
 
 from tenure.audit.history import Answer, Method
@@ -44,12 +44,13 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """An action that was acknowledged, and the task as the answer showed it."""
+    """An action that was acknowledged, and the task as the answer showed it. `epoch`: before it was asked for."""
 
     action: Action
     task_id: str
     attempt: int
     sequence: int
+    epoch: int
     at: str
 
     def __str__(self) -> str:
@@ -68,6 +69,7 @@ class Between:
     met: dict[str, list[Action]] = field(default_factory=dict)
     _luck: random.Random = field(default_factory=random.Random)
     _going: list[asyncio.Task[None]] = field(default_factory=list)
+    _over: bool = False
 
     def __post_init__(self) -> None:
         self._luck.seed(self.seed)
@@ -75,6 +77,11 @@ class Between:
     def all_met(self) -> bool:
         """Whether each of the failpoints was reached, and its process goes on."""
         return len(self.met) == len(self.names) and all(one.done() for one in self._going)
+
+    async def leave(self) -> None:
+        """Nobody acts any more; what was begun is finished. The tasks are judged afterwards."""
+        self._over = True
+        await asyncio.gather(*self._going)
 
     def arm(self, install: Installation) -> None:
         """Every process that has one of them is killed, and comes back armed."""
@@ -107,7 +114,7 @@ class Between:
 
     async def _overtake(self, install: Installation, name: str) -> None:
         """One to three actions, as long as it is stopped; what was begun is finished either way."""
-        if install.traffic is None:
+        if install.traffic is None or self._over:
             self._go(name).touch()
             return
         actions = asyncio.create_task(self._act(install.traffic, name))
@@ -119,8 +126,8 @@ class Between:
         tasks = [task for task in traffic.tasks if task.task_id]
         for task in self._luck.sample(tasks, min(len(tasks), self._luck.randint(1, 3))):
             with suppress(TryLater):
-                state = STATES.to_domain((await traffic.user_of(task).get(task.task_id)).state)
-                await self._do(traffic, task, self._choose(state), name)
+                seen = await traffic.user_of(task).get(task.task_id)
+                await self._do(traffic, task, self._choose(STATES.to_domain(seen.state)), name, seen.epoch)
 
     def _choose(self, state: TaskState) -> Action:
         """Mostly what can be done in this state."""
@@ -128,7 +135,7 @@ class Between:
         fitting = sorted(wanted & {*self.actions})
         return self._luck.choice(fitting if fitting and self._luck.random() < 0.9 else sorted(self.actions))
 
-    async def _do(self, traffic: Traffic, task: Submitted, action: Action, name: str) -> None:
+    async def _do(self, traffic: Traffic, task: Submitted, action: Action, name: str, epoch: int) -> None:
         self.met[name].append(action)
         if action is Action.CANCEL:
             before = len(traffic.log.operations)
@@ -136,11 +143,11 @@ class Between:
             mine = [one for one in traffic.log.operations[before:] if one.task_id == task.task_id]
             if mine and mine[-1].method is Method.CANCEL and mine[-1].answer is Answer.OK:
                 seen = await traffic.user_of(task).get(task.task_id)
-                self.done.append(Done(action, task.task_id, seen.attempt, mine[-1].sequence or 0, name))
+                self.done.append(Done(action, task.task_id, seen.attempt, mine[-1].sequence or 0, epoch, name))
             return
         with suppress(Refused):
             answered = await _ask(traffic, task, action)
-            self.done.append(Done(action, task.task_id, answered.attempt, answered.sequence, name))
+            self.done.append(Done(action, task.task_id, answered.attempt, answered.sequence, epoch, name))
 
     def _reached(self, name: str) -> Path:
         return self.folder / f"{name}.reached"
@@ -150,7 +157,8 @@ class Between:
 
 
 async def _ask(traffic: Traffic, task: Submitted, action: Action) -> task_pb2.Task:
-    user, known = traffic.user_of(task), {"task_id": task.task_id, "reason": "overtaken"}
+    user = traffic.user_of(task)
+    known: dict[str, Any] = {"task_id": task.task_id, "reason": "overtaken"}
     repeated = {**known, "request_id": str(uuid4())}
     match action:
         case Action.REQUEUE:

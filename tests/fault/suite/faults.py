@@ -242,6 +242,7 @@ async def overtake(install: Installation, fault: PlannedFault) -> None:
     ends_at = time.monotonic() + fault.seconds
     while time.monotonic() < ends_at and not install.between.all_met():
         await asyncio.sleep(PAUSE_SECONDS)
+    await install.between.leave()
 
 
 async def model(install: Installation, fault: PlannedFault) -> None:

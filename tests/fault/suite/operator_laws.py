@@ -14,7 +14,7 @@ def undone(entries: Sequence[Entry], done: Iterable[Done]) -> Iterator[str]:
     yield from _ends_that_nobody_asked_for(entries)
     for one in done:
         if not _is_kept(entries, one):
-            yield f"{one} was acknowledged, and nothing came of it"
+            yield f"{one} was acknowledged, and undone or never done"
 
 
 def _ends_that_nobody_asked_for(entries: Sequence[Entry]) -> Iterator[str]:
@@ -34,6 +34,7 @@ def _ends_that_nobody_asked_for(entries: Sequence[Entry]) -> Iterator[str]:
 
 
 def _is_kept(entries: Sequence[Entry], done: Done) -> bool:
+    """Of a transfer: whoever held the task before has written nothing since."""
     requests = [one.body.act for one in entries if isinstance(one.body, OperatorRequest)]
     match done.action:
         case Action.CANCEL | Action.CLOSE_OUT:
@@ -45,5 +46,4 @@ def _is_kept(entries: Sequence[Entry], done: Done) -> bool:
         case Action.GRANT:
             return any(isinstance(act, GrantBudget) for act in requests)
         case Action.TRANSFER:
-            moves = [one.body for one in entries if isinstance(one.body, Transition)]
-            return any(move.reason == Reason.OPERATOR_TRANSFER for move in moves)
+            return not any(one.epoch == done.epoch and one.sequence > done.sequence for one in entries)
