@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_channel import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tests.fix_leases import Leases
@@ -18,6 +19,7 @@ from tests.fuzz.messages import messages
 from tests.fuzz.methods import method_named
 from tests.fuzz.profile import examples
 from tests.fuzz.world import CONTROL, World
+from tests.patience import AGAIN
 
 pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(3600)]
 
@@ -63,6 +65,6 @@ async def _lease_is_had(world: World) -> None:
     """Acquired, renewed and released by somebody who sent none of it."""
     async with open_channel(world.stack.services["coordinator"].address, tenant=CONTROL) as channel:
         leases = Leases(channel)
-        lease = await leases.acquire(f"table/{uuid.uuid4()}")
+        lease = await retrying(lambda: leases.acquire(f"table/{uuid.uuid4()}"), AGAIN)
         assert (await leases.renew(lease)).epoch == lease.epoch
         assert await leases.release(lease)

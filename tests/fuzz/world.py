@@ -11,7 +11,7 @@ import json
 import os
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from tenure.dev.stack import Stack, StackOptions
 from tenure.domain.errors import LimitReached, Refused
+from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_channel import TenureChannel, open_channel
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
@@ -33,7 +34,7 @@ from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
 from tests.fault.suite.judging import EXPECTED_ERRORS
 from tests.fuzz.calling import FUZZED, Tally
 from tests.fuzz.messages import Known
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.patience import AGAIN, CALL_SECONDS, PATIENCE_SECONDS
 from tests.scripted_worker import ScriptedWorker
 
 CONTROL: Final = "control"
@@ -41,6 +42,8 @@ CONTROL: Final = "control"
 OWNED: Final = "fuzz-owned"
 """Queue of the tasks that the scripted worker takes."""
 PROCESSES: Final = ("gateway", "checkpoint", "coordinator", "tools")
+LOOK_SECONDS: Final = 2.0
+"""After so long in vain the worker's stream is looked at."""
 MOST_MEMORY_MIB: Final = 250
 """More than a process needs for the largest requests at once, and than its caches may hold."""
 ENDED: Final = frozenset(
@@ -173,11 +176,17 @@ class World:
         return list((await self.tasks.ListTaskEntries(request, timeout=CALL_SECONDS)).entries)
 
     async def control(self) -> None:
-        """A task of somebody else's is submitted, granted, opened and closed out, by a worker that just came."""
+        """A task of somebody else's is done. As any client, it tries again when it is told to: a generation that was
+        raised is settled first.
+        """
+        await retrying(self._is_done, AGAIN)
+
+    async def _is_done(self) -> None:
+        """Submitted, granted, opened and closed out, by a worker that just came."""
         address = self.stack.services["coordinator"].address
         worker = ScriptedWorker(address, self.ledger, worker_id="control", queues=[CONTROL], free_slots=1)
-        await worker.attach()
         try:
+            await worker.attach()
             request = api.SubmitTaskRequest(request_id=str(uuid.uuid4()), goal="go", queue=CONTROL)
             await self.control_tasks.SubmitTask(request, timeout=CALL_SECONDS)
             grant = await worker.next_grant()
@@ -227,11 +236,18 @@ class World:
         """The worker of the owned tasks; another one when its stream has ended."""
         if self.worker is None or self.worker.ended_with is not None:
             await self.close()
-            address = self.stack.services["coordinator"].address
-            made = ScriptedWorker(address, self.ledger, worker_id="fuzz-owner", queues=[OWNED], free_slots=200)
-            self.worker = await made.attach()
-            self._taking = asyncio.create_task(self._take_grants(made))
+            self.worker = await retrying(self._attach, AGAIN)
+            self._taking = asyncio.create_task(self._take_grants(self.worker))
         return self.worker
+
+    async def _attach(self) -> ScriptedWorker:
+        address = self.stack.services["coordinator"].address
+        made = ScriptedWorker(address, self.ledger, worker_id="fuzz-owner", queues=[OWNED], free_slots=200)
+        try:
+            return await made.attach()
+        except BaseException:
+            await made.break_off()
+            raise
 
     async def close(self) -> None:
         """The scripted worker leaves."""
@@ -241,8 +257,12 @@ class World:
 
     async def _grant_of(self, task_id: str) -> coordinator_pb.Grant:
         """Several wait at once, so grants are kept until the one who waits for them comes."""
-        async with asyncio.timeout(PATIENCE_SECONDS), self._granted:
-            await self._granted.wait_for(lambda: task_id in self._grants)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while task_id not in self._grants:
+                await self._attached()  # its session ends when a generation is raised, or when it is told to drain
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_SECONDS), self._granted:
+                        await self._granted.wait_for(lambda: task_id in self._grants)
             return self._grants.pop(task_id)
 
     async def _take_grants(self, worker: ScriptedWorker) -> None:

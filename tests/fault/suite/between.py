@@ -83,12 +83,16 @@ class Between:
         self._over = True
         await asyncio.gather(*self._going)
 
-    def arm(self, install: Installation) -> None:
-        """Every process that has one of them is killed, and comes back armed."""
-        for name in install.stack.services:
-            settings = self._armed(kind_of(name))
+    async def arm(self, install: Installation) -> None:
+        """Every process that has one of them is killed, and comes back armed. Returns when they serve."""
+        before = len(install.keeper.deaths)
+        armed = {name: self._armed(kind_of(name)) for name in install.stack.services}
+        for name, settings in armed.items():
             if settings:
                 install.keeper.expect_death(name, armed=settings).kill()
+        for name, settings in armed.items():
+            if settings:
+                await install.keeper.serves_or_died(name, before)
 
     def _armed(self, service: str) -> str:
         """TENURE_FAILPOINTS of a service's process."""
