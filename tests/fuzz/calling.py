@@ -69,12 +69,19 @@ class Tally:
 
 
 async def call(
-    channel: grpc.aio.Channel, method: Method, requests: Sequence[Message | bytes], *, tenant: str = FUZZED
+    channel: grpc.aio.Channel,
+    method: Method,
+    requests: Sequence[Message | bytes],
+    *,
+    tenant: str = FUZZED,
+    seconds: float | None = None,
 ) -> Answer:
-    """Send these and hear what comes. A stream's first answers, or those of its first WATCHED_SECONDS."""
+    """Send these and hear what comes. A stream's first answers, or those of its first WATCHED_SECONDS: `seconds` for
+    one that ends by itself.
+    """
     kind = f"{'stream' if method.streams_in else 'unary'}_{'stream' if method.streams_out else 'unary'}"
     start = getattr(channel, kind)(method.path, _to_bytes, method.response.FromString)
-    seconds = WATCHED_SECONDS if method.may_wait else CALL_SECONDS
+    seconds = seconds or (WATCHED_SECONDS if method.may_wait else CALL_SECONDS)
     metadata = ((TENANT_KEY, tenant),)
     if method.streams_in:
         begun = start(timeout=seconds, metadata=metadata)
@@ -107,7 +114,7 @@ async def _write(begun: Any, requests: Sequence[Message | bytes]) -> None:
         for request in requests:
             await begun.write(request)
         await begun.done_writing()
-    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+    except (grpc.aio.BaseError, grpc.RpcError, asyncio.InvalidStateError):
         return
 
 

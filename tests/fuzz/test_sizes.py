@@ -158,7 +158,7 @@ async def test_a_frame_is_answered_whatever_its_size_is(world: World, size: int)
     last = frame.commits[-1].commit
     while frame.ByteSize() != size:
         last.traceparent = "x" * (len(last.traceparent) + size - frame.ByteSize())
-    answer = await call(world.bare["checkpoint"], COMMITS, [frame])
+    answer = await call(world.bare["checkpoint"], COMMITS, [frame], seconds=CALL_SECONDS)
     check_answer(COMMITS, [frame], answer)
     if size <= limits.MAX_FRAME_BYTES:
         assert answer.code is Code.OK, answer
@@ -183,7 +183,7 @@ async def test_a_hello_with_the_most_holdings_is_answered(world: World, count: i
     async with asyncio.timeout(PATIENCE_SECONDS):
         if count > limits.MAX_HOLDINGS:
             sent = [coordinator_pb.SessionRequest(hello=hello)]
-            answer = await call(world.bare["coordinator"], SESSION, sent)
+            answer = await call(world.bare["coordinator"], SESSION, sent, seconds=CALL_SECONDS)
             assert answer.code is Code.INVALID_ARGUMENT, answer
             return
         worker = ScriptedWorker(world.stack.services["coordinator"].address, world.ledger)

@@ -91,6 +91,7 @@ class World:
     _grants: dict[str, coordinator_pb.Grant] = field(default_factory=dict)
     _granted: asyncio.Condition = field(default_factory=asyncio.Condition)
     _taking: asyncio.Task[None] | None = None
+    _attaching: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def known(self) -> Known:
         """Ids and tokens to name: of a task that waits in the queue, one that is owned, and one that has ended."""
@@ -234,11 +235,12 @@ class World:
 
     async def _attached(self) -> ScriptedWorker:
         """The worker of the owned tasks; another one when its stream has ended."""
-        if self.worker is None or self.worker.ended_with is not None:
-            await self.close()
-            self.worker = await retrying(self._attach, AGAIN)
-            self._taking = asyncio.create_task(self._take_grants(self.worker))
-        return self.worker
+        async with self._attaching:
+            if self.worker is None or self.worker.ended_with is not None:
+                await self.close()
+                self.worker = await retrying(self._attach, AGAIN)
+                self._taking = asyncio.create_task(self._take_grants(self.worker))
+            return self.worker
 
     async def _attach(self) -> ScriptedWorker:
         address = self.stack.services["coordinator"].address
