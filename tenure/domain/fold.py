@@ -100,11 +100,7 @@ class ResumePoint:
 
     @property
     def open_intents(self) -> list[ToolIntent]:
-        """Intents without an outcome, in the order the model gave them.
-
-        They are counted apart from the calls of the newest turn, exactly as the ledger counts them: an own loop may
-        reserve a model call over an open one, or use a call's id again, and no task ends before each has an outcome.
-        """
+        """Intents without an outcome, in the model's order: as the ledger counts them, whatever an own loop writes."""
         return list(self.open_calls.values())
 
     @property
@@ -125,9 +121,7 @@ class ResumePoint:
     @property
     def pending_results(self) -> list[Result]:
         """The results among them."""
-        return [
-            result_of(intent, self.outcomes[call]) for call, intent in self.intents.items() if call in self.outcomes
-        ]
+        return [result_of(one, self.outcomes[call]) for call, one in self.intents.items() if call in self.outcomes]
 
     def apply(self, entry: Entry) -> None:
         """Takes the next entry in; ValueError when it is not the next."""
