@@ -28,6 +28,16 @@ def begin_wait(row: TaskRow, wait: Wait, sequence: int) -> task_pb2.Wait:
     return kept
 
 
+def shown_wait(row_wait: bytes) -> task_pb2.Wait | None:
+    """The wait as callers see it; one that an earlier version began gets its digest here."""
+    if not row_wait:
+        return None
+    kept = task_pb2.Wait.FromString(row_wait)
+    if kept.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL and not kept.call_digest:
+        kept.call_digest = wait_to_domain(kept).call_digest
+    return kept
+
+
 def current_wait(row: TaskRow) -> Wait | None:
     """What the task waits for."""
     return wait_to_domain(task_pb2.Wait.FromString(row.wait)) if row.wait else None

@@ -103,8 +103,8 @@ def _is_settled(row: TaskRow, request: pb.AppendForeignRequest) -> bool:
     cancels = request.WhichOneof("fact") == "cancel_request"
     if cancels and TaskState.CANCELLED.value in {row.state.value, row.ending_state}:
         return True
-    if row.state in TERMINAL and request.WhichOneof("fact") == "wait_answer":
-        raise waits.wait_over(row)
+    if request.WhichOneof("fact") == "wait_answer":
+        return False
     if row.state in TERMINAL and request.WhichOneof("fact") not in {"operator_request", "user_message"}:
         raise WrongState(f"the task has ended as {row.state}", metadata={"state": row.state.value})
     return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from services.checkpoint.begun_waits import shown_wait
 from services.checkpoint.missing import missing
 from services.checkpoint.queries import QUERIES, fetch_all
 from services.checkpoint.resolving import calls_in_doubt
@@ -93,7 +94,7 @@ class _Snapshot(NamedTuple):
             end_time=optional_timestamp(self.ended_at),
             next_retry_time=optional_timestamp(self.next_retry_at),
             deadline_time=timestamp(self.deadline_at),
-            wait=task_pb2.Wait.FromString(self.wait) if self.wait else None,
+            wait=shown_wait(self.wait),
             forked_from=self._forked_from(),
             result_json=self.result_json.decode(),
             depth=self.depth,

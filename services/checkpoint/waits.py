@@ -12,7 +12,7 @@ from services.checkpoint.begun_waits import current_wait
 from services.checkpoint.draft import LEDGER
 from services.checkpoint.kinds import KINDS
 from tenure.domain.entries import ToolIntent
-from tenure.domain.errors import InvalidRequest, WrongState
+from tenure.domain.errors import InvalidRequest
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.sub_agents import STOPPED
 from tenure.domain.tools import NOT_RUN, Outcome
@@ -25,6 +25,7 @@ from tenure.domain.waits import (
     leaves_call_open,
     outcome_of_answer,
     refuse_answer,
+    refuse_other_wait,
 )
 from tenure.v1 import ledger_pb2
 from tenure.wire.enums import WAIT_ANSWERS, WAIT_KINDS
@@ -49,18 +50,25 @@ def said_by(answer: pb.WaitAnswer) -> WaitAnswer:
     """The answer of a request."""
     kind = WaitAnswerKind.REPLY if answer.WhichOneof("answer") == "reply" else WaitAnswerKind.DECISION
     return WaitAnswer(
-        kind, answer.reply or answer.decision, answer.comment, answer.edited_arguments_json, answer.extra_budget_tokens
+        kind,
+        answer.reply or answer.decision,
+        answer.comment,
+        answer.edited_arguments_json,
+        answer.extra_budget_tokens,
+        answer.call_digest,
     )
 
 
 def answer_wait(draft: Draft, asked: pb.WaitAnswer, actor: str, request_id: str) -> ToolIntent | None:
-    """A person's answer; the call that got leave by it. Raises WrongState (WAIT_OVER) when it is not for the present
-    wait; InvalidRequest.
+    """A person's answer; the call that got leave by it. Raises WrongState when it is not for the present wait (WAIT_OVER)
+    or not for the call that waits (OTHER_CALL); InvalidRequest.
     """
     wait = current_wait(draft.row)
-    if wait is None or wait.wait_id != asked.wait_id:
-        raise wait_over(draft.row)
     said = said_by(asked)
+    other = refuse_other_wait(wait, asked.wait_id, said, draft.row.state.value)
+    if other is not None:
+        raise other
+    assert wait is not None, "an answer to no wait was refused"
     refusal: InvalidRequest | None = refuse_answer(wait, said)
     if refusal is not None:
         raise refusal
@@ -68,15 +76,6 @@ def answer_wait(draft: Draft, asked: pb.WaitAnswer, actor: str, request_id: str)
     if not leaves_call_open(wait.kind, said.kind, said.text):
         return None
     return ToolIntent(wait.call_id, "", wait.tool, said.edited_arguments_json or wait.arguments_json)
-
-
-def wait_over(row: TaskRow) -> WrongState:
-    """Somebody else was first, or there never was such a wait."""
-    return WrongState(
-        f"this wait is over, or never was; the task is {row.state}",
-        reason="WAIT_OVER",
-        metadata={"state": row.state.value},
-    )
 
 
 def deliver(draft: Draft, payload: str, actor: str, request_id: str) -> None:

@@ -156,6 +156,7 @@ def _answer(request: api.ResumeTaskRequest) -> ledger.WaitAnswer:
         comment=request.comment,
         edited_arguments_json=request.edited_arguments_json,
         extra_budget_tokens=request.extra_budget_tokens,
+        call_digest=request.call_digest,
     )
     if request.WhichOneof("answer") == "reply":
         answer.reply = request.reply

@@ -27,15 +27,21 @@ class WaitCalls:
         *,
         decision: str = "",
         reply: str = "",
+        call_digest: str = "",
         comment: str = "",
         edited_arguments_json: str = "",
         extra_budget_tokens: int = 0,
         request_id: str = "",
     ) -> task_pb2.Task:
-        """Answers what a task waits for, by a decision or a reply. WrongState (WAIT_OVER) when another was first."""
+        """Answers the wait `wait_id` by a decision or a reply; leave for a tool's call needs the wait's `call_digest`.
+
+        WrongState when the task does not wait for that (WAIT_OVER) or for another call (OTHER_CALL); the error's metadata
+        describes the present wait.
+        """
         asked = api.ResumeTaskRequest(
             task_id=task_id,
             wait_id=wait_id,
+            call_digest=call_digest,
             request_id=request_id or str(uuid_utils.uuid7()),
             comment=comment,
             edited_arguments_json=edited_arguments_json,

@@ -7,12 +7,13 @@ finds the call closed; only a call that got leave stays open, for the next owner
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from tenure.domain.errors import InvalidRequest
+from tenure.domain.errors import InvalidRequest, WrongState
 from tenure.domain.tools import Outcome, OutcomeStatus
 
 DEFAULT_PERSON_SECONDS: Final = 24 * 3600.0
@@ -27,6 +28,8 @@ MAX_OPTIONS: Final = 20
 MAX_OPTION_CHARACTERS: Final = 200
 MAX_APPROVED_ARGUMENT_BYTES: Final = 256 * 1024
 """Of a call that waits for leave: they are shown to whoever decides, and kept in the task's row meanwhile."""
+MAX_ERROR_CHARACTERS: Final = 500
+"""Of the question and of the arguments in an error's metadata, which gRPC sends in a trailer of at most 8 KiB."""
 
 ALLOW: Final = "allow"
 DENY: Final = "deny"
@@ -88,6 +91,16 @@ class Wait:
         """Whether the task is to be WAITING_USER; else WAITING_EXTERNAL."""
         return self.kind not in _FOR_OTHERS
 
+    @property
+    def call_digest(self) -> str:
+        """Names the call that needs leave, by its tool and arguments; empty for waits of other kinds."""
+        return call_digest(self.tool, self.arguments_json) if self.kind is WaitKind.TOOL_APPROVAL else ""
+
+
+def call_digest(tool: str, arguments_json: str) -> str:
+    """SHA-256 in hex. No tool's name has a zero byte, so no two calls have the same input."""
+    return hashlib.sha256(f"{tool}\0{arguments_json}".encode()).hexdigest()
+
 
 _FOR_OTHERS: Final = frozenset({WaitKind.EVENT, WaitKind.SUB_AGENTS})
 
@@ -101,6 +114,7 @@ class WaitAnswer:
     comment: str = ""
     edited_arguments_json: str = ""
     extra_budget_tokens: int = 0
+    call_digest: str = ""
 
 
 NO_ANSWER: Final = WaitAnswer(WaitAnswerKind.NO_ANSWER)
@@ -121,9 +135,41 @@ def refuse_answer(wait: Wait, answer: WaitAnswer) -> InvalidRequest | None:
     if answer.kind is WaitAnswerKind.DECISION and answer.text not in wait.options:
         choices = ", ".join(wait.options) or "none, it wants a reply"
         return _invalid("decision", f"must be one of the wait's options: {choices}")
+    if wait.kind is WaitKind.TOOL_APPROVAL and not answer.call_digest:
+        return _invalid("call_digest", "must repeat the wait's call_digest, as GetTask and ListTasks return it")
     if answer.kind is WaitAnswerKind.REPLY and wait.kind is WaitKind.TOOL_APPROVAL:
         return _invalid("reply", f"this wait takes a decision: {', '.join(wait.options)}")
     return _refuse_edit(wait, answer)
+
+
+def refuse_other_wait(wait: Wait | None, wait_id: str, answer: WaitAnswer, state: str) -> WrongState | None:
+    """Why an answer is not for the present wait, `wait`: it names another wait (WAIT_OVER) or another call (OTHER_CALL).
+
+    The error carries the present wait, so that the caller can look at it and decide again.
+    """
+    if wait is None or wait.wait_id != wait_id:
+        now = f"it waits for {wait.wait_id} now" if wait is not None else f"it is {state}"
+        message = f"the task does not wait for {wait_id}, or no longer: {now}"
+        return WrongState(message, reason="WAIT_OVER", metadata={"state": state, **present_wait(wait)})
+    if answer.call_digest and answer.call_digest != wait.call_digest:
+        message = f"the answer is for another call than the one that waits in {wait_id}: look at it and decide again"
+        return WrongState(message, reason="OTHER_CALL", metadata={"state": state, **present_wait(wait)})
+    return None
+
+
+def present_wait(wait: Wait | None) -> dict[str, str]:
+    """What an error says of the present wait. Metadata travels in a header, so long texts are cut."""
+    if wait is None:
+        return {}
+    facts = {
+        "wait_id": wait.wait_id,
+        "wait_kind": wait.kind.value,
+        "question": wait.question[:MAX_ERROR_CHARACTERS],
+        "tool": wait.tool,
+        "arguments_json": wait.arguments_json[:MAX_ERROR_CHARACTERS],
+        "call_digest": wait.call_digest,
+    }
+    return {name: value for name, value in facts.items() if value}
 
 
 def _refuse_edit(wait: Wait, answer: WaitAnswer) -> InvalidRequest | None:

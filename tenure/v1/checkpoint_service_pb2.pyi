@@ -1961,7 +1961,8 @@ class AppendForeignRequest(message.Message):
 @typing.final
 class WaitAnswer(message.Message):
     """The answer to a wait. Each wait takes one; another one that comes later is FAILED_PRECONDITION / WAIT_OVER, and so is one to
-    a wait that never was.
+    a wait that never was. An answer with the digest of another call is FAILED_PRECONDITION / OTHER_CALL. Both errors carry the
+    present wait, as ResumeTask says.
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -1972,6 +1973,7 @@ class WaitAnswer(message.Message):
     COMMENT_FIELD_NUMBER: builtins.int
     EDITED_ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
     EXTRA_BUDGET_TOKENS_FIELD_NUMBER: builtins.int
+    CALL_DIGEST_FIELD_NUMBER: builtins.int
     wait_id: builtins.str
     """The wait."""
     decision: builtins.str
@@ -1984,6 +1986,8 @@ class WaitAnswer(message.Message):
     """With "edit" only: the arguments to execute the call with, a JSON object."""
     extra_budget_tokens: builtins.int
     """Raises the cap of the task's root by so many tokens."""
+    call_digest: builtins.str
+    """Of a TOOL_APPROVAL, where it is required: `call_digest` of the wait."""
     def __init__(
         self,
         *,
@@ -1993,10 +1997,11 @@ class WaitAnswer(message.Message):
         comment: builtins.str = ...,
         edited_arguments_json: builtins.str = ...,
         extra_budget_tokens: builtins.int = ...,
+        call_digest: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "decision", b"decision", "reply", b"reply"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "comment", b"comment", "decision", b"decision", "edited_arguments_json", b"edited_arguments_json", "extra_budget_tokens", b"extra_budget_tokens", "reply", b"reply", "wait_id", b"wait_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "call_digest", b"call_digest", "comment", b"comment", "decision", b"decision", "edited_arguments_json", b"edited_arguments_json", "extra_budget_tokens", b"extra_budget_tokens", "reply", b"reply", "wait_id", b"wait_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_answer: _TypeAlias = typing.Literal["decision", "reply"]  # noqa: Y015
     _WhichOneofArgType_answer: _TypeAlias = typing.Literal["answer", b"answer"]  # noqa: Y015

@@ -351,6 +351,7 @@ class Wait(message.Message):
     TOOL_FIELD_NUMBER: builtins.int
     ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
     SUB_AGENT_TASK_IDS_FIELD_NUMBER: builtins.int
+    CALL_DIGEST_FIELD_NUMBER: builtins.int
     wait_id: builtins.str
     """The wait, unique in its task; given by the ledger."""
     kind: WaitKind.ValueType
@@ -371,6 +372,10 @@ class Wait(message.Message):
     """Of a TOOL_APPROVAL: the tool that was called."""
     arguments_json: builtins.str
     """Of a TOOL_APPROVAL: the arguments of the call. The leave is for these, and for this call."""
+    call_digest: builtins.str
+    """Of a TOOL_APPROVAL: SHA-256 of `tool`, a zero byte and `arguments_json`, in lower-case hex; given by the ledger. An answer
+    repeats it, so that it can only be for the call that was shown.
+    """
     @builtins.property
     def options(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """The decisions to choose from, each 1 to 200 characters; at most 20. Of a TOOL_APPROVAL: allow, deny, edit."""
@@ -404,10 +409,11 @@ class Wait(message.Message):
         tool: builtins.str = ...,
         arguments_json: builtins.str = ...,
         sub_agent_task_ids: abc.Iterable[builtins.str] | None = ...,
+        call_digest: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["begin_time", b"begin_time", "deadline_time", b"deadline_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "at_deadline", b"at_deadline", "begin_time", b"begin_time", "call_id", b"call_id", "context", b"context", "correlation_id", b"correlation_id", "deadline_time", b"deadline_time", "kind", b"kind", "options", b"options", "question", b"question", "reference", b"reference", "sub_agent_task_ids", b"sub_agent_task_ids", "tool", b"tool", "wait_id", b"wait_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "at_deadline", b"at_deadline", "begin_time", b"begin_time", "call_digest", b"call_digest", "call_id", b"call_id", "context", b"context", "correlation_id", b"correlation_id", "deadline_time", b"deadline_time", "kind", b"kind", "options", b"options", "question", b"question", "reference", b"reference", "sub_agent_task_ids", b"sub_agent_task_ids", "tool", b"tool", "wait_id", b"wait_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -892,6 +892,7 @@ class ResumeTaskRequest(message.Message):
     COMMENT_FIELD_NUMBER: builtins.int
     EDITED_ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
     EXTRA_BUDGET_TOKENS_FIELD_NUMBER: builtins.int
+    CALL_DIGEST_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task that waits."""
     wait_id: builtins.str
@@ -912,6 +913,8 @@ class ResumeTaskRequest(message.Message):
     """With the decision "edit" only: the arguments to execute the call with, a JSON object of at most 256 KiB."""
     extra_budget_tokens: builtins.int
     """Raises the cap of the task's root by so many tokens; at most 10^12."""
+    call_digest: builtins.str
+    """Of a WAIT_KIND_TOOL_APPROVAL, where it is required: `call_digest` of the wait that the caller decided on. Else empty."""
     def __init__(
         self,
         *,
@@ -925,10 +928,11 @@ class ResumeTaskRequest(message.Message):
         comment: builtins.str = ...,
         edited_arguments_json: builtins.str = ...,
         extra_budget_tokens: builtins.int = ...,
+        call_digest: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "decision", b"decision", "payload_json", b"payload_json", "reply", b"reply"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "comment", b"comment", "correlation_id", b"correlation_id", "decision", b"decision", "edited_arguments_json", b"edited_arguments_json", "extra_budget_tokens", b"extra_budget_tokens", "payload_json", b"payload_json", "reply", b"reply", "request_id", b"request_id", "task_id", b"task_id", "wait_id", b"wait_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "call_digest", b"call_digest", "comment", b"comment", "correlation_id", b"correlation_id", "decision", b"decision", "edited_arguments_json", b"edited_arguments_json", "extra_budget_tokens", b"extra_budget_tokens", "payload_json", b"payload_json", "reply", b"reply", "request_id", b"request_id", "task_id", b"task_id", "wait_id", b"wait_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_answer: _TypeAlias = typing.Literal["decision", "reply", "payload_json"]  # noqa: Y015
     _WhichOneofArgType_answer: _TypeAlias = typing.Literal["answer", b"answer"]  # noqa: Y015

@@ -214,7 +214,9 @@ class TaskServiceServicer:
 
     def ResumeTask(self, request, context):
         """Answers the wait of a task, or delivers an event by its correlation_id. A wait takes exactly one answer: the same request_id
-        again is answered like the first time, a different answer is FAILED_PRECONDITION / WAIT_OVER. An event that finds no
+        again is answered like the first time. An answer to any other wait than the present one is FAILED_PRECONDITION / WAIT_OVER, and one
+        to another call than the one that waits is FAILED_PRECONDITION / OTHER_CALL. Both have {state} and, while the task waits, the
+        present wait: {wait_id, wait_kind, question, tool, arguments_json, call_digest}, long texts cut; GetTask has them whole. An event that finds no
         wait is kept for 7 days for one to come, and taken exactly once; RESOURCE_EXHAUSTED / SIGNALS_FULL when 100 are kept under
         one correlation_id. The same request_id with another answer is ALREADY_EXISTS / REQUEST_ID_REUSED. NOT_FOUND.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from tenure.domain.waits import (
@@ -25,6 +26,7 @@ from tenure.wire.times import seconds
 MAX_ANSWER_BYTES: Final = 64 * 1024
 MAX_COMMENT_CHARACTERS: Final = 4000
 MAX_EXTRA_TOKENS: Final = 10**12
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
 def check_wait(transition: checkpoint.Transition, v: Violations) -> None:
@@ -58,6 +60,8 @@ def check_wait_answer(answer: Any, v: Violations, prefix: str = "") -> None:
     """WaitAnswer, and ResumeTaskRequest that has the same fields."""
     v.length(f"{prefix}wait_id", answer.wait_id, 1, 64)
     v.require(bool(answer.WhichOneof("answer")), f"{prefix}answer", "must be a decision or a reply")
+    told = "must be 64 lower-case hex digits, or empty"
+    v.require(not answer.call_digest or bool(_DIGEST.fullmatch(answer.call_digest)), f"{prefix}call_digest", told)
     v.length(f"{prefix}decision", answer.decision, 0, MAX_OPTION_CHARACTERS)
     size = len(answer.reply.encode())
     v.require(size <= MAX_ANSWER_BYTES, f"{prefix}reply", f"at most {MAX_ANSWER_BYTES} bytes")
@@ -91,7 +95,7 @@ def _resume(request: tasks.ResumeTaskRequest, v: Violations) -> None:
         return
     _event(request, v)
     v.require(request.WhichOneof("answer") == "payload_json", "answer", "must be a payload_json")
-    for field in ("task_id", "wait_id", "comment", "edited_arguments_json", "extra_budget_tokens"):
+    for field in ("task_id", "wait_id", "comment", "edited_arguments_json", "extra_budget_tokens", "call_digest"):
         v.require(not getattr(request, field), field, "must be empty with a correlation_id")
 
 

@@ -40,6 +40,7 @@ def wait_to_wire(wait: Wait) -> task_pb2.Wait:
         tool=wait.tool,
         arguments_json=wait.arguments_json,
         sub_agent_task_ids=wait.sub_agents,
+        call_digest=wait.call_digest,
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tenure.domain.errors import AlreadyExists, InvalidRequest, WrongState
 from tenure.domain.fold import fold
+from tenure.domain.waits import call_digest
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.wire.entries import entries_to_domain
@@ -62,7 +63,9 @@ async def say(replica, task, request_id="", actor="bob", **said):
         task_id=task.task_id,
         request_id=request_id or str(uuid4()),
         actor=actor,
-        wait_answer=pb.WaitAnswer(wait_id=task.wait.wait_id, **said),
+        wait_answer=pb.WaitAnswer(
+            **{"wait_id": task.wait.wait_id, "call_digest": task.wait.call_digest, **said}
+        ),
     )
     return (await replica.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)).task
 
@@ -321,3 +324,39 @@ async def test_a_wait_that_does_not_fit_its_move_is_refused(checkpoint, state, w
     await owner.commit(intent())
     with pytest.raises(InvalidRequest):
         await owner.commit(transition=pb.Transition(to_state=state, reason="WAITS", wait=wait))
+
+
+async def test_an_answer_to_another_wait_is_refused_with_the_present_one(checkpoint):
+    replica = await checkpoint()
+    task = await waiting(replica, leave_of_a_person())
+    with pytest.raises(WrongState) as other:
+        await say(replica, task, wait_id="w1", decision="allow")
+    assert other.value.reason == "WAIT_OVER"
+    present = other.value.metadata
+    assert (present["wait_id"], present["call_digest"]) == (task.wait.wait_id, task.wait.call_digest)
+    assert (present["tool"], present["arguments_json"]) == ("pay", '{"a": 1}')
+    assert (await replica.get(task.task_id)).state == WAITING_USER
+
+
+async def test_leave_is_given_only_to_the_call_that_was_shown(checkpoint):
+    replica = await checkpoint()
+    task = await waiting(replica, leave_of_a_person())
+    with pytest.raises(InvalidRequest, match="call_digest"):
+        await say(replica, task, call_digest="", decision="allow")
+    with pytest.raises(WrongState) as other:
+        await say(replica, task, call_digest=call_digest("pay", '{"a": 2}'), decision="allow")
+    assert other.value.reason == "OTHER_CALL"
+    assert other.value.metadata["call_digest"] == task.wait.call_digest == call_digest("pay", '{"a": 1}')
+    assert (await replica.get(task.task_id)).state == WAITING_USER
+    assert (await say(replica, task, decision="allow")).state == QUEUED
+
+
+async def test_an_error_about_a_wait_fits_into_the_trailers_of_grpc(checkpoint):
+    replica = await checkpoint()
+    long = json.dumps({"text": "\U0001f600" * 20_000}, ensure_ascii=False)
+    wait = leave_of_a_person()
+    wait.arguments_json, wait.question = long, "\U0001f600" * 4000
+    task = await waiting(replica, wait)
+    with pytest.raises(WrongState) as other:
+        await say(replica, task, wait_id="w1", decision="allow")
+    assert other.value.metadata["wait_id"] == task.wait.wait_id

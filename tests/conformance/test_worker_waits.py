@@ -20,7 +20,7 @@ async def submit(bench, model, **agent):
 
 
 async def answer(bench, task, decision):
-    said = pb.WaitAnswer(wait_id=task.wait.wait_id, decision=decision)
+    said = pb.WaitAnswer(wait_id=task.wait.wait_id, call_digest=task.wait.call_digest, decision=decision)
     request = pb.AppendForeignRequest(task_id=task.task_id, request_id=str(uuid.uuid4()), actor="bob", wait_answer=said)
     await bench.ledger.AppendForeign(request, timeout=CALL_SECONDS)
 
