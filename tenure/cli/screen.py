@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -27,6 +27,7 @@ class Screen:
 
     def __init__(self, console: Console, task_id: str, task: WatchedTask) -> None:
         self._console, self._task_id, self._task = console, task_id, task
+        self._is_paused = False
         self._live = Live(
             console=console, auto_refresh=False, transient=True, get_renderable=self._under_way, redirect_stderr=False
         )
@@ -55,9 +56,21 @@ class Screen:
                 drawing.cancel()
                 await asyncio.gather(drawing, return_exceptions=True)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Draws nothing inside the block: a person types there."""
+        self._live.stop()
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+            self._live.start()
+
     async def _draw(self) -> None:
         while True:
-            self._live.refresh()
+            if not self._is_paused:
+                self._live.refresh()
             await asyncio.sleep(FRAME_SECONDS)
 
     def _under_way(self) -> RenderableType:

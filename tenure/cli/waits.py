@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import click
 from google.protobuf.timestamp_pb2 import Timestamp
 from rich.text import Text
 
+from tenure.cli.answering import decision_of, is_interactive, wait_text
 from tenure.cli.context import Context, pass_context
 from tenure.cli.parameters import find_task, task_argument
 from tenure.cli.tables import make_table
@@ -18,6 +21,7 @@ from tenure.cli.words import (
     arguments_text,
     count_text,
     distinct_ids,
+    harmless,
     one_line,
     seconds_text,
     short_id,
@@ -27,7 +31,7 @@ from tenure.client import Client
 from tenure.domain.errors import WrongState
 from tenure.domain.explain import TO_SETTLE
 from tenure.domain.states import Reason
-from tenure.domain.waits import ALLOW, DENY, EDIT
+from tenure.domain.waits import EDIT
 from tenure.v1 import task_pb2
 from tenure.wire.enums import state_name
 from tenure.wire.times import unix_seconds
@@ -66,40 +70,46 @@ def waits(context: Context, external: bool, limit: int) -> None:
 @click.option("--edit", default=None, metavar="JSON", help="Allow the tool's call with these arguments.")
 @click.option("--comment", default="", help="What the agent is to read besides; it is recorded.")
 @click.option("--extra-tokens", type=click.IntRange(min=0), default=0, help="Raise its cap of tokens by so many.")
+@click.option(
+    "--wait", "wait_id", default="", metavar="ID", help="The wait that you answer, as `tenure waits` shows it."
+)
+@click.option("--yes", is_flag=True, help="Do not ask in a terminal; needs --wait.")
 @click.option("--request-id", default="", help="The same id and the same answer are one answer, however often sent.")
 @pass_context
-def resume(
-    context: Context,
-    /,
-    task: str,
-    said: str | None,
-    option: str | None,
-    reply: str | None,
-    edit: str | None,
-    comment: str,
-    extra_tokens: int,
-    request_id: str,
-) -> None:
-    """Answer what TASK waits for. A wait takes one answer: who comes second is told so."""
-    if sum(one is not None for one in (said, option, reply, edit)) != 1:
+def resume(context: Context, /, task: str, said: str | None, yes: bool, wait_id: str, **options: Any) -> None:
+    """Answer what TASK waits for. A wait takes one answer: who comes second is told so.
+
+    Shows what is answered. In a terminal it asks before it sends the answer; elsewhere --wait is needed, so that nobody
+    approves what they have not seen.
+    """
+    given = Given(said, **options)
+    if sum(one is not None for one in (said, given.option, given.reply, given.edit)) != 1:
         raise click.UsageError("give one of --approve, --deny, --option, --reply and --edit")
+    if not wait_id and (yes or not is_interactive()):
+        raise click.UsageError("say which wait you answer: --wait ID; `tenure waits` shows it")
 
     async def work(client: Client) -> None:
         waiting = await client.get(await find_task(client, task))
-        if not waiting.HasField("wait"):
-            hint = f": {TO_SETTLE}" if waiting.reason == Reason.TOOL_IN_DOUBT else ""
-            now = why(waiting.state, waiting.reason if hint else "", "")
-            raise WrongState(f"{short_id(waiting.task_id)} waits for no answer; it is {now}{hint}")
-        decision = EDIT if edit is not None else option or _decision(waiting.wait, said)
+        _check_waits(waiting)
+        wait = waiting.wait
+        if wait_id and wait_id != wait.wait_id:
+            click.echo(f"it waits for something else by now:\n{wait_text(wait)}", err=True)
+            raise WrongState(
+                f"{short_id(waiting.task_id)} does not wait for {wait_id}, or no longer", reason="WAIT_OVER"
+            )
+        click.echo(wait_text(wait), err=True)
+        if not yes and is_interactive():
+            click.confirm(f"{given.words(wait)}: send this answer?", abort=True, err=True)
         resumed = await client.resume(
             waiting.task_id,
-            waiting.wait.wait_id,
-            decision=decision,
-            reply=reply or "",
-            comment=comment,
-            edited_arguments_json=edit or "",
-            extra_budget_tokens=extra_tokens,
-            request_id=request_id,
+            wait.wait_id,
+            call_digest=wait.call_digest,
+            decision=given.decision(wait),
+            reply=given.reply or "",
+            comment=given.comment,
+            edited_arguments_json=given.edit or "",
+            extra_budget_tokens=given.extra_tokens,
+            request_id=given.request_id,
         )
         if context.as_json:
             context.emit(resumed)
@@ -107,6 +117,37 @@ def resume(
             click.echo(f"{short_id(resumed.task_id)} has its answer; it is {why(resumed.state, '', '')} now")
 
     context.run(work)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The answer on the command line: one of `said` (approve or deny), `option`, `reply` and `edit`."""
+
+    said: str | None
+    option: str | None
+    reply: str | None
+    edit: str | None
+    comment: str
+    extra_tokens: int
+    request_id: str
+
+    def decision(self, wait: task_pb2.Wait) -> str:
+        """Empty for a reply."""
+        if self.edit is not None:
+            return EDIT
+        return self.option or (decision_of(wait, self.said) if self.said else "")
+
+    def words(self, wait: task_pb2.Wait) -> str:
+        """The answer, for the question before it is sent."""
+        return harmless(f"{self.decision(wait)} {self.edit or ''}".strip() or f"reply {self.reply}")
+
+
+def _check_waits(task: task_pb2.Task) -> None:
+    """Raises WrongState when the task waits for no answer."""
+    if not task.HasField("wait"):
+        hint = f": {TO_SETTLE}" if task.reason == Reason.TOOL_IN_DOUBT else ""
+        now = why(task.state, task.reason if hint else "", "")
+        raise WrongState(f"{short_id(task.task_id)} waits for no answer; it is {now}{hint}")
 
 
 @click.command(short_help="Send an event to the task that waits for it.")
@@ -138,6 +179,7 @@ def wait_rows(task: task_pb2.Task) -> list[tuple[str, str]]:
         return []
     wait = task.wait
     return [
+        ("wait", wait.wait_id),
         ("waits for", _awaited(wait)),
         ("event", wait.correlation_id if wait.question else ""),
         ("call", f"{wait.tool} {arguments_text(wait.arguments_json)}" if wait.tool else ""),
@@ -158,7 +200,7 @@ def _awaited(wait: task_pb2.Wait) -> str:
 
 def _show_waits(context: Context, listed: Sequence[task_pb2.Task]) -> None:
     ids = distinct_ids(task.task_id for task in listed)
-    table = make_table("TASK", "SINCE", "DEADLINE", "WAITS FOR", "OPTIONS")
+    table = make_table("TASK", "WAIT", "SINCE", "DEADLINE", "WAITS FOR", "OPTIONS")
     for task in listed:
         wait = task.wait
         asked = _awaited(wait) or task.message
@@ -168,6 +210,7 @@ def _show_waits(context: Context, listed: Sequence[task_pb2.Task]) -> None:
         options = ", ".join(wait.options) or ("" if is_for_others else "a reply")
         table.add_row(
             ids[task.task_id],
+            wait.wait_id or "-",
             ago(_since(task)),
             _left(wait) if task.HasField("wait") else "-",
             Text(one_line(asked or state_name(task.state), max(40, context.console.width))),
@@ -183,14 +226,6 @@ def _elsewhere(task: task_pb2.Task) -> str:
 
 def _since(task: task_pb2.Task) -> Timestamp:
     return task.wait.begin_time if task.HasField("wait") else task.update_time
-
-
-def _decision(wait: task_pb2.Wait, said: str | None) -> str:
-    """What yes and no are called here: an agent may have named its options otherwise."""
-    if said is None:
-        return ""
-    yes = said == "approve" and wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL
-    return ALLOW if yes else (DENY if said == "deny" else said)
 
 
 def _left(wait: task_pb2.Wait) -> str:

@@ -8,6 +8,7 @@ from contextlib import aclosing
 import click
 from rich.console import Console
 
+from tenure.cli.answering import FOR_PEOPLE, answer_lines, ask_person, is_interactive
 from tenure.cli.context import Context, pass_context
 from tenure.cli.exits import Exit, exit_of_task
 from tenure.cli.narration import Narrator
@@ -64,9 +65,22 @@ async def _show_events(console: Console, client: Client, task_id: str, after: in
     async with aclosing(client.watch(task_id, 0, live=shown_live)) as events, screen.drawn():
         async for event in events:
             _take(event, narrator, screen, after)
+            if event.entry.body.transition.wait.kind in FOR_PEOPLE:
+                await _answer_wait(console, client, task_id, event.entry.body.transition.wait, screen)
     task = await client.get(task_id)
     screen.say(narrator.ending(task))
     return task
+
+
+async def _answer_wait(console: Console, client: Client, task_id: str, wait: task_pb2.Wait, screen: Screen) -> None:
+    """Shows how the wait is answered, and asks where somebody can be asked; nothing when it is over already."""
+    present = await client.get(task_id)
+    if present.wait.wait_id != wait.wait_id:
+        return
+    screen.say(answer_lines(task_id, present.wait))
+    if console.is_terminal and is_interactive():
+        with screen.paused():
+            await ask_person(client, task_id, present.wait)
 
 
 def _take(event: api.WatchTaskResponse, narrator: Narrator, screen: Screen, after: int) -> None:

@@ -35,8 +35,8 @@ class WaitCalls:
     ) -> task_pb2.Task:
         """Answers the wait `wait_id` by a decision or a reply; leave for a tool's call needs the wait's `call_digest`.
 
-        WrongState when the task does not wait for that (WAIT_OVER) or for another call (OTHER_CALL); the error's metadata
-        describes the present wait.
+        WrongState when another wait (WAIT_OVER) or another call (OTHER_CALL) is the present one; the error's metadata
+        describes it.
         """
         asked = api.ResumeTaskRequest(
             task_id=task_id,

@@ -143,7 +143,7 @@ def refuse_answer(wait: Wait, answer: WaitAnswer) -> InvalidRequest | None:
 
 
 def refuse_other_wait(wait: Wait | None, wait_id: str, answer: WaitAnswer, state: str) -> WrongState | None:
-    """Why an answer is not for the present wait, `wait`: it names another wait (WAIT_OVER) or another call (OTHER_CALL).
+    """Why an answer is not for the present wait: it names another wait (WAIT_OVER) or another call (OTHER_CALL).
 
     The error carries the present wait, so that the caller can look at it and decide again.
     """

@@ -207,7 +207,12 @@ async def test_a_call_that_needs_leave_spawns_when_it_has_it(checkpoint):
     user = task_pb2.TASK_STATE_WAITING_USER
     await owner.commit(transition=pb.Transition(to_state=user, reason="TOOL_NEEDS_APPROVAL", wait=asked))
     parent = await replica.get(owner.task.task_id)
-    said = pb.WaitAnswer(wait_id=parent.wait.wait_id, decision="edit", edited_arguments_json='{"goals": ["c"]}')
+    said = pb.WaitAnswer(
+        wait_id=parent.wait.wait_id,
+        call_digest=parent.wait.call_digest,
+        decision="edit",
+        edited_arguments_json='{"goals": ["c"]}',
+    )
     request = pb.AppendForeignRequest(task_id=parent.task_id, request_id="r-1", actor="bob", wait_answer=said)
     await replica.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)
     await replica.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)

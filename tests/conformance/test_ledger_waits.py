@@ -63,9 +63,7 @@ async def say(replica, task, request_id="", actor="bob", **said):
         task_id=task.task_id,
         request_id=request_id or str(uuid4()),
         actor=actor,
-        wait_answer=pb.WaitAnswer(
-            **{"wait_id": task.wait.wait_id, "call_digest": task.wait.call_digest, **said}
-        ),
+        wait_answer=pb.WaitAnswer(**{"wait_id": task.wait.wait_id, "call_digest": task.wait.call_digest, **said}),
     )
     return (await replica.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)).task
 

@@ -75,7 +75,8 @@ async def test_a_finished_task_goes_with_its_calls_and_files_and_its_zombie_is_r
     workspace = stack.layout.workspaces / "default" / task_id
     assert (workspace / "a.txt").exists()
     claim = next(entry for entry in reversed(await forgetful.entries(task_id)) if entry.epoch)
-    await client.resume(task_id, waiting.wait.wait_id, decision="allow")
+    wait = waiting.wait
+    await client.resume(task_id, wait.wait_id, decision="allow", call_digest=wait.call_digest)
     error = await pruned(client, task_id)
     assert (error.reason, "ended tasks are kept for 1 s" in error.message) == ("TASK_PRUNED", True)
     async with asyncio.timeout(PATIENCE_SECONDS):

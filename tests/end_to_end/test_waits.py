@@ -51,19 +51,23 @@ async def test_a_person_approves_and_the_agent_reads_who_and_when(installation: 
 async def test_a_question_is_answered_at_the_command_line(installation: Installation) -> None:
     address = installation.stack.gateway_address
     task_id = await installation.submit("sim-question")
-    await installation.in_state(task_id, "WAITING_USER")
+    wait_id = (await installation.in_state(task_id, "WAITING_USER")).wait.wait_id
     listed = await tenure("waits", address=address)
+    assert wait_id in listed.out
+    unnamed = await tenure("resume", task_id, "--reply", "blue", address=address)
+    assert (unnamed.code, "--wait" in unnamed.err) == (Exit.USAGE, True)
     assert task_id[:13] in listed.out
     assert "Which colour" in listed.out
     assert "Which colour" in (await tenure("get", task_id, address=address)).out
-    refused = await tenure("resume", task_id, "--approve", address=address)
+    refused = await tenure("resume", task_id, "--wait", wait_id, "--approve", address=address)
     assert refused.code == Exit.REFUSED
-    done = await tenure("resume", task_id, "--reply", "blue", "--extra-tokens", "1000", address=address)
+    reply = ("resume", task_id, "--wait", wait_id, "--reply")
+    done = await tenure(*reply, "blue", "--extra-tokens", "1000", address=address)
     assert done.code == Exit.OK, done.err
     ended = await installation.ended(task_id)
     assert "blue" in ended.result
     assert ended.budget.max_tokens == 2_001_000
-    again = await tenure("resume", task_id, "--reply", "red", address=address)
+    again = await tenure(*reply, "red", address=address)
     assert again.code == Exit.REFUSED
 
 
@@ -93,13 +97,17 @@ async def test_a_call_that_needs_leave_is_executed_once_with_the_arguments_it_go
     task = await installation.in_state(task_id, "WAITING_USER")
     assert (task.wait.tool, json.loads(task.wait.arguments_json)["line"]) == ("append_record_unsafe", "first")
     assert installation.effects(file) == []
-    assert (await tenure("resume", task_id, "--approve", address=address)).code == Exit.OK
+    answer = ("resume", task_id, "--wait")
+    approved = await tenure(*answer, task.wait.wait_id, "--approve", address=address)
+    assert (approved.code, '"line": "first"' in approved.err) == (Exit.OK, True)
     second = await next_wait(installation, task_id, task.wait.wait_id)
     assert installation.effects(file) == ["first"]
     edited = json.dumps({"file": file, "line": "edited", "delay_ms": 0})
-    assert (await tenure("resume", task_id, "--edit", edited, address=address)).code == Exit.OK
+    late = await tenure(*answer, task.wait.wait_id, "--approve", address=address)
+    assert (late.code, second.wait.wait_id in late.err) == (Exit.REFUSED, True)
+    assert (await tenure(*answer, second.wait.wait_id, "--edit", edited, address=address)).code == Exit.OK
     third = await next_wait(installation, task_id, second.wait.wait_id)
-    done = await tenure("resume", task_id, "--deny", "--comment", "that is enough", address=address)
+    done = await tenure(*answer, third.wait.wait_id, "--deny", "--comment", "that is enough", address=address)
     assert done.code == Exit.OK
     with pytest.raises(WrongState):
         await installation.client.resume(task_id, third.wait.wait_id, decision="allow")
@@ -152,7 +160,7 @@ async def test_waits_survive_a_restart_of_every_service(own_installation: Instal
     assert [task.sequence for task in after] == [task.sequence for task in before]
     await install.client.resume(asks, after[0].wait.wait_id, decision="approve", request_id="r-1")
     await install.client.signal(name, "1")
-    await install.client.resume(leave, after[2].wait.wait_id, decision="allow")
+    await install.client.resume(leave, after[2].wait.wait_id, decision="allow", call_digest=after[2].wait.call_digest)
     for task_id in (asks, hears, leave):
         assert (await install.ended(task_id)).state == SUCCEEDED
         check_whole(await install.entries(task_id))
