@@ -33,6 +33,7 @@ class Context:
     data_dir: Path
     console: Console
     environment: Mapping[str, str]
+    is_verbose: bool = False
 
     def run(self, work: Callable[[Client], Awaitable[T]]) -> T:
         """Runs `work` with a connected client."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -70,6 +71,7 @@ class Group(click.Group):
 )
 @click.option("--tenant", envvar="TENURE_TENANT", default="default", show_default=True, help="Whose tasks.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, in the contract's names.")
+@click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Exact amounts and details.")
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
@@ -80,7 +82,7 @@ class Group(click.Group):
 )
 @click.version_option(package_name="tenure")
 @click.pass_context
-def cli(ctx: click.Context, address: str | None, tenant: str, as_json: bool, data: Path) -> None:
+def cli(ctx: click.Context, address: str | None, tenant: str, as_json: bool, is_verbose: bool, data: Path) -> None:
     """Durable tasks for AI agents: a task survives its workers.
 
     \b
@@ -95,8 +97,37 @@ def cli(ctx: click.Context, address: str | None, tenant: str, as_json: bool, dat
         target_of((address or DEFAULT_ADDRESS).split(","))
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--address") from None
-    ctx.obj = Context(find_gateway(address, data), tenant, as_json, data, make_console(), os.environ)
+    ctx.obj = Context(find_gateway(address, data), tenant, as_json, data, make_console(), os.environ, is_verbose)
 
+
+def add_common_options(command: click.Command) -> None:
+    """Gives the command, and all below it, the options that `tenure` itself takes before the verb: --json and -v."""
+    flags = {flag for parameter in command.params for flag in parameter.opts}
+    for flags_of_one, callback, told in _COMMON:
+        if not flags & set(flags_of_one):
+            option = click.Option(flags_of_one, is_flag=True, expose_value=False, callback=callback, help=told)
+            command.params.append(option)
+    if isinstance(command, click.Group):
+        for below in command.commands.values():
+            add_common_options(below)
+
+
+def _set_json(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    """For this command and those below; what was said before the verb stays."""
+    if value and isinstance(ctx.obj, Context):
+        ctx.obj = replace(ctx.obj, as_json=True)
+
+
+def _set_verbose(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    """As _set_json."""
+    if value and isinstance(ctx.obj, Context):
+        ctx.obj = replace(ctx.obj, is_verbose=True)
+
+
+_COMMON: Final = (
+    (["--json"], _set_json, "One JSON object a line, in the contract's names."),
+    (["-v", "--verbose"], _set_verbose, "Exact amounts and details."),
+)
 
 for command in (
     demo,
@@ -131,6 +162,7 @@ for command in (
     keys,
 ):
     cli.add_command(command)
+    add_common_options(command)
 
 
 def main() -> None:

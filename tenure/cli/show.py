@@ -24,6 +24,7 @@ from tenure.cli.words import (
     distinct_ids,
     harmless,
     lasted,
+    money_text,
     one_line,
     seconds_text,
     start_text,
@@ -115,17 +116,19 @@ def entries(context: Context, task: str, after: int) -> None:
 
 def _show_task(context: Context, task: task_pb2.Task, forks: list[str]) -> None:
     state = state_name(task.state)
+    money = usd if context.is_verbose else money_text
+    epoch = describe_epoch(task.epoch) if context.is_verbose and task.epoch else ""
     rows: list[tuple[str, str | Text]] = [
         ("task", task.task_id),
         ("state", Text(why(task.state, task.reason, task.message), state_style(state))),
         ("goal", one_line(goal_text(task.spec), 4 * context.console.width)),
         ("agent", " · ".join(part for part in (task.spec.agent.model or "the worker's model", _tools(task)) if part)),
-        ("held by", f"{task.owner} · epoch {describe_epoch(task.epoch)}" if task.owner else ""),
-        ("last epoch", describe_epoch(task.epoch) if task.epoch and not task.owner else ""),
+        ("held by", task.owner),
+        ("epoch" if task.owner else "last epoch", epoch),
         ("work", f"{count_text(task.step, 'step')}, opened {count_text(task.claim_count, 'time')}"),
         ("tokens", usage_text(task.usage)),
-        ("cost", usd(task.used_nano_usd) if task.used_nano_usd else ""),
-        ("budget", budget_text(task.budget)),
+        ("cost", money(task.used_nano_usd) if task.used_nano_usd else ""),
+        ("budget", budget_text(task.budget, is_exact=context.is_verbose)),
         ("submitted", f"{ago(task.create_time)}, {'took' if task.HasField('end_time') else 'for'} {lasted(task)}"),
         ("starts", start_text(task)),
         ("retry", f"at {clock(task.next_retry_time)}" if task.HasField("next_retry_time") else ""),

@@ -13,7 +13,7 @@ from rich.tree import Tree
 from tenure.cli.context import Context, pass_context
 from tenure.cli.facts import goal_text
 from tenure.cli.parameters import find_task, task_argument
-from tenure.cli.words import distinct_ids, one_line, state_style, tokens_total
+from tenure.cli.words import count_text, distinct_ids, one_line, state_style, tokens_total
 from tenure.client import Client
 from tenure.v1 import task_pb2
 from tenure.wire.enums import state_name
@@ -80,7 +80,7 @@ def _show(context: Context, found: list[task_pb2.Task], asked_id: str) -> None:
         _grow(shown, root, children, look)
         context.console.print(shown, soft_wrap=True)
     used, most = found[0].budget.used_tokens, found[0].budget.max_tokens
-    context.console.print(Text(f"{len(found)} tasks, {used:,} of {most:,} tokens used", "dim"))
+    context.console.print(Text(f"{count_text(len(found), 'task')}, {used:,} of {most:,} tokens used", "dim"))
 
 
 def _grow(branch: Tree, task: task_pb2.Task, children: Children, look: _Look) -> None:

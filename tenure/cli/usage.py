@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Final
 
 import click
@@ -10,7 +11,7 @@ import click
 from tenure.cli.context import Context, pass_context
 from tenure.cli.parameters import DURATION, find_task
 from tenure.cli.tables import make_table
-from tenure.cli.words import input_total, tokens_total
+from tenure.cli.words import input_total, money_text, tokens_total
 from tenure.client import Client
 from tenure.domain.money import usd
 from tenure.v1 import task_pb2
@@ -63,7 +64,7 @@ def cached_share(usage: task_pb2.TokenUsage) -> float | None:
     return usage.cache_read_input_tokens / total if total else None
 
 
-def cost_text(billed: pb.UsageSum) -> str:
+def cost_text(billed: pb.UsageSum, amount: Callable[[int], str] = usd) -> str:
     """What has to be paid, and for how many calls nothing can be said or is owed: a dollar sign means dollars."""
     others = ((billed.unpriced_calls, "unpriced"), (billed.simulated_calls, "simulated"))
     for count, word in others:
@@ -71,7 +72,7 @@ def cost_text(billed: pb.UsageSum) -> str:
             return word
     parts = [f"{count:,} {word}" for count, word in others if count]
     if billed.calls > billed.unpriced_calls + billed.simulated_calls or not parts:
-        parts.insert(0, usd(billed.nano_usd - billed.simulated_nano_usd))
+        parts.insert(0, amount(billed.nano_usd - billed.simulated_nano_usd))
     return ", ".join(parts)
 
 
@@ -98,6 +99,6 @@ def _show(context: Context, by: str, rows: list[tuple[str, pb.UsageSum]], *, tol
             "-" if share is None else f"{share:.0%}",
             f"{one.usage.output_tokens:,}",
             f"{tokens_total(one.usage):,}",
-            cost_text(one),
+            cost_text(one, usd if context.is_verbose else money_text),
         )
     context.console.print(table)

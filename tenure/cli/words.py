@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable
+from decimal import Decimal
 from typing import Any, Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tenure.domain.money import usd
+from tenure.domain.money import NANO_USD, usd
 from tenure.domain.states import TERMINAL, WAITING, TaskState
 from tenure.v1 import task_pb2, tool_pb2
 from tenure.wire.enums import state_name
@@ -121,27 +122,37 @@ def usage_text(usage: task_pb2.TokenUsage) -> str:
     return f"{input_total(usage):,} tokens in{cached}, {usage.output_tokens:,} out"
 
 
-def budget_text(budget: task_pb2.BudgetStatus) -> str:
-    """`12,300 of 2,000,000 tokens used, 500 set aside · $0.0123 of $1.0000, $0.0050 set aside`."""
+def money_text(nano_usd: int) -> str:
+    """`$12.35`, `$0.50`, `$0.019`: cents, and below a dollar two significant digits; `usd` is exact."""
+    dollars = Decimal(nano_usd) / NANO_USD
+    places = max(2, 1 - dollars.adjusted()) if nano_usd else 2
+    dollars = round(dollars, places)
+    places = max(2, 1 - dollars.adjusted()) if nano_usd else 2  # rounding may have added a digit: 0.0999 is 0.10
+    return f"{'-' if dollars < 0 else ''}${abs(dollars):,.{places}f}"
+
+
+def budget_text(budget: task_pb2.BudgetStatus, *, is_exact: bool = False) -> str:
+    """`12,300 of 2,000,000 tokens used, 500 set aside · $0.012 of $1.00, $0.0050 set aside`."""
+    money = usd if is_exact else money_text
     aside = f", {budget.reserved_tokens:,} set aside" if budget.reserved_tokens else ""
     tokens = f"{budget.used_tokens:,} of {budget.max_tokens:,} tokens used{aside}"
     if not (budget.max_nano_usd or budget.used_nano_usd or budget.reserved_nano_usd):
         return tokens
-    cap = f" of {usd(budget.max_nano_usd)}" if budget.max_nano_usd else ""
-    aside = f", {usd(budget.reserved_nano_usd)} set aside" if budget.reserved_nano_usd else ""
+    cap = f" of {money(budget.max_nano_usd)}" if budget.max_nano_usd else ""
+    aside = f", {money(budget.reserved_nano_usd)} set aside" if budget.reserved_nano_usd else ""
     unpriced = f", {count_text(budget.unpriced_calls, 'call')} of unknown price" if budget.unpriced_calls else ""
-    return f"{tokens} · {usd(budget.used_nano_usd)}{cap}{aside}{unpriced}"
+    return f"{tokens} · {money(budget.used_nano_usd)}{cap}{aside}{unpriced}"
 
 
 def caps_text(budget: task_pb2.BudgetStatus) -> str:
-    """`2,000,000 tokens and $1.0000`."""
-    return f"{budget.max_tokens:,} tokens{f' and {usd(budget.max_nano_usd)}' if budget.max_nano_usd else ''}"
+    """`2,000,000 tokens and $1.00`."""
+    return f"{budget.max_tokens:,} tokens{f' and {money_text(budget.max_nano_usd)}' if budget.max_nano_usd else ''}"
 
 
 def summary(task: task_pb2.Task) -> str:
-    """`12 steps · 34,120 tokens · $0.1234 · 41 s`."""
+    """`12 steps · 34,120 tokens · $0.12 · 41 s`."""
     told = [count_text(task.step, "step"), count_text(tokens_total(task.usage), "token")]
-    return " · ".join([*told, *([usd(task.used_nano_usd)] if task.used_nano_usd else []), lasted(task)])
+    return " · ".join([*told, *([money_text(task.used_nano_usd)] if task.used_nano_usd else []), lasted(task)])
 
 
 def why(state: int, reason: str, message: str) -> str:
