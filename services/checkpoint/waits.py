@@ -33,7 +33,6 @@ from tenure.wire.tools import outcome_to_wire
 
 if TYPE_CHECKING:
     from services.checkpoint.draft import Draft
-    from services.checkpoint.rows import TaskRow
     from tenure.v1 import checkpoint_service_pb2 as pb
 
 
@@ -60,8 +59,8 @@ def said_by(answer: pb.WaitAnswer) -> WaitAnswer:
 
 
 def answer_wait(draft: Draft, asked: pb.WaitAnswer, actor: str, request_id: str) -> ToolIntent | None:
-    """A person's answer; the call that got leave by it. Raises WrongState when it is not for the present wait (WAIT_OVER)
-    or not for the call that waits (OTHER_CALL); InvalidRequest.
+    """A person's answer; the call that got leave by it. Raises WrongState when it is for another wait (WAIT_OVER)
+    or for another call (OTHER_CALL); InvalidRequest.
     """
     wait = current_wait(draft.row)
     said = said_by(asked)

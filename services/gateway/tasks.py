@@ -15,6 +15,7 @@ from services.gateway.forking import fork_task
 from services.gateway.live import LiveText
 from services.gateway.peers import Peers, patiently, read_task
 from services.gateway.task_changes import TasksWatch
+from services.gateway.tool_names import check_tool_names
 from services.gateway.waiting import wait_for_end
 from services.gateway.watching import Watch
 from tenure.runtime.tenancy import current_tenant
@@ -36,6 +37,7 @@ class TaskServicer(TaskServiceServicer):
 
     async def SubmitTask(self, request: api.SubmitTaskRequest, _context: Any) -> api.SubmitTaskResponse:
         """Without a request_id of the caller's, ours still makes the retries behind this call safe."""
+        await check_tool_names(self._peers, request.agent)
         create = ledger.CreateTaskRequest(request_id=request.request_id or new_id(), spec=_spec(request))
         created = await patiently(lambda: self._peers.checkpoint.CreateTask(create))
         return api.SubmitTaskResponse(task=created.task)

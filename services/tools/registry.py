@@ -10,9 +10,11 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import islice
 from math import inf
 from time import monotonic
-from typing import Final
+from typing import Final, NamedTuple
 
 from services.tools.schemas import Arguments, Schema, parse_arguments, shortened, strangers_schema
 from services.tools.source_facts import SourceFacts
@@ -32,6 +34,12 @@ LIST_PATIENCE_SECONDS: Final = 5.0
 """So long, from a source's expectation on, a task that asks which tools there are waits for it: it asks only once."""
 
 
+MOST_UNKNOWN: Final = 10
+"""Of the unknown names that are reported: each is compared with every tool, and takes room in a trailer."""
+
+MOST_NEAREST: Final = 3
+"""Names that a mistaken one is answered with."""
+
 MOST_CHARACTERS: Final = 1024 * 1024
 """Of all tools together: a task is told of all of them in one message, and records them as one entry."""
 
@@ -43,11 +51,18 @@ Tenants = frozenset[str] | None
 
 
 def _are_for(tenants: Tenants, claims: Claims) -> bool:
-    return _are_of(tenants, claims.tenant)
+    return _is_of(tenants, claims.tenant)
 
 
-def _are_of(tenants: Tenants, tenant: str) -> bool:
+def _is_of(tenants: Tenants, tenant: str) -> bool:
     return tenants is None or tenant in tenants
+
+
+class UnknownTool(NamedTuple):
+    """A name of no tool, and the most similar names of tools that there are."""
+
+    name: str
+    nearest: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +172,7 @@ class Registry:
         since = [
             expected.since
             for source, expected in self._expected.items()
-            if (wanted is None or source in wanted) and _are_of(expected.tenants, tenant)
+            if (wanted is None or source in wanted) and _is_of(expected.tenants, tenant)
         ]
         return max(since, default=-inf) + LIST_PATIENCE_SECONDS - self._clock()
 
@@ -173,13 +188,27 @@ class Registry:
 
     def offered(self, tenant: str) -> list[tuple[ToolDefinition, str]]:
         """The tools that tasks of this tenant may be allowed to call, by name, each with the name of its source."""
-        entries = [entry for entry in self._entries.values() if _are_of(entry.tenants, tenant)]
+        entries = [entry for entry in self._entries.values() if _is_of(entry.tenants, tenant)]
         return [(entry.tool.definition, entry.source) for entry in entries]
 
     def unknown_names(self, claims: Claims) -> list[str]:
         """What the token allows and there is no such tool, in order."""
         known = {name for name, entry in self._entries.items() if _are_for(entry.tenants, claims)}
         return sorted(set(claims.tools or ()) - known)
+
+    def unknown(self, names: Iterable[str], tenant: str) -> list[UnknownTool]:
+        """The names of no tool that this tenant's tasks can have, with the nearest that are.
+
+        What a source that is away has nobody knows, so a name of its is not among them.
+        """
+        known = {name for name, entry in self._entries.items() if _is_of(entry.tenants, tenant)}
+        away = {source.name for source in self.facts.listed(tenant) if not source.linked}
+        away |= {source for source, expected in self._expected.items() if _is_of(expected.tenants, tenant)}
+        unknown = dict.fromkeys(
+            name for name in names if name not in known and name.partition(SEPARATOR)[0] not in away
+        )
+        first = islice(unknown, MOST_UNKNOWN)
+        return [UnknownTool(name, tuple(get_close_matches(name, known, MOST_NEAREST))) for name in first]
 
     def judge(self, claims: Claims, name: str, arguments_json: str) -> Arguments | Outcome:
         """The arguments to run the tool with, or the outcome of a call that is not run: in words the model can use.

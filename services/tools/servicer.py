@@ -71,6 +71,16 @@ class ToolServicer(ToolServiceServicer):
         tools = [tool_to_wire(definition) for definition in self._registry.definitions(claims)]
         return tool_service_pb2.ListToolsResponse(tools=tools, unknown_names=self._registry.unknown_names(claims))
 
+    async def CheckToolNames(
+        self, request: tool_service_pb2.CheckToolNamesRequest, _context: Any
+    ) -> tool_service_pb2.CheckToolNamesResponse:
+        """For whoever submits a task: a mistake in a name is best said before any model was called."""
+        unknown = self._registry.unknown(request.names, current_tenant())
+        told = [
+            tool_service_pb2.CheckToolNamesResponse.UnknownTool(name=one.name, nearest=one.nearest) for one in unknown
+        ]
+        return tool_service_pb2.CheckToolNamesResponse(unknown=told)
+
     async def ListSources(
         self, _request: tool_service_pb2.ListSourcesRequest, _context: Any
     ) -> tool_service_pb2.ListSourcesResponse:

@@ -121,6 +121,8 @@ class TaskServiceServicer:
         """Accepts a task and queues it. The same request_id and payload as sent give the same task again; another payload is
         ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source lives it is ALREADY_EXISTS /
         SOURCE_BUSY {task_id}: speak to that one (SendMessage).
+        INVALID_ARGUMENT for a name in agent.tools or agent.approve_tools of which the tool service says that there is no such tool,
+        with the nearest names, in a task without a loop of its own. Where the tool service does not answer the names are not checked.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

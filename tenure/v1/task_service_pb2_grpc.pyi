@@ -41,6 +41,8 @@ class TaskServiceStub:
     """Accepts a task and queues it. The same request_id and payload as sent give the same task again; another payload is
     ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source lives it is ALREADY_EXISTS /
     SOURCE_BUSY {task_id}: speak to that one (SendMessage).
+    INVALID_ARGUMENT for a name in agent.tools or agent.approve_tools of which the tool service says that there is no such tool,
+    with the nearest names, in a task without a loop of its own. Where the tool service does not answer the names are not checked.
     """
     GetTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.GetTaskRequest, _task_service_pb2.GetTaskResponse]
     """Reads a task. NOT_FOUND."""
@@ -126,6 +128,8 @@ class TaskServiceAsyncStub(TaskServiceStub):
     """Accepts a task and queues it. The same request_id and payload as sent give the same task again; another payload is
     ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source lives it is ALREADY_EXISTS /
     SOURCE_BUSY {task_id}: speak to that one (SendMessage).
+    INVALID_ARGUMENT for a name in agent.tools or agent.approve_tools of which the tool service says that there is no such tool,
+    with the nearest names, in a task without a loop of its own. Where the tool service does not answer the names are not checked.
     """
     GetTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.GetTaskRequest, _task_service_pb2.GetTaskResponse]  # type: ignore[assignment]
     """Reads a task. NOT_FOUND."""
@@ -214,6 +218,8 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         """Accepts a task and queues it. The same request_id and payload as sent give the same task again; another payload is
         ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source lives it is ALREADY_EXISTS /
         SOURCE_BUSY {task_id}: speak to that one (SendMessage).
+        INVALID_ARGUMENT for a name in agent.tools or agent.approve_tools of which the tool service says that there is no such tool,
+        with the nearest names, in a task without a loop of its own. Where the tool service does not answer the names are not checked.
         """
 
     @_abc_1.abstractmethod

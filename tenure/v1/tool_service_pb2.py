@@ -28,7 +28,7 @@ from tenure.v1 import tool_pb2 as tenure_dot_v1_dot_tool__pb2
 from tenure.v1 import workspace_pb2 as tenure_dot_v1_dot_workspace__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctenure/v1/tool_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x15tenure/v1/token.proto\x1a\x14tenure/v1/tool.proto\x1a\x19tenure/v1/workspace.proto\"c\n\x1bToolServiceListFilesRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x12\n\npage_token\x18\x04 \x01(\t\"\x8a\x01\n\x1cToolServiceListFilesResponse\x12\'\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x18.tenure.v1.WorkspaceFile\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12(\n\x05usage\x18\x03 \x01(\x0b\x32\x19.tenure.v1.WorkspaceUsage\"\\\n\x1aToolServiceReadFileRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x03\x12\x0f\n\x07version\x18\x04 \x01(\t\"a\n\x1bToolServiceReadFileResponse\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x15.tenure.v1.FileHeaderH\x00\x12\x11\n\x07\x63ontent\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"9\n\x10\x43opyFilesRequest\x12\x14\n\x0c\x66rom_task_id\x18\x01 \x01(\t\x12\x0f\n\x07task_id\x18\x02 \x01(\t\";\n\x11\x43opyFilesResponse\x12&\n\x06\x63opied\x18\x01 \x01(\x0b\x32\x16.tenure.v1.CopiedFiles\"7\n\rForgetRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\"\x10\n\x0e\x46orgetResponse\":\n\x10ListToolsRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\"T\n\x11ListToolsResponse\x12(\n\x05tools\x18\x01 \x03(\x0b\x32\x19.tenure.v1.ToolDefinition\x12\x15\n\runknown_names\x18\x02 \x03(\t\"\x14\n\x12ListSourcesRequest\"O\n\x13ListSourcesResponse\x12\x10\n\x08instance\x18\x01 \x01(\t\x12&\n\x07sources\x18\x02 \x03(\x0b\x32\x15.tenure.v1.ToolSource\"\x19\n\x17ListOfferedToolsRequest\"S\n\x18ListOfferedToolsResponse\x12\x10\n\x08instance\x18\x01 \x01(\t\x12%\n\x05tools\x18\x02 \x03(\x0b\x32\x16.tenure.v1.OfferedTool\"\xfb\x01\n\x0e\x45xecuteRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x0c\n\x04tool\x18\x03 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x04 \x01(\t\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\x12*\n\x07timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12output_limit_bytes\x18\x07 \x01(\x05\x12-\n\nresolution\x18\x08 \x01(\x0b\x32\x19.tenure.v1.CallResolution\"\x95\x01\n\x0f\x45xecuteResponse\x12)\n\x07started\x18\x01 \x01(\x0b\x32\x16.tenure.v1.CallStartedH\x00\x12\'\n\x06output\x18\x02 \x01(\x0b\x32\x15.tenure.v1.CallOutputH\x00\x12%\n\x07outcome\x18\x03 \x01(\x0b\x32\x12.tenure.v1.OutcomeH\x00\x42\x07\n\x05\x65vent\"3\n\x0b\x43\x61llStarted\x12\x14\n\x0c\x63\x61ll_attempt\x18\x01 \x01(\x05\x12\x0e\n\x06joined\x18\x02 \x01(\x08\"\x1a\n\nCallOutput\x12\x0c\n\x04text\x18\x01 \x01(\t\"?\n\x14\x45xecuteStreamRequest\x12\'\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x18.tenure.v1.TaggedExecute\"E\n\rTaggedExecute\x12\x0b\n\x03tag\x18\x01 \x01(\x03\x12\'\n\x04\x63\x61ll\x18\x02 \x01(\x0b\x32\x19.tenure.v1.ExecuteRequest\"F\n\x15\x45xecuteStreamResponse\x12-\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1d.tenure.v1.TaggedExecuteEvent\"\xcc\x01\n\x12TaggedExecuteEvent\x12\x0b\n\x03tag\x18\x01 \x01(\x03\x12)\n\x07started\x18\x02 \x01(\x0b\x32\x16.tenure.v1.CallStartedH\x00\x12\'\n\x06output\x18\x03 \x01(\x0b\x32\x15.tenure.v1.CallOutputH\x00\x12%\n\x07outcome\x18\x04 \x01(\x0b\x32\x12.tenure.v1.OutcomeH\x00\x12%\n\x07refusal\x18\x05 \x01(\x0b\x32\x12.tenure.v1.RefusalH\x00\x42\x07\n\x05\x65vent\"E\n\x0c\x46\x65nceRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\r\n\x05\x63lose\x18\x02 \x01(\x08\"5\n\rFenceResponse\x12$\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x15.tenure.v1.CallRecord\"_\n\x10ListCallsRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x15\n\rafter_call_id\x18\x02 \x01(\t\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x10\n\x08\x63\x61ll_ids\x18\x04 \x03(\t\"k\n\x11ListCallsResponse\x12#\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x14.tenure.v1.CallTrail\x12#\n\x05\x66\x65nce\x18\x02 \x01(\x0b\x32\x14.tenure.v1.ToolFence\x12\x0c\n\x04more\x18\x03 \x01(\x08\"\xbb\x01\n\x17ListInDoubtCallsRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12:\n\x05\x63\x61lls\x18\x04 \x03(\x0b\x32+.tenure.v1.ListInDoubtCallsRequest.CallName\x1a,\n\x08\x43\x61llName\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\"Z\n\x18ListInDoubtCallsResponse\x12%\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x16.tenure.v1.InDoubtCall\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"*\n\x17ListRefusedCallsRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"J\n\x18ListRefusedCallsResponse\x12.\n\rrefused_calls\x18\x01 \x03(\x0b\x32\x17.tenure.v1.RefusedWrite2\x9c\x08\n\x0bToolService\x12\x46\n\tListTools\x12\x1b.tenure.v1.ListToolsRequest\x1a\x1c.tenure.v1.ListToolsResponse\x12L\n\x0bListSources\x12\x1d.tenure.v1.ListSourcesRequest\x1a\x1e.tenure.v1.ListSourcesResponse\x12[\n\x10ListOfferedTools\x12\".tenure.v1.ListOfferedToolsRequest\x1a#.tenure.v1.ListOfferedToolsResponse\x12\x42\n\x07\x45xecute\x12\x19.tenure.v1.ExecuteRequest\x1a\x1a.tenure.v1.ExecuteResponse0\x01\x12V\n\rExecuteStream\x12\x1f.tenure.v1.ExecuteStreamRequest\x1a .tenure.v1.ExecuteStreamResponse(\x01\x30\x01\x12:\n\x05\x46\x65nce\x12\x17.tenure.v1.FenceRequest\x1a\x18.tenure.v1.FenceResponse\x12\x46\n\tListCalls\x12\x1b.tenure.v1.ListCallsRequest\x1a\x1c.tenure.v1.ListCallsResponse\x12[\n\x10ListInDoubtCalls\x12\".tenure.v1.ListInDoubtCallsRequest\x1a#.tenure.v1.ListInDoubtCallsResponse\x12[\n\x10ListRefusedCalls\x12\".tenure.v1.ListRefusedCallsRequest\x1a#.tenure.v1.ListRefusedCallsResponse\x12=\n\x06\x46orget\x12\x18.tenure.v1.ForgetRequest\x1a\x19.tenure.v1.ForgetResponse\x12\\\n\tListFiles\x12&.tenure.v1.ToolServiceListFilesRequest\x1a\'.tenure.v1.ToolServiceListFilesResponse\x12[\n\x08ReadFile\x12%.tenure.v1.ToolServiceReadFileRequest\x1a&.tenure.v1.ToolServiceReadFileResponse0\x01\x12\x46\n\tCopyFiles\x12\x1b.tenure.v1.CopyFilesRequest\x1a\x1c.tenure.v1.CopyFilesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctenure/v1/tool_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x15tenure/v1/token.proto\x1a\x14tenure/v1/tool.proto\x1a\x19tenure/v1/workspace.proto\"c\n\x1bToolServiceListFilesRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x12\n\npage_token\x18\x04 \x01(\t\"\x8a\x01\n\x1cToolServiceListFilesResponse\x12\'\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x18.tenure.v1.WorkspaceFile\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12(\n\x05usage\x18\x03 \x01(\x0b\x32\x19.tenure.v1.WorkspaceUsage\"\\\n\x1aToolServiceReadFileRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x03\x12\x0f\n\x07version\x18\x04 \x01(\t\"a\n\x1bToolServiceReadFileResponse\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x15.tenure.v1.FileHeaderH\x00\x12\x11\n\x07\x63ontent\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"9\n\x10\x43opyFilesRequest\x12\x14\n\x0c\x66rom_task_id\x18\x01 \x01(\t\x12\x0f\n\x07task_id\x18\x02 \x01(\t\";\n\x11\x43opyFilesResponse\x12&\n\x06\x63opied\x18\x01 \x01(\x0b\x32\x16.tenure.v1.CopiedFiles\"7\n\rForgetRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\"\x10\n\x0e\x46orgetResponse\":\n\x10ListToolsRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\"T\n\x11ListToolsResponse\x12(\n\x05tools\x18\x01 \x03(\x0b\x32\x19.tenure.v1.ToolDefinition\x12\x15\n\runknown_names\x18\x02 \x03(\t\"&\n\x15\x43heckToolNamesRequest\x12\r\n\x05names\x18\x01 \x03(\t\"\x86\x01\n\x16\x43heckToolNamesResponse\x12>\n\x07unknown\x18\x01 \x03(\x0b\x32-.tenure.v1.CheckToolNamesResponse.UnknownTool\x1a,\n\x0bUnknownTool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07nearest\x18\x02 \x03(\t\"\x14\n\x12ListSourcesRequest\"O\n\x13ListSourcesResponse\x12\x10\n\x08instance\x18\x01 \x01(\t\x12&\n\x07sources\x18\x02 \x03(\x0b\x32\x15.tenure.v1.ToolSource\"\x19\n\x17ListOfferedToolsRequest\"S\n\x18ListOfferedToolsResponse\x12\x10\n\x08instance\x18\x01 \x01(\t\x12%\n\x05tools\x18\x02 \x03(\x0b\x32\x16.tenure.v1.OfferedTool\"\xfb\x01\n\x0e\x45xecuteRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x0c\n\x04tool\x18\x03 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x04 \x01(\t\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\x12*\n\x07timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12output_limit_bytes\x18\x07 \x01(\x05\x12-\n\nresolution\x18\x08 \x01(\x0b\x32\x19.tenure.v1.CallResolution\"\x95\x01\n\x0f\x45xecuteResponse\x12)\n\x07started\x18\x01 \x01(\x0b\x32\x16.tenure.v1.CallStartedH\x00\x12\'\n\x06output\x18\x02 \x01(\x0b\x32\x15.tenure.v1.CallOutputH\x00\x12%\n\x07outcome\x18\x03 \x01(\x0b\x32\x12.tenure.v1.OutcomeH\x00\x42\x07\n\x05\x65vent\"3\n\x0b\x43\x61llStarted\x12\x14\n\x0c\x63\x61ll_attempt\x18\x01 \x01(\x05\x12\x0e\n\x06joined\x18\x02 \x01(\x08\"\x1a\n\nCallOutput\x12\x0c\n\x04text\x18\x01 \x01(\t\"?\n\x14\x45xecuteStreamRequest\x12\'\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x18.tenure.v1.TaggedExecute\"E\n\rTaggedExecute\x12\x0b\n\x03tag\x18\x01 \x01(\x03\x12\'\n\x04\x63\x61ll\x18\x02 \x01(\x0b\x32\x19.tenure.v1.ExecuteRequest\"F\n\x15\x45xecuteStreamResponse\x12-\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1d.tenure.v1.TaggedExecuteEvent\"\xcc\x01\n\x12TaggedExecuteEvent\x12\x0b\n\x03tag\x18\x01 \x01(\x03\x12)\n\x07started\x18\x02 \x01(\x0b\x32\x16.tenure.v1.CallStartedH\x00\x12\'\n\x06output\x18\x03 \x01(\x0b\x32\x15.tenure.v1.CallOutputH\x00\x12%\n\x07outcome\x18\x04 \x01(\x0b\x32\x12.tenure.v1.OutcomeH\x00\x12%\n\x07refusal\x18\x05 \x01(\x0b\x32\x12.tenure.v1.RefusalH\x00\x42\x07\n\x05\x65vent\"E\n\x0c\x46\x65nceRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\r\n\x05\x63lose\x18\x02 \x01(\x08\"5\n\rFenceResponse\x12$\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x15.tenure.v1.CallRecord\"_\n\x10ListCallsRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x15\n\rafter_call_id\x18\x02 \x01(\t\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x10\n\x08\x63\x61ll_ids\x18\x04 \x03(\t\"k\n\x11ListCallsResponse\x12#\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x14.tenure.v1.CallTrail\x12#\n\x05\x66\x65nce\x18\x02 \x01(\x0b\x32\x14.tenure.v1.ToolFence\x12\x0c\n\x04more\x18\x03 \x01(\x08\"\xbb\x01\n\x17ListInDoubtCallsRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12:\n\x05\x63\x61lls\x18\x04 \x03(\x0b\x32+.tenure.v1.ListInDoubtCallsRequest.CallName\x1a,\n\x08\x43\x61llName\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\"Z\n\x18ListInDoubtCallsResponse\x12%\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x16.tenure.v1.InDoubtCall\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"*\n\x17ListRefusedCallsRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"J\n\x18ListRefusedCallsResponse\x12.\n\rrefused_calls\x18\x01 \x03(\x0b\x32\x17.tenure.v1.RefusedWrite2\xf3\x08\n\x0bToolService\x12\x46\n\tListTools\x12\x1b.tenure.v1.ListToolsRequest\x1a\x1c.tenure.v1.ListToolsResponse\x12L\n\x0bListSources\x12\x1d.tenure.v1.ListSourcesRequest\x1a\x1e.tenure.v1.ListSourcesResponse\x12[\n\x10ListOfferedTools\x12\".tenure.v1.ListOfferedToolsRequest\x1a#.tenure.v1.ListOfferedToolsResponse\x12U\n\x0e\x43heckToolNames\x12 .tenure.v1.CheckToolNamesRequest\x1a!.tenure.v1.CheckToolNamesResponse\x12\x42\n\x07\x45xecute\x12\x19.tenure.v1.ExecuteRequest\x1a\x1a.tenure.v1.ExecuteResponse0\x01\x12V\n\rExecuteStream\x12\x1f.tenure.v1.ExecuteStreamRequest\x1a .tenure.v1.ExecuteStreamResponse(\x01\x30\x01\x12:\n\x05\x46\x65nce\x12\x17.tenure.v1.FenceRequest\x1a\x18.tenure.v1.FenceResponse\x12\x46\n\tListCalls\x12\x1b.tenure.v1.ListCallsRequest\x1a\x1c.tenure.v1.ListCallsResponse\x12[\n\x10ListInDoubtCalls\x12\".tenure.v1.ListInDoubtCallsRequest\x1a#.tenure.v1.ListInDoubtCallsResponse\x12[\n\x10ListRefusedCalls\x12\".tenure.v1.ListRefusedCallsRequest\x1a#.tenure.v1.ListRefusedCallsResponse\x12=\n\x06\x46orget\x12\x18.tenure.v1.ForgetRequest\x1a\x19.tenure.v1.ForgetResponse\x12\\\n\tListFiles\x12&.tenure.v1.ToolServiceListFilesRequest\x1a\'.tenure.v1.ToolServiceListFilesResponse\x12[\n\x08ReadFile\x12%.tenure.v1.ToolServiceReadFileRequest\x1a&.tenure.v1.ToolServiceReadFileResponse0\x01\x12\x46\n\tCopyFiles\x12\x1b.tenure.v1.CopyFilesRequest\x1a\x1c.tenure.v1.CopyFilesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -55,48 +55,54 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTTOOLSREQUEST']._serialized_end=835
   _globals['_LISTTOOLSRESPONSE']._serialized_start=837
   _globals['_LISTTOOLSRESPONSE']._serialized_end=921
-  _globals['_LISTSOURCESREQUEST']._serialized_start=923
-  _globals['_LISTSOURCESREQUEST']._serialized_end=943
-  _globals['_LISTSOURCESRESPONSE']._serialized_start=945
-  _globals['_LISTSOURCESRESPONSE']._serialized_end=1024
-  _globals['_LISTOFFEREDTOOLSREQUEST']._serialized_start=1026
-  _globals['_LISTOFFEREDTOOLSREQUEST']._serialized_end=1051
-  _globals['_LISTOFFEREDTOOLSRESPONSE']._serialized_start=1053
-  _globals['_LISTOFFEREDTOOLSRESPONSE']._serialized_end=1136
-  _globals['_EXECUTEREQUEST']._serialized_start=1139
-  _globals['_EXECUTEREQUEST']._serialized_end=1390
-  _globals['_EXECUTERESPONSE']._serialized_start=1393
-  _globals['_EXECUTERESPONSE']._serialized_end=1542
-  _globals['_CALLSTARTED']._serialized_start=1544
-  _globals['_CALLSTARTED']._serialized_end=1595
-  _globals['_CALLOUTPUT']._serialized_start=1597
-  _globals['_CALLOUTPUT']._serialized_end=1623
-  _globals['_EXECUTESTREAMREQUEST']._serialized_start=1625
-  _globals['_EXECUTESTREAMREQUEST']._serialized_end=1688
-  _globals['_TAGGEDEXECUTE']._serialized_start=1690
-  _globals['_TAGGEDEXECUTE']._serialized_end=1759
-  _globals['_EXECUTESTREAMRESPONSE']._serialized_start=1761
-  _globals['_EXECUTESTREAMRESPONSE']._serialized_end=1831
-  _globals['_TAGGEDEXECUTEEVENT']._serialized_start=1834
-  _globals['_TAGGEDEXECUTEEVENT']._serialized_end=2038
-  _globals['_FENCEREQUEST']._serialized_start=2040
-  _globals['_FENCEREQUEST']._serialized_end=2109
-  _globals['_FENCERESPONSE']._serialized_start=2111
-  _globals['_FENCERESPONSE']._serialized_end=2164
-  _globals['_LISTCALLSREQUEST']._serialized_start=2166
-  _globals['_LISTCALLSREQUEST']._serialized_end=2261
-  _globals['_LISTCALLSRESPONSE']._serialized_start=2263
-  _globals['_LISTCALLSRESPONSE']._serialized_end=2370
-  _globals['_LISTINDOUBTCALLSREQUEST']._serialized_start=2373
-  _globals['_LISTINDOUBTCALLSREQUEST']._serialized_end=2560
-  _globals['_LISTINDOUBTCALLSREQUEST_CALLNAME']._serialized_start=2516
-  _globals['_LISTINDOUBTCALLSREQUEST_CALLNAME']._serialized_end=2560
-  _globals['_LISTINDOUBTCALLSRESPONSE']._serialized_start=2562
-  _globals['_LISTINDOUBTCALLSRESPONSE']._serialized_end=2652
-  _globals['_LISTREFUSEDCALLSREQUEST']._serialized_start=2654
-  _globals['_LISTREFUSEDCALLSREQUEST']._serialized_end=2696
-  _globals['_LISTREFUSEDCALLSRESPONSE']._serialized_start=2698
-  _globals['_LISTREFUSEDCALLSRESPONSE']._serialized_end=2772
-  _globals['_TOOLSERVICE']._serialized_start=2775
-  _globals['_TOOLSERVICE']._serialized_end=3827
+  _globals['_CHECKTOOLNAMESREQUEST']._serialized_start=923
+  _globals['_CHECKTOOLNAMESREQUEST']._serialized_end=961
+  _globals['_CHECKTOOLNAMESRESPONSE']._serialized_start=964
+  _globals['_CHECKTOOLNAMESRESPONSE']._serialized_end=1098
+  _globals['_CHECKTOOLNAMESRESPONSE_UNKNOWNTOOL']._serialized_start=1054
+  _globals['_CHECKTOOLNAMESRESPONSE_UNKNOWNTOOL']._serialized_end=1098
+  _globals['_LISTSOURCESREQUEST']._serialized_start=1100
+  _globals['_LISTSOURCESREQUEST']._serialized_end=1120
+  _globals['_LISTSOURCESRESPONSE']._serialized_start=1122
+  _globals['_LISTSOURCESRESPONSE']._serialized_end=1201
+  _globals['_LISTOFFEREDTOOLSREQUEST']._serialized_start=1203
+  _globals['_LISTOFFEREDTOOLSREQUEST']._serialized_end=1228
+  _globals['_LISTOFFEREDTOOLSRESPONSE']._serialized_start=1230
+  _globals['_LISTOFFEREDTOOLSRESPONSE']._serialized_end=1313
+  _globals['_EXECUTEREQUEST']._serialized_start=1316
+  _globals['_EXECUTEREQUEST']._serialized_end=1567
+  _globals['_EXECUTERESPONSE']._serialized_start=1570
+  _globals['_EXECUTERESPONSE']._serialized_end=1719
+  _globals['_CALLSTARTED']._serialized_start=1721
+  _globals['_CALLSTARTED']._serialized_end=1772
+  _globals['_CALLOUTPUT']._serialized_start=1774
+  _globals['_CALLOUTPUT']._serialized_end=1800
+  _globals['_EXECUTESTREAMREQUEST']._serialized_start=1802
+  _globals['_EXECUTESTREAMREQUEST']._serialized_end=1865
+  _globals['_TAGGEDEXECUTE']._serialized_start=1867
+  _globals['_TAGGEDEXECUTE']._serialized_end=1936
+  _globals['_EXECUTESTREAMRESPONSE']._serialized_start=1938
+  _globals['_EXECUTESTREAMRESPONSE']._serialized_end=2008
+  _globals['_TAGGEDEXECUTEEVENT']._serialized_start=2011
+  _globals['_TAGGEDEXECUTEEVENT']._serialized_end=2215
+  _globals['_FENCEREQUEST']._serialized_start=2217
+  _globals['_FENCEREQUEST']._serialized_end=2286
+  _globals['_FENCERESPONSE']._serialized_start=2288
+  _globals['_FENCERESPONSE']._serialized_end=2341
+  _globals['_LISTCALLSREQUEST']._serialized_start=2343
+  _globals['_LISTCALLSREQUEST']._serialized_end=2438
+  _globals['_LISTCALLSRESPONSE']._serialized_start=2440
+  _globals['_LISTCALLSRESPONSE']._serialized_end=2547
+  _globals['_LISTINDOUBTCALLSREQUEST']._serialized_start=2550
+  _globals['_LISTINDOUBTCALLSREQUEST']._serialized_end=2737
+  _globals['_LISTINDOUBTCALLSREQUEST_CALLNAME']._serialized_start=2693
+  _globals['_LISTINDOUBTCALLSREQUEST_CALLNAME']._serialized_end=2737
+  _globals['_LISTINDOUBTCALLSRESPONSE']._serialized_start=2739
+  _globals['_LISTINDOUBTCALLSRESPONSE']._serialized_end=2829
+  _globals['_LISTREFUSEDCALLSREQUEST']._serialized_start=2831
+  _globals['_LISTREFUSEDCALLSREQUEST']._serialized_end=2873
+  _globals['_LISTREFUSEDCALLSRESPONSE']._serialized_start=2875
+  _globals['_LISTREFUSEDCALLSRESPONSE']._serialized_end=2949
+  _globals['_TOOLSERVICE']._serialized_start=2952
+  _globals['_TOOLSERVICE']._serialized_end=4091
 # @@protoc_insertion_point(module_scope)

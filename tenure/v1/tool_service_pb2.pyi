@@ -280,6 +280,76 @@ class ListToolsResponse(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class CheckToolNamesRequest(message.Message):
+    """Names of tools."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    NAMES_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def names(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """At most 1,000, each 1 to 128 characters."""
+
+    def __init__(
+        self,
+        *,
+        names: abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["names", b"names"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CheckToolNamesResponse(message.Message):
+    """Those that are of no tool."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    @typing.final
+    class UnknownTool(message.Message):
+        """A name of no tool."""
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        NAME_FIELD_NUMBER: builtins.int
+        NEAREST_FIELD_NUMBER: builtins.int
+        name: builtins.str
+        """The name."""
+        @builtins.property
+        def nearest(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+            """The most similar names of tools that there are, best first; at most 3."""
+
+        def __init__(
+            self,
+            *,
+            name: builtins.str = ...,
+            nearest: abc.Iterable[builtins.str] | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["name", b"name", "nearest", b"nearest"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    UNKNOWN_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def unknown(self) -> containers.RepeatedCompositeFieldContainer[CheckToolNamesResponse.UnknownTool]:
+        """The first 10, in the order of the request."""
+
+    def __init__(
+        self,
+        *,
+        unknown: abc.Iterable[CheckToolNamesResponse.UnknownTool] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["unknown", b"unknown"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class ListSourcesRequest(message.Message):
     """Nothing to choose."""
 

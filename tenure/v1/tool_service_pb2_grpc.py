@@ -52,6 +52,11 @@ class ToolServiceStub:
                 request_serializer=tenure_dot_v1_dot_tool__service__pb2.ListOfferedToolsRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListOfferedToolsResponse.FromString,
                 _registered_method=True)
+        self.CheckToolNames = channel.unary_unary(
+                '/tenure.v1.ToolService/CheckToolNames',
+                request_serializer=tenure_dot_v1_dot_tool__service__pb2.CheckToolNamesRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_tool__service__pb2.CheckToolNamesResponse.FromString,
+                _registered_method=True)
         self.Execute = channel.unary_stream(
                 '/tenure.v1.ToolService/Execute',
                 request_serializer=tenure_dot_v1_dot_tool__service__pb2.ExecuteRequest.SerializeToString,
@@ -126,6 +131,14 @@ class ToolServiceServicer:
 
     def ListOfferedTools(self, request, context):
         """Lists the tools that tasks of the asking tenant may be allowed to call, as the replica that answers has them. Needs no token.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckToolNames(self, request, context):
+        """Says which names are of no tool that the asking tenant's tasks can have. A name of a source that is configured and away is
+        not among them: nobody knows now which tools it has.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -226,6 +239,11 @@ def add_ToolServiceServicer_to_server(servicer, server):
                     servicer.ListOfferedTools,
                     request_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListOfferedToolsRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_tool__service__pb2.ListOfferedToolsResponse.SerializeToString,
+            ),
+            'CheckToolNames': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckToolNames,
+                    request_deserializer=tenure_dot_v1_dot_tool__service__pb2.CheckToolNamesRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_tool__service__pb2.CheckToolNamesResponse.SerializeToString,
             ),
             'Execute': grpc.unary_stream_rpc_method_handler(
                     servicer.Execute,
@@ -362,6 +380,33 @@ class ToolService:
             '/tenure.v1.ToolService/ListOfferedTools',
             tenure_dot_v1_dot_tool__service__pb2.ListOfferedToolsRequest.SerializeToString,
             tenure_dot_v1_dot_tool__service__pb2.ListOfferedToolsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckToolNames(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.ToolService/CheckToolNames',
+            tenure_dot_v1_dot_tool__service__pb2.CheckToolNamesRequest.SerializeToString,
+            tenure_dot_v1_dot_tool__service__pb2.CheckToolNamesResponse.FromString,
             options,
             channel_credentials,
             insecure,

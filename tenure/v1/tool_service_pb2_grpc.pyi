@@ -42,6 +42,10 @@ class ToolServiceStub:
     """Lists what has tools, and whether it is there, as the replica that answers sees it: without what is kept to other tenants."""
     ListOfferedTools: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ListOfferedToolsRequest, _tool_service_pb2.ListOfferedToolsResponse]
     """Lists the tools that tasks of the asking tenant may be allowed to call, as the replica that answers has them. Needs no token."""
+    CheckToolNames: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.CheckToolNamesRequest, _tool_service_pb2.CheckToolNamesResponse]
+    """Says which names are of no tool that the asking tenant's tasks can have. A name of a source that is configured and away is
+    not among them: nobody knows now which tools it has.
+    """
     Execute: _grpc.UnaryStreamMultiCallable[_tool_service_pb2.ExecuteRequest, _tool_service_pb2.ExecuteResponse]
     """Runs a tool, once per call_id whatever happens: a repeated call joins the running one or is answered from the record.
     An unknown tool, bad arguments, an error, a timeout are outcomes. The same call_id with other arguments is
@@ -89,6 +93,10 @@ class ToolServiceAsyncStub(ToolServiceStub):
     """Lists what has tools, and whether it is there, as the replica that answers sees it: without what is kept to other tenants."""
     ListOfferedTools: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListOfferedToolsRequest, _tool_service_pb2.ListOfferedToolsResponse]  # type: ignore[assignment]
     """Lists the tools that tasks of the asking tenant may be allowed to call, as the replica that answers has them. Needs no token."""
+    CheckToolNames: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.CheckToolNamesRequest, _tool_service_pb2.CheckToolNamesResponse]  # type: ignore[assignment]
+    """Says which names are of no tool that the asking tenant's tasks can have. A name of a source that is configured and away is
+    not among them: nobody knows now which tools it has.
+    """
     Execute: _aio.UnaryStreamMultiCallable[_tool_service_pb2.ExecuteRequest, _tool_service_pb2.ExecuteResponse]  # type: ignore[assignment]
     """Runs a tool, once per call_id whatever happens: a repeated call joins the running one or is answered from the record.
     An unknown tool, bad arguments, an error, a timeout are outcomes. The same call_id with other arguments is
@@ -151,6 +159,16 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.ListOfferedToolsResponse, _abc.Awaitable[_tool_service_pb2.ListOfferedToolsResponse]]:
         """Lists the tools that tasks of the asking tenant may be allowed to call, as the replica that answers has them. Needs no token."""
+
+    @_abc_1.abstractmethod
+    def CheckToolNames(
+        self,
+        request: _tool_service_pb2.CheckToolNamesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tool_service_pb2.CheckToolNamesResponse, _abc.Awaitable[_tool_service_pb2.CheckToolNamesResponse]]:
+        """Says which names are of no tool that the asking tenant's tasks can have. A name of a source that is configured and away is
+        not among them: nobody knows now which tools it has.
+        """
 
     @_abc_1.abstractmethod
     def Execute(

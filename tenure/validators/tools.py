@@ -12,6 +12,8 @@ from tenure.validators.in_doubt import check_resolution
 from tenure.validators.limits import CALL_ID, MAX_ARGUMENT_BYTES, MIN_OUTPUT_BYTES, MOST_NAMED_CALLS
 from tenure.validators.violations import Check, Violations
 
+MOST_CHECKED_NAMES: Final = 1000
+
 
 def _execute(request: tools.ExecuteRequest, v: Violations) -> None:
     check_token(request.token, v)
@@ -34,8 +36,15 @@ def _calls(request: tools.ListCallsRequest, v: Violations) -> None:
         v.require(bool(CALL_ID.match(call_id)), f"call_ids[{index}]", 'must be "<step>.<index>"')
 
 
+def _names(request: tools.CheckToolNamesRequest, v: Violations) -> None:
+    v.require(len(request.names) <= MOST_CHECKED_NAMES, "names", f"at most {MOST_CHECKED_NAMES}")
+    for index, name in enumerate(request.names):
+        v.length(f"names[{index}]", name, 1, 128)
+
+
 CHECKS: Final[dict[type, Check]] = {
     tools.ListToolsRequest: check_guarded,
+    tools.CheckToolNamesRequest: _names,
     tools.ExecuteRequest: _execute,
     tools.ExecuteStreamRequest: check_frame("calls"),
     tools.FenceRequest: check_guarded,

@@ -282,3 +282,9 @@ async def test_a_watch_survives_a_restart_of_the_gateway_without_gap_or_repeat(o
     rest = [event["entry"]["sequence"] for event in Done(0, out.decode(), "").values if "entry" in event]
     assert watch.returncode == Exit.OK, err
     assert [*seen, *rest] == list(range(1, len(seen) + len(rest) + 1))
+
+
+async def test_a_submit_with_a_mistaken_tool_is_refused_with_the_nearest(installation):
+    refused = await tenure("submit", "hi", "--tools", "raed_file", address=installation.stack.gateway_address)
+    assert refused.code == Exit.REFUSED
+    assert "there is no tool 'raed_file'; did you mean read_file" in refused.err

@@ -1,0 +1,62 @@
+"""Names of tools at submit: what is refused, with which advice, and what is accepted because nobody can know."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from services.gateway.peers import Peers
+from services.gateway.tool_names import check_tool_names
+from services.tools.registry import MOST_UNKNOWN, Registry
+from tenure.domain.errors import InvalidRequest, Unavailable
+from tenure.domain.tools import ToolSourceKind
+from tenure.v1 import task_pb2
+from tenure.v1 import tool_service_pb2 as pb
+from tests.unit.test_tools_registry import REGISTRY
+
+
+def test_a_name_of_no_tool_is_answered_with_the_nearest() -> None:
+    known = sorted(REGISTRY._entries)
+    (unknown,) = REGISTRY.unknown([known[0], f"{known[0]}x"], "default")
+    assert unknown.name == f"{known[0]}x"
+
+
+def test_a_tool_of_a_source_that_is_away_or_expected_is_not_unknown() -> None:
+    registry = Registry([])
+    registry.expect("soon")
+    registry.facts.add("away", ToolSourceKind.MCP)
+    assert registry.unknown(["away__x", "soon__y"], "default") == []
+    registry.expect("others", frozenset({"acme"}))
+    assert [one.name for one in registry.unknown(["others__x", "no__z"], "default")] == ["others__x", "no__z"]
+
+
+def test_only_some_unknown_names_are_compared() -> None:
+    assert len(Registry([]).unknown([f"n{i}" for i in range(1000)], "default")) == MOST_UNKNOWN
+
+
+def peers(answer: pb.CheckToolNamesResponse | Exception) -> Peers:
+    async def check(_request: pb.CheckToolNamesRequest, **_options: Any) -> pb.CheckToolNamesResponse:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return cast("Peers", SimpleNamespace(tools=SimpleNamespace(CheckToolNames=check)))
+
+
+AGENT = task_pb2.AgentSpec(tools=task_pb2.ToolAllowlist(names=["raed_file"]), approve_tools=["raed_file"])
+UNKNOWN = pb.CheckToolNamesResponse.UnknownTool(name="raed_file", nearest=["read_file"])
+
+
+async def test_a_submit_names_each_field_with_a_mistake() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        await check_tool_names(peers(pb.CheckToolNamesResponse(unknown=[UNKNOWN])), AGENT)
+    assert [one.field for one in refused.value.violations] == ["agent.tools.names", "agent.approve_tools"]
+    assert "did you mean read_file?" in refused.value.violations[0].description
+
+
+async def test_names_are_not_checked_without_the_tool_service_or_for_a_loop_of_ones_own() -> None:
+    await check_tool_names(peers(Unavailable("away")), AGENT)
+    own = task_pb2.AgentSpec(loop="mine", tools=AGENT.tools)
+    await check_tool_names(peers(pb.CheckToolNamesResponse(unknown=[UNKNOWN])), own)
