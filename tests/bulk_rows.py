@@ -46,7 +46,7 @@ async def multiply(
 
 def _sql(text: str) -> sql.SQL:
     """A test's own text."""
-    return sql.SQL(text)  # type: ignore[arg-type]
+    return sql.SQL(text)
 
 
 async def scans_in_plan(connection: psycopg.AsyncConnection[Any], statement: bytes) -> set[str]:

@@ -8,6 +8,7 @@ from typing import Final
 import click
 
 from tenure.cli.context import Context, pass_context
+from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION
 from tenure.cli.tables import make_table
 from tenure.cli.words import ago, distinct_ids, seconds_text
@@ -50,12 +51,12 @@ def aging(context: Context, states: tuple[str, ...], idle: float | None, lease_b
     async def work(client: Client) -> None:
         found, unknown = await _collect(client, request, limit)
         if unknown:
-            click.echo("no coordinator answers: nothing is known of leases", err=True)
+            echo("no coordinator answers: nothing is known of leases", err=True)
         if context.as_json:
             for one in found:
                 context.emit(one)
         elif not found:
-            click.echo("there is none", err=True)
+            echo("there is none", err=True)
         else:
             _show(context, found, leases_unknown=unknown)
 

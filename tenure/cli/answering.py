@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import click
 from rich.text import Text
 
+from tenure.cli.output import echo
 from tenure.cli.words import harmless, short_id
 from tenure.client import Client
 from tenure.domain.errors import Refused
@@ -96,20 +97,20 @@ def said_in(wait: task_pb2.Wait, line: str) -> Said | None:
 
 async def ask_person(client: Client, task_id: str, wait: task_pb2.Wait) -> None:
     """Asks in the terminal until the wait has an answer. Returns, too, when somebody else's answer came first."""
-    click.echo(wait_text(wait), err=True)
+    echo(wait_text(wait), err=True)
     said: Said | None = None
     while said is None:
-        click.echo(harmless(question_of(wait)), nl=False, err=True)
+        echo(harmless(question_of(wait)), nl=False, err=True)
         line = await read_line()
         if not line:
-            click.echo("", err=True)
+            echo("", err=True)
             return
         edits = wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL and line.strip().lower() in {"e", EDIT}
         said = _edited(wait) if edits else said_in(wait, line)
     try:
         await send_answer(client, task_id, wait, said)
     except Refused as error:
-        click.echo(f"not taken: {error.message}", err=True)
+        echo(f"not taken: {error.message}", err=True)
 
 
 async def send_answer(
@@ -137,7 +138,7 @@ def _edited(wait: task_pb2.Wait) -> Said | None:
     except ValueError:
         is_object = False
     if not is_object or text is None:
-        click.echo("not changed: the arguments must be saved as a JSON object", err=True)
+        echo("not changed: the arguments must be saved as a JSON object", err=True)
         return None
     return Said(decision=EDIT, edited_arguments_json=text)
 

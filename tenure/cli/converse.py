@@ -9,6 +9,7 @@ import click
 
 from tenure.cli.context import Context, pass_context
 from tenure.cli.exits import Exit
+from tenure.cli.output import echo
 from tenure.cli.parameters import DOLLARS, DURATION, NAMES, find_task, task_argument
 from tenure.cli.results import result_schema_option
 from tenure.cli.watch import watch_task
@@ -38,7 +39,7 @@ def send(context: Context, task: str, text: str, request_id: str) -> None:
         if context.as_json:
             context.emit(told)
         else:
-            click.echo(f"{short_id(told.task_id)} will read it; it is {why(told.state, told.reason, '')} now")
+            echo(f"{short_id(told.task_id)} will read it; it is {why(told.state, told.reason, '')} now")
 
     context.run(work)
 
@@ -81,9 +82,9 @@ def fork(context: Context, /, task: str, watched: bool, **options: Any) -> None:
         elif watched:
             context.console.print(f"task {forked.task_id}", style="bold", soft_wrap=True)
         else:
-            click.echo(forked.task_id)
+            echo(forked.task_id)
             origin = f"{short_id(request.task_id)} after entry {forked.forked_from.sequence}"
-            click.echo(f"Goes on from {origin}. See it work: tenure watch {short_id(forked.task_id)}", err=True)
+            echo(f"Goes on from {origin}. See it work: tenure watch {short_id(forked.task_id)}", err=True)
         return await watch_task(context, client, forked.task_id) if watched else Exit.OK
 
     raise SystemExit(context.run(work))

@@ -17,6 +17,7 @@ from rich.status import Status
 
 from tenure.cli.context import Context, pass_context
 from tenure.cli.exits import Exit
+from tenure.cli.output import echo
 from tenure.cli.parameters import REPLICAS
 
 if TYPE_CHECKING:  # what starts processes is loaded when something is to be started, not for `tenure list`
@@ -87,7 +88,7 @@ def dev(context: Context, /, data: Path | None, latency_ms: int, **asked: Any) -
     try:
         code = asyncio.run(Session(context, options).run())
     except StackError as error:
-        click.echo(f"tenure: {error}", err=True)
+        echo(f"tenure: {error}", err=True)
         code = Exit.REFUSED
     raise SystemExit(code)
 
@@ -214,7 +215,7 @@ class Session:
 
     def _say(self, what: str, style: str = "") -> None:
         if self._context.as_json:
-            click.echo(what, err=True)
+            echo(what, err=True)
             return
         with suppress(OSError):  # the terminal may be gone; the stack is to end in order all the same
             self._console.print(what, style=style, soft_wrap=True)

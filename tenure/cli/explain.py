@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from tenure.cli.context import Context, pass_context
+from tenure.cli.output import echo
 from tenure.cli.parameters import find_task, task_argument
 from tenure.client import Client
 
@@ -20,6 +21,6 @@ def explain(context: Context, task: str) -> None:
         if context.as_json:
             context.emit(explained)
         else:
-            click.echo("\n".join(explained.lines))
+            echo("\n".join(explained.lines))
 
     context.run(work)

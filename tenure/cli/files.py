@@ -10,6 +10,7 @@ import click
 from rich.text import Text
 
 from tenure.cli.context import Context, pass_context
+from tenure.cli.output import echo
 from tenure.cli.parameters import find_task, task_argument
 from tenure.cli.tables import make_table
 from tenure.cli.words import ago, bytes_text, printable
@@ -77,7 +78,7 @@ def get_file(context: Context, task: str, path: str, output: Path | None) -> Non
         if context.as_json:
             context.emit({"path": str(target), "size_bytes": size_bytes})
         else:
-            click.echo(f"{target} ({bytes_text(size_bytes)})")
+            echo(f"{target} ({bytes_text(size_bytes)})")
 
     context.run(work)
 
@@ -106,10 +107,10 @@ def _show(context: Context, listed: list[workspace_pb2.WorkspaceFile], usage: wo
             table.add_row(Text(_name(file)), size, ago(file.modified_at))
         context.console.print(table)
     else:
-        click.echo("There are no files.")
+        echo("There are no files.")
     least = "at least " if usage.incomplete else ""
     used = f"{least}{bytes_text(usage.used_bytes)} of {bytes_text(usage.max_bytes)}"
-    click.echo(f"{used}, {least}{usage.used_files:,} of {usage.max_files:,} files", err=True)
+    echo(f"{used}, {least}{usage.used_files:,} of {usage.max_files:,} files", err=True)
 
 
 def _name(file: workspace_pb2.WorkspaceFile) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from tenure.cli.context import Context, pass_context
 from tenure.cli.exits import Exit, exit_of_task
+from tenure.cli.output import echo, echo_result
 from tenure.cli.parameters import DURATION, find_task, task_argument
 from tenure.cli.results import result_of
-from tenure.cli.words import harmless, short_id, summary, why
+from tenure.cli.words import short_id, summary, why
 from tenure.client import Client
 from tenure.v1 import task_pb2
 
@@ -48,16 +47,15 @@ def cancel(context: Context, task: str, reason: str) -> None:
         if context.as_json:
             context.emit(asked)
         elif asked.state == task_pb2.TASK_STATE_CANCELLED:
-            click.echo(f"{short_id(asked.task_id)} is cancelled")
+            echo(f"{short_id(asked.task_id)} is cancelled")
         else:
-            click.echo(f"{short_id(asked.task_id)} will be cancelled; it is {why(asked.state, '', '')} now")
+            echo(f"{short_id(asked.task_id)} will be cancelled; it is {why(asked.state, '', '')} now")
 
     context.run(work)
 
 
 def _say_ended(task: task_pb2.Task) -> None:
     """The result alone on standard output; how it ended beside it."""
-    click.echo(f"{why(task.state, task.reason, task.message)} · {summary(task)}", err=True)
+    echo(f"{why(task.state, task.reason, task.message)} · {summary(task)}", err=True)
     if task.result:
-        result = result_of(task)
-        click.echo(harmless(result) if sys.stdout.isatty() else result)
+        echo_result(result_of(task))

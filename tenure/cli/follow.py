@@ -11,6 +11,7 @@ from rich.text import Text
 
 from tenure.cli.context import Context, pass_context
 from tenure.cli.facts import goal_text
+from tenure.cli.output import echo
 from tenure.cli.parameters import LABEL
 from tenure.cli.words import budget_text, clock, one_line, short_id, state_style, summary
 from tenure.client import Client
@@ -43,7 +44,7 @@ def follow(
 
     def tell_silence() -> None:
         if not begun.is_set():
-            click.echo(f"nothing answers at {context.address} yet; trying again for a minute", err=True)
+            echo(f"nothing answers at {context.address} yet; trying again for a minute", err=True)
 
     async def work(client: Client) -> None:
         asyncio.get_running_loop().call_later(_SILENCE_SECONDS, tell_silence)
@@ -54,7 +55,7 @@ def follow(
                 elif event.HasField("change"):
                     context.console.print(_line(context, event.change), no_wrap=True, soft_wrap=True)
                 elif not begun.is_set():
-                    click.echo("following all tasks; Ctrl-C stops, the tasks go on", err=True)
+                    echo("following all tasks; Ctrl-C stops, the tasks go on", err=True)
                 begun.set()
 
     begun = asyncio.Event()

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from tenure.cli.context import Context, pass_context
+from tenure.cli.output import echo
 from tenure.cli.parameters import DOLLARS, find_task, task_argument
 from tenure.cli.words import caps_text, short_id, why
 from tenure.client import Client
@@ -47,7 +48,7 @@ def requeue(context: Context, task: str, reason: str, extra_tokens: int, extra_s
         if context.as_json:
             context.emit(queued)
         else:
-            click.echo(f"{short_id(task_id)} is queued · attempt {queued.attempt}, goes on after step {queued.step}")
+            echo(f"{short_id(task_id)} is queued · attempt {queued.attempt}, goes on after step {queued.step}")
 
     context.run(work)
 
@@ -70,7 +71,7 @@ def grant_budget(context: Context, task: str, reason: str, tokens: int, dollars:
             context.emit(root)
         else:
             state = state_name(root.state)
-            click.echo(f"{short_id(root.task_id)} may use {caps_text(root.budget)}; it is {state} now")
+            echo(f"{short_id(root.task_id)} may use {caps_text(root.budget)}; it is {state} now")
 
     context.run(work)
 
@@ -89,10 +90,10 @@ def close_out(context: Context, task: str, reason: str, state: str, result: str)
         if context.as_json:
             context.emit(asked)
         elif asked.HasField("end_time"):
-            click.echo(f"{short_id(asked.task_id)} has ended: {why(asked.state, asked.reason, asked.message)}")
+            echo(f"{short_id(asked.task_id)} has ended: {why(asked.state, asked.reason, asked.message)}")
         else:
             now = why(asked.state, "", "")
-            click.echo(f"{short_id(asked.task_id)} will end as {state.upper().replace('-', '_')}; it is {now} now")
+            echo(f"{short_id(asked.task_id)} will end as {state.upper().replace('-', '_')}; it is {now} now")
 
     context.run(work)
 
@@ -114,9 +115,9 @@ def transfer(context: Context, task: str, reason: str, to_worker_id: str) -> Non
         if context.as_json:
             context.emit(taken)
         elif taken.owner:
-            click.echo(f"{short_id(task_id)} is held by {taken.owner}, epoch {describe_epoch(taken.epoch)}")
+            echo(f"{short_id(task_id)} is held by {taken.owner}, epoch {describe_epoch(taken.epoch)}")
         else:
-            click.echo(f"{short_id(task_id)} is {why(taken.state, taken.reason, taken.message)}")
+            echo(f"{short_id(task_id)} is {why(taken.state, taken.reason, taken.message)}")
 
     context.run(work)
 
@@ -134,6 +135,6 @@ def drain(context: Context, worker: str, reason: str) -> None:
             if context.as_json:
                 context.emit(one)
             else:
-                click.echo(f"{one.worker_id} is told to drain; it takes no more tasks until it is started anew")
+                echo(f"{one.worker_id} is told to drain; it takes no more tasks until it is started anew")
 
     context.run(work)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from tenure.cli.output import echo
 from tenure.runtime.signing import write_key_pair
 
 
@@ -28,4 +29,4 @@ def create(directory: Path) -> None:
     if private.exists():
         raise click.ClickException(f"{private} is there already; move it away first: nothing is overwritten")
     write_key_pair(private, public, key_id=uuid.uuid4().hex[:8])
-    click.echo(f"{private} (secret)\n{public}")
+    echo(f"{private} (secret)\n{public}")

@@ -11,6 +11,7 @@ from contextlib import aclosing
 import click
 
 from tenure.cli.context import Context, pass_context
+from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION
 from tenure.cli.tables import make_table
 from tenure.cli.words import ago, clock, harmless, seconds_text
@@ -42,7 +43,7 @@ def list_leases(context: Context, prefix: str) -> None:
             for lease in found:
                 context.emit(lease)
         elif not found:
-            click.echo("nothing is held", err=True)
+            echo("nothing is held", err=True)
         else:
             _show(context, found)
 
@@ -60,11 +61,11 @@ def get(context: Context, resource: str) -> None:
         if context.as_json:
             context.emit(lease)
             return
-        click.echo(f"{lease.resource} is held by {lease.holder}, epoch {describe_epoch(lease.epoch)} ({lease.epoch})")
+        echo(f"{lease.resource} is held by {lease.holder}, epoch {describe_epoch(lease.epoch)} ({lease.epoch})")
         left, ttl = seconds_text(seconds(lease.remaining)), seconds_text(seconds(lease.ttl))
-        click.echo(f"since {ago(lease.acquire_time)}; without a renewal it ends in {left} of {ttl}")
+        echo(f"since {ago(lease.acquire_time)}; without a renewal it ends in {left} of {ttl}")
         before = f"epoch {describe_epoch(lease.previous_epoch)}, {_why(lease)}"
-        click.echo(f"before it: {before if lease.previous_epoch else 'nobody ever held it'}")
+        echo(f"before it: {before if lease.previous_epoch else 'nobody ever held it'}")
 
     context.run(work)
 
@@ -78,13 +79,13 @@ def watch(context: Context, prefix: str, after: int) -> None:
 
     async def work(client: Client) -> None:
         if not context.as_json:
-            click.echo("what happens to leases; Ctrl-C stops", err=True)
+            echo("what happens to leases; Ctrl-C stops", err=True)
         async with aclosing(client.watch_leases(prefix, after)) as events:
             async for event in events:
                 if context.as_json:
                     context.emit(event)
                 else:
-                    click.echo(_say(event))
+                    echo(_say(event))
 
     context.run(work)
 
@@ -127,7 +128,7 @@ def release(context: Context, resource: str, epoch: int | None, reason: str) -> 
         if context.as_json:
             context.emit({"resource": resource, "epoch": meant.epoch, "released": True})
         else:
-            click.echo(f"{resource}, epoch {describe_epoch(meant.epoch)}, is released")
+            echo(f"{resource}, epoch {describe_epoch(meant.epoch)}, is released")
 
     context.run(work)
 
@@ -165,7 +166,7 @@ def keys(context: Context) -> None:
                 context.emit(key)
             else:
                 told = "signs now" if key.active else "retired"
-                click.echo(f"{key.key_id}  {base64.b64encode(key.public_key).decode()}  {told}")
+                echo(f"{key.key_id}  {base64.b64encode(key.public_key).decode()}  {told}")
 
     context.run(work)
 
@@ -179,8 +180,8 @@ def _tell(context: Context, lease: pb.Lease) -> None:
     if context.as_json:
         context.emit(lease)
         return
-    click.echo(f"{lease.resource} is held by {lease.holder}, epoch {describe_epoch(lease.epoch)}", err=True)
-    click.echo(base64.b64encode(lease.token.SerializeToString()).decode())
+    echo(f"{lease.resource} is held by {lease.holder}, epoch {describe_epoch(lease.epoch)}", err=True)
+    echo(base64.b64encode(lease.token.SerializeToString()).decode())
 
 
 def _why(lease: pb.Lease) -> str:

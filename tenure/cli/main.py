@@ -23,7 +23,7 @@ from tenure.cli.follow import follow
 from tenure.cli.keys import keys
 from tenure.cli.leases import leases
 from tenure.cli.operate import claims, refusals, workers
-from tenure.cli.output import make_console
+from tenure.cli.output import echo, make_console
 from tenure.cli.queues import queues
 from tenure.cli.schedules import schedules
 from tenure.cli.show import entries, get, list_tasks
@@ -48,7 +48,7 @@ class Group(click.Group):
             return super().invoke(ctx)
         except (TenureError, PeerFailed, TimeoutError) as error:
             address = ctx.obj.address if isinstance(ctx.obj, Context) else ""
-            click.echo(f"tenure: {explain(error, address)}", err=True)
+            echo(f"tenure: {explain(error, address)}", err=True)
             ctx.exit(exit_of_error(error))
         except KeyboardInterrupt:
             ctx.exit(Exit.INTERRUPTED)

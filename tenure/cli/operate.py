@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import click
 
 from tenure.cli.context import Context, pass_context
+from tenure.cli.output import echo
 from tenure.cli.parameters import find_task, task_argument
 from tenure.cli.tables import make_table
 from tenure.cli.words import ago, distinct_ids
@@ -33,7 +34,7 @@ def claims(context: Context, task: str | None) -> None:
             for claim in listed.claims:
                 context.emit(claim)
         elif not listed.claims:
-            click.echo("nobody holds it" if task else "nobody holds a task", err=True)
+            echo("nobody holds it" if task else "nobody holds a task", err=True)
         else:
             _show_claims(context, listed.claims)
 
@@ -51,7 +52,7 @@ def workers(context: Context) -> None:
             for worker in listed.workers:
                 context.emit(worker)
         elif not listed.workers:
-            click.echo("no worker is there: tasks will wait in the queue", err=True)
+            echo("no worker is there: tasks will wait in the queue", err=True)
         else:
             _show_workers(context, listed.workers)
 
@@ -70,7 +71,7 @@ def refusals(context: Context, task: str) -> None:
             for fence, write in _refused(listed):
                 context.emit({"fence": fence, **to_dict(write)})
         elif not (listed.ledger or listed.tools):
-            click.echo("nothing was refused", err=True)
+            echo("nothing was refused", err=True)
         else:
             _show_refusals(context, listed)
 

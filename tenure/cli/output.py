@@ -5,6 +5,7 @@ control character in them would act on the operator's terminal.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -22,9 +23,14 @@ PIPE_WIDTH: Final = 200
 """Columns when nobody looks: tables are cut nowhere that matters, and lines stay lines."""
 
 
-def echo(text: str, *, err: bool = False) -> None:
-    """A line of plain text on stdout or stderr, with control characters escaped."""
-    click.echo(harmless(text), err=err)
+def echo(text: str, *, nl: bool = True, err: bool = False) -> None:
+    """Plain text on stdout or stderr, with control characters escaped; with `nl` a line of its own."""
+    click.echo(harmless(text), nl=nl, err=err)
+
+
+def echo_result(text: str) -> None:
+    """A task's result on stdout: as it is for a program that reads it, escaped on a terminal."""
+    click.echo(harmless(text) if sys.stdout.isatty() else text)
 
 
 def json_line(value: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ import click
 
 from tenure.cli.context import Context, pass_context
 from tenure.cli.intervene import reason_option
+from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION, find_task
 from tenure.cli.words import short_id
 from tenure.client import Client
@@ -48,6 +49,6 @@ def _show(context: Context, task_ids: list[str], *, dry_run: bool) -> None:
         return
     if dry_run:
         for task_id in task_ids:
-            click.echo(task_id)
+            echo(task_id)
     count = f"{len(task_ids):,} tasks" if len(task_ids) != 1 else f"{short_id(task_ids[0])}"
-    click.echo(f"{count} would go" if dry_run else f"{count} pruned; their bills stay")
+    echo(f"{count} would go" if dry_run else f"{count} pruned; their bills stay")

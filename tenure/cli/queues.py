@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import click
 
 from tenure.cli.context import Context, pass_context
+from tenure.cli.output import echo
 from tenure.cli.tables import make_table
 from tenure.cli.words import ago
 from tenure.client import Client
@@ -30,7 +31,7 @@ def queues(context: Context, names: tuple[str, ...]) -> None:
             for each in listed:
                 context.emit(each)
         elif not listed:
-            click.echo("nothing is queued", err=True)
+            echo("nothing is queued", err=True)
         else:
             _show(context, listed)
 

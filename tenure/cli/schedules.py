@@ -9,6 +9,7 @@ import click
 import uuid_utils
 
 from tenure.cli.context import Context, pass_context
+from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION
 from tenure.cli.schedules_shown import OVERLAPS, show_all, show_schedule, when_text
 from tenure.cli.schedules_typed import MOMENT, spec_of, timestamp_in
@@ -77,8 +78,8 @@ def create(
         if context.as_json:
             context.emit(made)
             return
-        click.echo(made.schedule_id)
-        click.echo(f"{made.name} comes due {when_text(made.next_due_time, made.time_zone)}", err=True)
+        echo(made.schedule_id)
+        echo(f"{made.name} comes due {when_text(made.next_due_time, made.time_zone)}", err=True)
 
     context.run(work)
 
@@ -98,7 +99,7 @@ def list_schedules(context: Context) -> None:
             for schedule in found:
                 context.emit(schedule)
         elif not found:
-            click.echo('no schedules; create one: tenure schedules create NAME "GOAL" --cron "0 7 * * *"', err=True)
+            echo('no schedules; create one: tenure schedules create NAME "GOAL" --cron "0 7 * * *"', err=True)
         else:
             show_all(context, found)
 
@@ -163,8 +164,8 @@ def trigger(context: Context, schedule: str, request_id: str) -> None:
         if context.as_json:
             context.emit(task)
             return
-        click.echo(task.task_id)
-        click.echo(f"Accepted. See it work: tenure watch {short_id(task.task_id)}", err=True)
+        echo(task.task_id)
+        echo(f"Accepted. See it work: tenure watch {short_id(task.task_id)}", err=True)
 
     context.run(work)
 
@@ -181,7 +182,7 @@ def delete(context: Context, schedule: str) -> None:
         if context.as_json:
             context.emit({"schedule": schedule, "deleted": True})
         else:
-            click.echo(f"{schedule} is deleted")
+            echo(f"{schedule} is deleted")
 
     context.run(work)
 
@@ -190,4 +191,4 @@ def _tell(context: Context, schedule: pb.Schedule, words: str) -> None:
     if context.as_json:
         context.emit(schedule)
     else:
-        click.echo(words)
+        echo(words)

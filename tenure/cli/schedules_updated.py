@@ -11,6 +11,7 @@ from click.core import ParameterSource
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from tenure.cli.context import Context, pass_context
+from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION
 from tenure.cli.schedules_shown import OVERLAPS, when_text
 from tenure.cli.schedules_typed import MOMENT, spec_of, timestamp_in
@@ -80,7 +81,7 @@ def update(command: click.Context, context: Context, /, schedule: str, **options
             context.emit(updated)
         else:
             due = "is paused" if updated.paused else f"comes due {when_text(updated.next_due_time, updated.time_zone)}"
-            click.echo(f"{updated.name} {due}")
+            echo(f"{updated.name} {due}")
 
     context.run(work)
 

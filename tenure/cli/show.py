@@ -12,6 +12,7 @@ from rich.text import Text
 from tenure.cli.context import Context, pass_context
 from tenure.cli.doubts_shown import doubts_text
 from tenure.cli.facts import describe, goal_text, kind_name, style_of
+from tenure.cli.output import echo
 from tenure.cli.parameters import LABEL, find_task, task_argument
 from tenure.cli.results import result_shown
 from tenure.cli.tables import make_grid, make_table
@@ -178,7 +179,7 @@ def _tools(task: task_pb2.Task) -> str:
 
 def _show_tasks(context: Context, tasks: list[task_pb2.Task]) -> None:
     if not tasks:
-        click.echo('no tasks; submit one: tenure submit "…" --watch', err=True)
+        echo('no tasks; submit one: tenure submit "…" --watch', err=True)
         return
     ids = distinct_ids(task.task_id for task in tasks)
     table = make_table("TASK", "STATE", "STEPS", "TOKENS", "SUBMITTED", "TOOK", "GOAL")

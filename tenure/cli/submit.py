@@ -10,6 +10,7 @@ import click
 
 from tenure.cli.context import Context, pass_context
 from tenure.cli.exits import Exit
+from tenure.cli.output import echo
 from tenure.cli.parameters import DOLLARS, DURATION, LABEL, NAMES
 from tenure.cli.results import result_schema_option
 from tenure.cli.timing import MOMENT, PHASE_TIMEOUT, start_time_of
@@ -201,5 +202,5 @@ def _source(function: str, conversation: str) -> task_pb2.SourceKind.ValueType:
 
 def _say_submitted(task: task_pb2.Task) -> None:
     """The id alone on standard output, so that scripts can take it; what to do next beside it."""
-    click.echo(task.task_id)
-    click.echo(f"Accepted. See it work: tenure watch {short_id(task.task_id)}", err=True)
+    echo(task.task_id)
+    echo(f"Accepted. See it work: tenure watch {short_id(task.task_id)}", err=True)

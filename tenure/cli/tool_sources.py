@@ -8,6 +8,7 @@ import click
 from rich.text import Text
 
 from tenure.cli.context import Context, pass_context
+from tenure.cli.output import echo
 from tenure.cli.tables import make_table
 from tenure.cli.words import ago, count_text, harmless
 from tenure.client import Client
@@ -30,7 +31,7 @@ def sources(context: Context) -> None:
             context.emit(told)
         else:
             _show(context, told.sources)
-            click.echo(f"as {told.instance} sees it")
+            echo(f"as {told.instance} sees it")
 
     context.run(work)
 

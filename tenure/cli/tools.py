@@ -12,6 +12,7 @@ import click
 from tenure.cli.context import Context, pass_context
 from tenure.cli.doubts_shown import show_doubt
 from tenure.cli.intervene import reason_option
+from tenure.cli.output import echo
 from tenure.cli.parameters import find_task, task_argument
 from tenure.cli.tool_sources import sources
 from tenure.cli.tools_listed import list_tools, show
@@ -55,7 +56,7 @@ def in_doubt(context: Context, task: str, include_all: bool) -> None:
                 show_doubt(context.console, listed)
             shown = True
         if not shown:
-            click.echo(f"no call is in doubt{'' if include_all else ' that somebody could settle'}", err=True)
+            echo(f"no call is in doubt{'' if include_all else ' that somebody could settle'}", err=True)
 
     context.run(work)
 
@@ -109,9 +110,9 @@ def resolve(
         if context.as_json:
             context.emit(told)
         else:
-            click.echo(f"recorded; {short_id(task_id)} is {why(told.state, told.reason, '')}")
+            echo(f"recorded; {short_id(task_id)} is {why(told.state, told.reason, '')}")
             for line in _next(told.task_id, len(told.calls_in_doubt)):
-                click.echo(line)
+                echo(line)
 
     context.run(work)
 

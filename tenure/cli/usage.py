@@ -9,6 +9,7 @@ from typing import Final
 import click
 
 from tenure.cli.context import Context, pass_context
+from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION, find_task
 from tenure.cli.tables import make_table
 from tenure.cli.words import input_total, money_text, tokens_total
@@ -82,7 +83,7 @@ def _show(context: Context, by: str, rows: list[tuple[str, pb.UsageSum]], *, tol
             context.emit(one)
         return
     if not rows:
-        click.echo("nothing was billed", err=True)
+        echo("nothing was billed", err=True)
         return
     first = ("TENANT",) if told_tenants else ()
     table = make_table(*first, by.upper(), "CALLS", "LOST", "INPUT", "CACHED", "OUTPUT", "TOKENS", "COST")

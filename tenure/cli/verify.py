@@ -18,6 +18,7 @@ from tenure.audit.task_history import split
 from tenure.audit.verify import Examination, Report, Violation
 from tenure.cli.context import Context, pass_context
 from tenure.cli.exits import Exit
+from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION, find_task
 from tenure.cli.tables import make_table
 from tenure.cli.words import count_text
@@ -128,7 +129,7 @@ def _tell(context: Context, report: Report) -> None:
         context.emit({**numbers, "violations": len(report.violations), "checks": checks})
         return
     for name, text in _summary(report):
-        click.echo(f"{name:<8} {text}")
+        echo(f"{name:<8} {text}")
 
 
 def _summary(report: Report) -> Iterator[tuple[str, str]]:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from tenure.cli.answering import decision_of, is_interactive, wait_text
 from tenure.cli.context import Context, pass_context
+from tenure.cli.output import echo
 from tenure.cli.parameters import find_task, task_argument
 from tenure.cli.tables import make_table
 from tenure.cli.words import (
@@ -56,7 +57,7 @@ def waits(context: Context, external: bool, limit: int) -> None:
         elif listed := [task async for task in found]:
             _show_waits(context, listed)
         else:
-            click.echo("nobody is waited for", err=True)
+            echo("nobody is waited for", err=True)
 
     context.run(work)
 
@@ -93,11 +94,11 @@ def resume(context: Context, /, task: str, said: str | None, yes: bool, wait_id:
         _check_waits(waiting)
         wait = waiting.wait
         if wait_id and wait_id != wait.wait_id:
-            click.echo(f"it waits for something else by now:\n{wait_text(wait)}", err=True)
+            echo(f"it waits for something else by now:\n{wait_text(wait)}", err=True)
             raise WrongState(
                 f"{short_id(waiting.task_id)} does not wait for {wait_id}, or no longer", reason="WAIT_OVER"
             )
-        click.echo(wait_text(wait), err=True)
+        echo(wait_text(wait), err=True)
         if not yes and is_interactive():
             click.confirm(f"{given.words(wait)}: send this answer?", abort=True, err=True)
         resumed = await client.resume(
@@ -114,7 +115,7 @@ def resume(context: Context, /, task: str, said: str | None, yes: bool, wait_id:
         if context.as_json:
             context.emit(resumed)
         else:
-            click.echo(f"{short_id(resumed.task_id)} has its answer; it is {why(resumed.state, '', '')} now")
+            echo(f"{short_id(resumed.task_id)} has its answer; it is {why(resumed.state, '', '')} now")
 
     context.run(work)
 
@@ -166,9 +167,9 @@ def signal(context: Context, correlation_id: str, payload: str, request_id: str)
         if context.as_json:
             context.emit({"delivered": took is not None, "task_id": took.task_id if took else ""})
         elif took is None:
-            click.echo(f"nobody waits for {correlation_id} now; the event is kept for 7 days")
+            echo(f"nobody waits for {correlation_id} now; the event is kept for 7 days")
         else:
-            click.echo(f"{short_id(took.task_id)} has the event; it is {why(took.state, '', '')} now")
+            echo(f"{short_id(took.task_id)} has the event; it is {why(took.state, '', '')} now")
 
     context.run(work)
 

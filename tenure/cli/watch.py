@@ -12,6 +12,7 @@ from tenure.cli.answering import FOR_PEOPLE, answer_lines, ask_person, is_intera
 from tenure.cli.context import Context, pass_context
 from tenure.cli.exits import Exit, exit_of_task
 from tenure.cli.narration import Narrator
+from tenure.cli.output import echo
 from tenure.cli.parameters import find_task, task_argument
 from tenure.cli.screen import Screen
 from tenure.cli.watched import WatchedTask
@@ -45,7 +46,7 @@ async def watch_task(context: Context, client: Client, task_id: str, *, after: i
     try:
         return exit_of_task(await _show_events(context.console, client, task_id, after, live))
     except asyncio.CancelledError:
-        click.echo(f"No longer watched; the task goes on. Again: tenure watch {short_id(task_id)}", err=True)
+        echo(f"No longer watched; the task goes on. Again: tenure watch {short_id(task_id)}", err=True)
         raise
 
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 import click
 
 from tenure.cli.context import Context, pass_context
+from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION, LABEL
 from tenure.cli.webhooks_shown import show_all, show_deliveries, show_webhook
 from tenure.cli.words import count_text, one_line
@@ -61,12 +62,12 @@ def create(
     async def work(client: Client) -> None:
         made = await client.create_webhook(asked)
         for unknown in unknown_events(events):
-            click.echo(f"note: nothing is called {unknown} yet", err=True)
+            echo(f"note: nothing is called {unknown} yet", err=True)
         if context.as_json:
             context.emit(made)
             return
-        click.echo(made.secret)
-        click.echo(f"{name} tells {url}. Try it: tenure webhooks test {name}", err=True)
+        echo(made.secret)
+        echo(f"{name} tells {url}. Try it: tenure webhooks test {name}", err=True)
 
     context.run(work)
 
@@ -82,7 +83,7 @@ def list_webhooks(context: Context) -> None:
             for webhook in found:
                 context.emit(webhook)
         elif not found:
-            click.echo("no webhooks; create one: tenure webhooks create NAME URL", err=True)
+            echo("no webhooks; create one: tenure webhooks create NAME URL", err=True)
         else:
             show_all(context, found)
 
@@ -151,7 +152,7 @@ def rotate(context: Context, webhook: str, secret: str, overlap: float | None) -
         if context.as_json:
             context.emit(rotated)
         else:
-            click.echo(rotated.secret)
+            echo(rotated.secret)
 
     context.run(work)
 
@@ -168,7 +169,7 @@ def delete(context: Context, webhook: str) -> None:
         if context.as_json:
             context.emit({"webhook": webhook, "deleted": True})
         else:
-            click.echo(f"{webhook} is deleted")
+            echo(f"{webhook} is deleted")
 
     context.run(work)
 
@@ -184,8 +185,8 @@ def test(context: Context, webhook: str) -> None:
         if context.as_json:
             context.emit(sent)
             return
-        click.echo(sent.delivery_id)
-        click.echo(f"What became of it: tenure webhooks deliveries {webhook}", err=True)
+        echo(sent.delivery_id)
+        echo(f"What became of it: tenure webhooks deliveries {webhook}", err=True)
 
     context.run(work)
 
@@ -207,7 +208,7 @@ def deliveries(context: Context, webhook: str, states: tuple[str, ...], limit: i
             for one in found:
                 context.emit(one)
         elif not found:
-            click.echo("no deliveries", err=True)
+            echo("no deliveries", err=True)
         else:
             show_deliveries(context, found)
 
@@ -258,11 +259,11 @@ def _tell_count(context: Context, done: str, count: int, delivery_id: str) -> No
         facts: dict[str, Any] = {done: count}
         context.emit(facts)
     else:
-        click.echo(f"{count_text(count, 'dead letter')} {done}")
+        echo(f"{count_text(count, 'dead letter')} {done}")
 
 
 def _tell(context: Context, webhook: pb.Webhook, words: str) -> None:
     if context.as_json:
         context.emit(webhook)
     else:
-        click.echo(words)
+        echo(words)

@@ -10,7 +10,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from services.checkpoint import change_feed, clearing, sweeps
@@ -22,7 +21,7 @@ from services.checkpoint.queries import SESSION_SETTINGS
 from services.tools.statements import MIGRATIONS as TOOLS_MIGRATIONS
 from services.tools.statements import SCHEMA as TOOLS
 from services.tools.statements import SESSION_SETTINGS as TOOLS_SETTINGS
-from tenure.runtime.postgres import PoolOptions, configure_session, open_pool
+from tenure.runtime.postgres import Connection, PoolOptions, configure_session, open_pool
 from tenure.runtime.queries import Queries
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tests.bulk_rows import NEW_TASK, multiply, scans_in_plan
@@ -54,10 +53,10 @@ def statements(package: str) -> dict[str, bytes]:
     return {f"{file}: {name}": getattr(queries, name) for file, queries in loaded for name in queries}
 
 
-async def connect(dsn: str, schema: str, settings: tuple[tuple[str, str], ...]) -> psycopg.AsyncConnection[Any]:
-    connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
-    options = PoolOptions(settings=settings, statement_timeout_seconds=LOAD_SECONDS)
-    await configure_session(connection, {**options.session_settings(schema), "synchronous_commit": "off"})
+async def connect(dsn: str, schema: str, settings: tuple[tuple[str, str], ...]) -> Connection:
+    connection = await Connection.connect(dsn, autocommit=True)
+    settings = (*settings, ("synchronous_commit", "off"))
+    await configure_session(connection, PoolOptions(settings=settings, statement_timeout_seconds=LOAD_SECONDS), schema)
     return connection
 
 

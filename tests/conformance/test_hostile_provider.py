@@ -72,7 +72,11 @@ class HostileWorld:
 
     def ask(self, hostile):
         """(what came of the call, the call). The answer is taken by exactly this request."""
-        call = ModelCall(on_text=self.show, on_usage=lambda: usage_to_wire(call.usage))
+
+        def on_usage() -> None:
+            usage_to_wire(call.usage)  # what is heard is sent to the coordinator
+
+        call = ModelCall(on_text=self.show, on_usage=on_usage)
         request = ModelRequest("sim-hello", [{"role": "user", "content": GOAL}], 4096, attempt="task/1/1")
         self.simulator.answer_next(hostile)
         try:
@@ -158,7 +162,7 @@ def check_failure(failure, call):
 def try_answer(world, caplog):
     """Tries an answer, and counts what they come to."""
     caplog.set_level(logging.ERROR, logger="services.worker")
-    counts = Counter()
+    counts: Counter[str] = Counter()
 
     def try_one(hostile):
         outcome, call = world.ask(hostile)

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from services.checkpoint.change_cursor import Cursor
+from services.checkpoint.change_feed import adopt_feed
 from services.checkpoint.change_pruning import ChangePruner
 from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS
 from tenure.domain.errors import InvalidRequest, OutOfRange, Unavailable
@@ -280,7 +281,7 @@ async def test_what_is_left_over_of_a_former_feed_is_read_by_nobody_and_goes_in_
         await replica.create()
     await replica.query("update ledger.change_feed set cluster = cluster + 1")
     async with open_pool(replica.dsn, schema=SCHEMA, options=PoolOptions(settings=SESSION_SETTINGS)) as pool:
-        await change_feed.adopt_feed(pool)
+        await adopt_feed(pool)
         assert len(await written(replica)) == 5  # with the mark of where the old feed ends
         begun = await now(replica)
         # The numbers of another cluster's transactions may be among those of the new changes.

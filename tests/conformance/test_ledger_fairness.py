@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from typing import Any
 
-import psycopg
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
@@ -17,6 +16,7 @@ from services.checkpoint.queries import QUEUE, prepare_connection
 from tenure.domain.errors import WrongState
 from tenure.domain.places import Places
 from tenure.domain.task import Priority
+from tenure.runtime.postgres import Connection
 from tenure.runtime.tenancy import set_tenant
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
@@ -47,7 +47,7 @@ async def fill(
 
 
 async def connect(replica: Checkpoint, *, prepared: bool = True) -> Any:
-    postgres = await psycopg.AsyncConnection.connect(replica.dsn)
+    postgres = await Connection.connect(replica.dsn)
     for setting in ("search_path to ledger", "enable_seqscan to off", "jit to off"):  # as in the service
         await postgres.execute(f"set {setting}".encode())
     if prepared:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import psycopg
 import pytest
 
 from services.checkpoint.queries import FORKS, QUERIES, prepare_connection
 from tenure.domain.errors import InvalidRequest
+from tenure.runtime.postgres import Connection
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.conformance.test_ledger_waits import waiting
@@ -85,7 +85,7 @@ async def test_each_list_comes_in_the_order_of_its_index(checkpoint, statement, 
         "root_task_id": "",
         "forked_from_task_id": NOBODY if statement == FORKS.list_forks else "",
     }
-    async with await psycopg.AsyncConnection.connect(replica.dsn, autocommit=True) as postgres:
+    async with await Connection.connect(replica.dsn, autocommit=True) as postgres:
         await postgres.execute("set search_path to ledger")
         await postgres.execute("set enable_seqscan to off")  # as in the service
         prepare_connection(postgres)

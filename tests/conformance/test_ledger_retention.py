@@ -9,7 +9,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from services.checkpoint import clearing, pruning
+from services.checkpoint import clearing, pruning, queries
 from services.checkpoint.clearing import Clearing
 from services.checkpoint.pruning import TaskPruner
 from services.checkpoint.queries import RETENTION, SCHEMA, SESSION_SETTINGS
@@ -298,7 +298,7 @@ async def requeue(replica, task_id):
 async def test_a_root_stays_when_its_sub_agent_is_requeued_after_both_were_found_to_have_ended(checkpoint, monkeypatch):
     replica = await checkpoint()
     root, child = await family(replica)
-    read = pruning.fetch_all
+    read = queries.fetch_all
 
     async def read_and_requeue(connection, statement, parameters):
         rows = await read(connection, statement, parameters)

@@ -120,7 +120,7 @@ async def test_waiting_for_a_lock_is_bounded(fresh_database):
 async def falling_silent(fresh_database, tcp_proxy):
     """A DSN of a Postgres behind a proxy: connections to a frozen one stay, too, and no keepalive breaks them."""
     dsn = psycopg.conninfo.conninfo_to_dict(await fresh_database())
-    proxy = await tcp_proxy("127.0.0.1", int(dsn["port"]))
+    proxy = await tcp_proxy("127.0.0.1", int(str(dsn["port"])))
     return psycopg.conninfo.make_conninfo(**{**dsn, "host": "127.0.0.1", "port": proxy.port}), proxy
 
 

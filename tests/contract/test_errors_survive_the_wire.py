@@ -78,7 +78,7 @@ async def test_an_error_of_any_size_arrives_with_its_reason(raised):
             assert caught.value.message.startswith("€€€")
             assert set(caught.value.metadata) == set(raised.metadata)
     in_frame = from_plain(*to_plain(raised))
-    assert type(in_frame) is type(raised)
+    assert isinstance(in_frame, type(raised))
     assert (in_frame.reason, in_frame.message) == (caught.value.reason, caught.value.message)
 
 

@@ -50,7 +50,8 @@ async def wait_for_ever():
 
 
 async def goes_on_after(*runs, **options) -> tuple[Scripted, list[str]]:
-    duty, stuck = Scripted(*runs), []
+    duty = Scripted(*runs)
+    stuck: list[str] = []
     async with asyncio.timeout(PATIENCE_SECONDS), Duties(QUICK, on_stuck=stuck.append) as duties:
         duties.start("scripted", duty, **options)
         await duty.goes_on.wait()
@@ -129,7 +130,11 @@ async def test_time_in_which_the_process_did_not_run_is_no_silence(monkeypatch):
     """A process that was frozen finds its timers due at once, and its duty has had no time to go on."""
     loop = asyncio.get_running_loop()
     ran = asyncio.Event()
-    run = Run("frozen", ran.wait)
+
+    async def wait() -> None:
+        await ran.wait()
+
+    run = Run("frozen", wait)
     watching = asyncio.create_task(run.ended(3600.0))
     await asyncio.sleep(0)
     passed = loop.time() + 10 * 3600.0

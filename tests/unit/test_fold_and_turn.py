@@ -181,7 +181,8 @@ FACTS = st.one_of(
 @given(st.lists(st.tuples(st.integers(1, 3), FACTS), max_size=12))
 def test_the_calls_that_are_open_are_those_that_the_ledger_counts(bodies: list[tuple[int, facts.Body]]) -> None:
     """Whatever an own loop writes between: a task whose end leaves a call out that the ledger counts never ends."""
-    kept, counted = [], tuple[str, ...]()
+    kept: list[tuple[int, facts.Body]] = []
+    counted: tuple[str, ...] = ()
     for step, body in bodies:
         match body:
             case facts.ToolIntent():

@@ -65,4 +65,5 @@ def test_an_escaped_text_can_be_shown_and_is_bounded(text, most):
 
 
 def test_depth_counts_every_level():
-    assert [depth_of(one) for one in (1, [], [1], {"a": [{}]})] == [1, 1, 2, 3]
+    values: tuple[object, ...] = (1, [], [1], {"a": [{}]})
+    assert [depth_of(one) for one in values] == [1, 1, 2, 3]

@@ -51,7 +51,7 @@ async def test_a_child_that_fails_while_the_body_works_leaves_no_cancellation():
 async def test_a_body_that_fails_leaves_no_cancellation():
     async with failing(), TaskGroup() as group:
         group.create_task(asyncio.Event().wait())
-        raise ValueError("the body failed")
+        await fail()
     assert cancellations() == 0
 
 

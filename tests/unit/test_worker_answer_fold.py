@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from services.worker.answer_fold import MOST_CONTENT_BYTES, MOST_TOKENS, AnswerFold
@@ -222,14 +224,15 @@ def test_an_answer_that_stops_for_a_call_has_one(stop_reason):
 
 
 def test_calls_get_ids_that_no_other_call_of_the_conversation_has():
-    uses = [
+    uses: list[dict[str, Any]] = [
         {"type": "tool_use", "id": one, "name": "mail", "input": {}} for one in ("a", "a", "", "b c", "new", "x" * 500)
     ]
     before = [
         {"role": "user", "content": "a goal"},
         {"role": "assistant", "content": [{"type": "tool_use", "id": one} for one in ("a", "call_7_3")]},
     ]
-    renamed = with_own_ids([{"type": "text", "text": "hi"}, *uses], before, 7)
+    text: dict[str, Any] = {"type": "text", "text": "hi"}
+    renamed = with_own_ids([text, *uses], before, 7)
     assert [one.get("id") for one in renamed] == [
         None, "call_7_1", "call_7_2", "call_7_3_", "call_7_4", "new", "call_7_6",
     ]  # fmt: skip
