@@ -227,12 +227,12 @@ def test_calls_get_ids_that_no_other_call_of_the_conversation_has():
     uses: list[dict[str, Any]] = [
         {"type": "tool_use", "id": one, "name": "mail", "input": {}} for one in ("a", "a", "", "b c", "new", "x" * 500)
     ]
-    before = [
+    before: list[dict[str, Any]] = [
         {"role": "user", "content": "a goal"},
         {"role": "assistant", "content": [{"type": "tool_use", "id": one} for one in ("a", "call_7_3")]},
     ]
-    text: dict[str, Any] = {"type": "text", "text": "hi"}
-    renamed = with_own_ids([text, *uses], before, 7)
+    words: dict[str, Any] = {"type": "text", "text": "hi"}
+    renamed = with_own_ids([words, *uses], before, 7)
     assert [one.get("id") for one in renamed] == [
         None, "call_7_1", "call_7_2", "call_7_3_", "call_7_4", "new", "call_7_6",
     ]  # fmt: skip
