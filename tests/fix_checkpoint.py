@@ -223,6 +223,8 @@ class MakeCheckpoint(Protocol):
         max_schedules_per_tenant: int = 1000,
         webhook: WebhookSettings | None = None,
         prices_file: Path | None = None,
+        default_model: str = "",
+        default_max_usd: float = 10.0,
     ) -> Checkpoint: ...
 
 
@@ -254,12 +256,16 @@ async def checkpoint(fresh_database: FreshDatabase, signing_keys: Path) -> Async
             max_schedules_per_tenant: int = 1000,
             webhook: WebhookSettings | None = None,
             prices_file: Path | None = None,
+            default_model: str = "",
+            default_max_usd: float = 10.0,
         ) -> Checkpoint:
             dsn = dsn or await fresh_database(MIGRATIONS)
             changes = {
                 "max_schedules_per_tenant": max_schedules_per_tenant,
                 "webhook": webhook or WebhookSettings(),
                 "prices_file": prices_file,
+                "default_model": default_model,
+                "default_max_usd": default_max_usd,
             }
             address = await _start_here(stack, dsn, signing_keys, stopping, changes)
             channel = await stack.enter_async_context(open_channel(address))

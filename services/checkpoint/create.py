@@ -20,12 +20,12 @@ from tenure.domain.states import Reason, TaskState
 from tenure.runtime.failpoint import failpoint
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.enums import STATES
-from tenure.wire.task import policy_to_wire, spec_to_domain, spec_to_wire
+from tenure.wire.task import policy_to_wire, spec_to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from services.checkpoint.source_defaults import SourceDefaults
+    from services.checkpoint.task_defaults import TaskDefaults
     from tenure.domain.task import Source, TaskSpec
     from tenure.runtime.postgres import Connection, Pool
     from tenure.v1 import checkpoint_service_pb2 as pb
@@ -49,7 +49,7 @@ class Created(NamedTuple):
     announcement: Announcement
 
 
-async def create_task(pool: Pool, tenant: str, request: pb.CreateTaskRequest, defaults: SourceDefaults) -> Created:
+async def create_task(pool: Pool, tenant: str, request: pb.CreateTaskRequest, defaults: TaskDefaults) -> Created:
     """Raises AlreadyExists (REQUEST_ID_REUSED {task_id}) when the id was used for another spec, LimitReached
     (TENANT_QUOTA) for what is no repeat.
 
@@ -74,12 +74,12 @@ async def create_in(
     connection: Connection,
     tenant: str,
     request: pb.CreateTaskRequest,
-    defaults: SourceDefaults,
+    defaults: TaskDefaults,
     *,
     may_refuse: bool = True,
 ) -> Created:
     """The same within a transaction of the caller's. Without `may_refuse` a quota puts the task off at the most."""
-    spec = spec_to_domain(defaults.fill(request.spec))
+    spec = defaults.of_submit(request.spec)
     digest = hashlib.sha256(request.spec.SerializeToString(deterministic=True)).digest()
     admission = await admit(connection, tenant, request.request_id, may_refuse=may_refuse, not_before=spec.start_time)
     task_id = await insert_task(connection, tenant, request.request_id, digest, spec, admission)

@@ -41,6 +41,7 @@ from tenure.wire.enums import STATES
 from tenure.wire.task import spec_to_domain
 
 if TYPE_CHECKING:
+    from services.checkpoint.task_defaults import TaskDefaults
     from tenure.domain.quotas import Start
     from tenure.runtime.postgres import Connection, Pool
     from tenure.v1 import checkpoint_service_pb2 as pb
@@ -70,7 +71,9 @@ class _Cut(NamedTuple):
         return max((piece.step for piece in self.pieces), default=0)
 
 
-async def fork_task(pool: Pool, tenant: str, request: pb.CheckpointServiceForkTaskRequest) -> Created:
+async def fork_task(
+    pool: Pool, tenant: str, request: pb.CheckpointServiceForkTaskRequest, defaults: TaskDefaults
+) -> Created:
     """Raises NotFound, AlreadyExists, WrongState (NO_FORK_POINT, NOTHING_TO_DO, FORK_TOO_LARGE), LimitReached, and
     Unavailable (FORK_NOT_PREPARED).
     """
@@ -80,7 +83,7 @@ async def fork_task(pool: Pool, tenant: str, request: pb.CheckpointServiceForkTa
         asked = {"tenant": tenant, "request_id": request.request_id}
         if await fetch_one(connection, QUERIES.find_request, asked) is not None:
             return await _again(connection, tenant, request.request_id, digest, Source())
-        cut, spec = await _planned(connection, tenant, request)
+        cut, spec = await _planned(connection, tenant, request, defaults)
         admission = await admit(connection, tenant, request.request_id)
         prepared, domain_spec = request.prepared_task_id, spec_to_domain(spec)
         task_id = await insert_task(
@@ -98,7 +101,9 @@ async def fork_task(pool: Pool, tenant: str, request: pb.CheckpointServiceForkTa
     return await in_creation(pool, work)
 
 
-async def prepare_fork(pool: Pool, tenant: str, request: pb.CheckpointServiceForkTaskRequest) -> pb.PrepareForkResponse:
+async def prepare_fork(
+    pool: Pool, tenant: str, request: pb.CheckpointServiceForkTaskRequest, defaults: TaskDefaults
+) -> pb.PrepareForkResponse:
     """The id that the fork will have, or the fork if it was made. Raises as fork_task does."""
     digest = _digest(request)
 
@@ -107,7 +112,7 @@ async def prepare_fork(pool: Pool, tenant: str, request: pb.CheckpointServiceFor
         if await fetch_one(connection, QUERIES.find_request, asked) is not None:
             made = await _again(connection, tenant, request.request_id, digest, Source())
             return checkpoint_service_pb2.PrepareForkResponse(task=made.task)
-        await _planned(connection, tenant, request)
+        await _planned(connection, tenant, request, defaults)
         await admit(connection, tenant, request.request_id)
         task_id = await prepared_id(connection, tenant, request.request_id, digest)
         return checkpoint_service_pb2.PrepareForkResponse(prepared_task_id=task_id)
@@ -118,11 +123,11 @@ async def prepare_fork(pool: Pool, tenant: str, request: pb.CheckpointServiceFor
 
 
 async def _planned(
-    connection: Connection, tenant: str, request: pb.CheckpointServiceForkTaskRequest
+    connection: Connection, tenant: str, request: pb.CheckpointServiceForkTaskRequest, defaults: TaskDefaults
 ) -> tuple[_Cut, task_pb2.TaskSpec]:
     """What the fork takes over, and what it is to do."""
     cut = await _cut(connection, tenant, request)
-    spec = overridden(cut.spec, request.overrides)
+    spec = defaults.of_fork(overridden(cut.spec, request.overrides))
     _check_result(spec)
     _check_has_something_to_do(cut, spec, request)
     return cut, spec
@@ -142,7 +147,9 @@ def overridden(spec: task_pb2.TaskSpec, overrides: task_pb2.ForkOverrides) -> ta
     if overrides.HasField("tools"):
         forked.agent.tools.CopyFrom(overrides.tools)
     forked.limits.max_tokens = overrides.limits.max_tokens or spec.limits.max_tokens
-    forked.limits.max_nano_usd = overrides.limits.max_nano_usd or spec.limits.max_nano_usd
+    if overrides.limits.max_nano_usd:
+        forked.limits.max_nano_usd = overrides.limits.max_nano_usd
+        forked.limits.money_cap = task_pb2.MONEY_CAP_SUBMITTED
     forked.limits.max_steps = overrides.limits.max_steps or spec.limits.max_steps
     if overrides.HasField("source"):
         forked.source.CopyFrom(overrides.source)

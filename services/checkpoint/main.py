@@ -28,6 +28,7 @@ from services.checkpoint.schedules.sweeping import ScheduleSweeper
 from services.checkpoint.servicer import CheckpointServicer, Ledger
 from services.checkpoint.source_defaults import load_source_defaults
 from services.checkpoint.sweeps import Sweeper
+from services.checkpoint.task_defaults import TaskDefaults
 from services.checkpoint.tenants.calls import LimitedTenants
 from services.checkpoint.tenants.servicer import TenantServicer
 from services.checkpoint.tenants.store import adopt_defaults
@@ -37,6 +38,9 @@ from services.checkpoint.webhooks.servicer import WebhookServicer
 from services.checkpoint.webhooks.settings import PREFIX as WEBHOOK_PREFIX
 from services.checkpoint.webhooks.settings import WebhookSettings
 from tenure.domain.addresses import Networks
+from tenure.domain.caps import CapDefaults
+from tenure.domain.money import MOST_NANO_USD, NANO_USD
+from tenure.domain.task import DEFAULT_MAX_USD
 from tenure.runtime.duties import Duties
 from tenure.runtime.migrations import migrate
 from tenure.runtime.postgres import PoolOptions, open_pool, startup_guard
@@ -78,8 +82,19 @@ class Settings:
     max_schedules_per_tenant: int = setting("most schedules of one tenant", default=1000, minimum=1)
     webhook: WebhookSettings = group(WebhookSettings, WEBHOOK_PREFIX)
     defaults_file: Path | None = setting("TOML of defaults.<source>: see docs/defaults.md", default=None)
+    default_model: str = setting("for tasks that name none, recorded at submit; empty: the worker's", default="")
+    default_max_usd: float = setting(
+        "cap in dollars of tasks that set none, where the model has a price; 0: no cap",
+        default=DEFAULT_MAX_USD,
+        minimum=0,
+        maximum=MOST_NANO_USD // NANO_USD,
+    )
     prices_file: Path | None = setting("TOML of models and what their tokens cost: see docs/budgets.md", default=None)
     common: CommonSettings = group(CommonSettings)
+
+    @property
+    def caps(self) -> CapDefaults:
+        return CapDefaults(self.default_model, round(self.default_max_usd * NANO_USD))
 
 
 async def compose(process: Process, settings: Settings) -> None:
@@ -90,8 +105,8 @@ async def compose(process: Process, settings: Settings) -> None:
 async def assemble(process: Process, settings: Settings) -> RpcServer:
     """Open everything in the order of dependency; what is left is to open the server."""
     verifier = Verifier(settings.verifying_keys_file)
-    defaults = load_source_defaults(settings.defaults_file)
     prices = load_prices(settings.prices_file)
+    defaults = TaskDefaults(load_source_defaults(settings.defaults_file), settings.caps, prices)
     await migrate(settings.postgres_dsn, MIGRATIONS, allowed=settings.migrate == "auto")
     options = PoolOptions(max_size=settings.pool_size, settings=SESSION_SETTINGS)
     pool = await process.open(open_pool(settings.postgres_dsn, service=NAME, schema=SCHEMA, options=options))
@@ -101,7 +116,7 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     replicas = Replicas(settings.postgres_dsn, pool, hub)
     refusals = Refusals(pool)
     limited = LimitedTenants(pool)
-    await adopt_defaults(pool, defaults.tenant_quotas)
+    await adopt_defaults(pool, defaults.sources.tenant_quotas)
     await limited.refresh()
     committer = await process.open(
         LedgerCommitter(settings.postgres_dsn, replicas.announce, refusals.note_commit, prices, limited)

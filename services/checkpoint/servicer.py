@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from services.checkpoint.change_watching import ChangeWatching
     from services.checkpoint.prepared import PreparedCommit
     from services.checkpoint.queue_depth import QueueDepths
-    from services.checkpoint.source_defaults import SourceDefaults
+    from services.checkpoint.task_defaults import TaskDefaults
     from services.checkpoint.watching import Watching
     from tenure.runtime.batching import Answer, Batcher
     from tenure.runtime.postgres import Pool
@@ -67,7 +67,7 @@ class Ledger:
     refusals: refusals.Refusals
     announce: Callable[[Announcement], None]
     stopping: asyncio.Event
-    defaults: SourceDefaults
+    defaults: TaskDefaults
     depths: QueueDepths
 
 
@@ -86,12 +86,12 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
     async def ForkTask(
         self, request: pb.CheckpointServiceForkTaskRequest, context: Context
     ) -> pb.CheckpointServiceForkTaskResponse:
-        forked = await forking.fork_task(self._ledger.pool, current_tenant(), request)
+        forked = await forking.fork_task(self._ledger.pool, current_tenant(), request, self._ledger.defaults)
         self._ledger.announce(forked.announcement)
         return pb.CheckpointServiceForkTaskResponse(task=forked.task)
 
     async def PrepareFork(self, request: pb.PrepareForkRequest, context: Context) -> pb.PrepareForkResponse:
-        return await forking.prepare_fork(self._ledger.pool, current_tenant(), request.fork)
+        return await forking.prepare_fork(self._ledger.pool, current_tenant(), request.fork, self._ledger.defaults)
 
     async def Open(self, request: pb.OpenRequest, context: Context) -> AsyncIterator[pb.OpenResponse]:
         claims = check_token(self._ledger.verifier, request.token)

@@ -28,7 +28,7 @@ from services.worker.tools_client import ToolsClient
 from services.worker.trust_gate import TrustGate
 from services.worker.usage_reports import UsageReports
 from tenure.domain.places import NO_PLACES, Places, Reserved
-from tenure.domain.task import CONTROL_LOOP, DEFAULT_LOOP, Priority, offered_loop
+from tenure.domain.task import CONTROL_LOOP, DEFAULT_LOOP, DEFAULT_MODEL, Priority, offered_loop
 from tenure.runtime.duties import Duties
 from tenure.runtime.process import Process
 from tenure.runtime.rpc_channel import open_channel
@@ -70,7 +70,7 @@ class Settings:
     priorities: tuple[str, ...] = setting("priorities to take tasks of", default=("HIGH", "NORMAL", "LOW"))
     loops: tuple[str, ...] = setting("loops it knows; control with its modules", default=(DEFAULT_LOOP,))
     control_modules: tuple[str, ...] = setting("modules whose FUNCTIONS it runs as control work", default=())
-    model: str = setting("for tasks that name none", default="claude-opus-4-8")
+    model: str = setting("for tasks that name none", default=DEFAULT_MODEL)
     max_output_tokens: int = setting(
         "of one model call, for tasks that name none", default=8192, minimum=1, maximum=64000
     )

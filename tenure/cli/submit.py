@@ -15,7 +15,7 @@ from tenure.cli.parameters import DOLLARS, DURATION, LABEL, NAMES
 from tenure.cli.results import result_schema_option
 from tenure.cli.timing import MOMENT, PHASE_TIMEOUT, start_time_of
 from tenure.cli.watch import watch_task
-from tenure.cli.words import short_id
+from tenure.cli.words import caps_text, model_text, money_cap_text, short_id
 from tenure.client import Client
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
@@ -41,13 +41,18 @@ LEASE_LOST: Final = {
 @click.option("--watch", "watched", is_flag=True, help="Stay and show its steps, to its end.")
 @click.option("--function", metavar="NAME", default="", help="Run this function of the workers' instead of an agent.")
 @click.option("--input", "given", metavar="JSON", default="", help="What the function is given; `-`: standard input.")
-@click.option("--model", default="", help="The model. Default: the worker's.")
+@click.option("--model", default="", help="The model. Default: the ledger's.")
 @click.option("--system", default="", help="The system prompt.")
 @click.option("--tools", type=NAMES, help="Only these tools, a,b,c. Default: all.")
 @click.option("--no-tools", is_flag=True, help="No tools at all.")
 @click.option("--approve-tools", type=NAMES, help="Tools whose calls wait for your leave, a,b,c. Default: none.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=None, help="Tokens of all its model calls together.")
-@click.option("--max-cost", type=DOLLARS, default=None, help="What they may cost together, in dollars: 0.50.")
+@click.option(
+    "--max-cost",
+    type=DOLLARS,
+    default=None,
+    help="What they may cost together, in dollars: 0.50. Default: the ledger's, where the price is known.",
+)
 @click.option("--max-steps", type=click.IntRange(min=1), default=None, help="Model turns.")
 @click.option("--max-output-tokens", type=click.IntRange(1, 64_000), default=None, help="Output of one model call.")
 @click.option("--timeout", type=DURATION, default=None, help="From submit to end, for example 10m; at most 24h.")
@@ -203,4 +208,6 @@ def _source(function: str, conversation: str) -> task_pb2.SourceKind.ValueType:
 def _say_submitted(task: task_pb2.Task) -> None:
     """The id alone on standard output, so that scripts can take it; what to do next beside it."""
     echo(task.task_id)
-    echo(f"Accepted. See it work: tenure watch {short_id(task.task_id)}", err=True)
+    caps = "; ".join(part for part in (caps_text(task.budget), money_cap_text(task.spec)) if part)
+    echo(f"Accepted, for {model_text(task.spec)}. It may use {caps}.", err=True)
+    echo(f"See it work: tenure watch {short_id(task.task_id)}", err=True)

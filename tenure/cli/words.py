@@ -149,6 +149,26 @@ def caps_text(budget: task_pb2.BudgetStatus) -> str:
     return f"{budget.max_tokens:,} tokens{f' and {money_text(budget.max_nano_usd)}' if budget.max_nano_usd else ''}"
 
 
+def model_text(spec: task_pb2.TaskSpec) -> str:
+    """`claude-opus-4-8`; a ledger without a default model leaves the choice to the worker."""
+    return spec.agent.model or "the worker's default model"
+
+
+def money_cap_text(spec: task_pb2.TaskSpec) -> str:
+    """Where the cap in money comes from, or why there is none; nothing of a cap that the submit set."""
+    match spec.limits.money_cap:
+        case task_pb2.MONEY_CAP_DEFAULT:
+            return "the cap in money is the default"
+        case task_pb2.MONEY_CAP_NONE_UNPRICED:
+            model = spec.agent.model
+            why = f"the price of {model} is unknown" if model else "the ledger does not know the worker's default model"
+            return f"no cap in money: {why}"
+        case task_pb2.MONEY_CAP_NONE_SET:
+            return "no cap in money: the ledger sets none by default"
+        case _:
+            return "" if spec.limits.max_nano_usd else "no cap in money"
+
+
 def summary(task: task_pb2.Task) -> str:
     """`12 steps · 34,120 tokens · $0.12 · 41 s`."""
     told = [count_text(task.step, "step"), count_text(tokens_total(task.usage), "token")]

@@ -13,6 +13,12 @@ from tenure.domain.timeouts import Timeouts
 DEFAULT_LOOP: Final = "messages"
 CONTROL_LOOP: Final = "control"
 DEFAULT_QUEUE: Final = "default"
+DEFAULT_MODEL: Final = "claude-opus-4-8"
+"""Of a worker, and of a development stack's ledger; another ledger names its own."""
+
+DEFAULT_MAX_USD: Final = 10.0
+"""The cap in money of a task that sets none, where its model has a price."""
+
 DEFAULT_MAX_TOKENS: Final = 2_000_000
 DEFAULT_MAX_STEPS: Final = 200
 DEFAULT_TIMEOUT_SECONDS: Final = 24 * 3600.0
@@ -58,6 +64,15 @@ class InDoubtPolicy(StrEnum):
     TELL_MODEL = "TELL_MODEL"
 
 
+class MoneyCap(StrEnum):
+    """Where a task's cap in money comes from, or why it has none."""
+
+    SUBMITTED = "SUBMITTED"
+    DEFAULT = "DEFAULT"
+    NONE_UNPRICED = "NONE_UNPRICED"
+    NONE_SET = "NONE_SET"
+
+
 @dataclass(frozen=True, slots=True)
 class AgentSpec:
     """The agent that carries the goal out.
@@ -85,12 +100,13 @@ class ControlWork:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the task may use up. `max_nano_usd` 0: no cap in money."""
+    """What the task may use up. `max_nano_usd` 0: no cap in money. `money_cap` None: nobody has decided it yet."""
 
     max_tokens: int = DEFAULT_MAX_TOKENS
     max_steps: int = DEFAULT_MAX_STEPS
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
     max_nano_usd: int = 0
+    money_cap: MoneyCap | None = None
 
 
 @dataclass(frozen=True, slots=True)

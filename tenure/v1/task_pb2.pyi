@@ -158,6 +158,37 @@ LEASE_LOST_POLICY_RESUME: LeaseLostPolicy.ValueType  # 1
 LEASE_LOST_POLICY_TIME_OUT: LeaseLostPolicy.ValueType  # 2
 """The task ends as TIMED_OUT."""
 
+class _MoneyCap:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _MoneyCapEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_MoneyCap.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    MONEY_CAP_UNSPECIFIED: _MoneyCap.ValueType  # 0
+    """The task is older than this field."""
+    MONEY_CAP_SUBMITTED: _MoneyCap.ValueType  # 1
+    """Its submit or the defaults of its source set the cap."""
+    MONEY_CAP_DEFAULT: _MoneyCap.ValueType  # 2
+    """The ledger set its default cap."""
+    MONEY_CAP_NONE_UNPRICED: _MoneyCap.ValueType  # 3
+    """No cap: the ledger knows no price of the model, or does not know the model. The cap in tokens holds."""
+    MONEY_CAP_NONE_SET: _MoneyCap.ValueType  # 4
+    """No cap: nobody set one, and the ledger is configured to have no default."""
+
+class MoneyCap(_MoneyCap, metaclass=_MoneyCapEnumTypeWrapper):
+    """Where a task's cap in money comes from, or why it has none."""
+
+MONEY_CAP_UNSPECIFIED: MoneyCap.ValueType  # 0
+"""The task is older than this field."""
+MONEY_CAP_SUBMITTED: MoneyCap.ValueType  # 1
+"""Its submit or the defaults of its source set the cap."""
+MONEY_CAP_DEFAULT: MoneyCap.ValueType  # 2
+"""The ledger set its default cap."""
+MONEY_CAP_NONE_UNPRICED: MoneyCap.ValueType  # 3
+"""No cap: the ledger knows no price of the model, or does not know the model. The cap in tokens holds."""
+MONEY_CAP_NONE_SET: MoneyCap.ValueType  # 4
+"""No cap: nobody set one, and the ledger is configured to have no default."""
+
 class _InDoubtPolicy:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -455,7 +486,9 @@ class AgentSpec(message.Message):
     loop: builtins.str
     """Which loop drives it; empty: "messages", or "control" where TaskSpec.control is set. Workers offer the loops they know."""
     model: builtins.str
-    """The provider's model id; empty: the worker's default."""
+    """The provider's model id; empty: the ledger's default model (TENURE_CHECKPOINT_DEFAULT_MODEL), which it records here when it
+    creates the task. Still empty in a task: the ledger has no default model, and each worker uses its own.
+    """
     system: builtins.str
     """The system prompt; at most 256 KiB."""
     max_output_tokens: builtins.int
@@ -529,13 +562,19 @@ class Limits(message.Message):
     MAX_STEPS_FIELD_NUMBER: builtins.int
     TIMEOUT_FIELD_NUMBER: builtins.int
     MAX_NANO_USD_FIELD_NUMBER: builtins.int
+    MONEY_CAP_FIELD_NUMBER: builtins.int
     max_tokens: builtins.int
     """Tokens of all model calls together: input, output, cache writes and cache reads. At most 10^12."""
     max_steps: builtins.int
     """Model turns; of control work its steps and tool calls."""
     max_nano_usd: builtins.int
-    """What all model calls together may cost, in nano US dollars (10^-9), by the prices that the ledger knows; 0: no cap. At most
-    10^15. A task with a cap makes no call whose price is not known: it ends as FAILED, MODEL_UNPRICED.
+    """What all model calls together may cost, in nano US dollars (10^-9), by the prices that the ledger knows. At most 10^15. A task
+    with a cap makes no call whose price is not known: it ends as FAILED, MODEL_UNPRICED. 0 in a submit: the ledger's default
+    cap (TENURE_CHECKPOINT_DEFAULT_MAX_USD) if the ledger knows the price of the model, else no cap. 0 in a task: no cap.
+    """
+    money_cap: MoneyCap.ValueType
+    """Where max_nano_usd comes from, or why it is 0. The ledger sets it when it creates the task and ignores what a caller sends.
+    Of a sub-agent: where the cap of its tree comes from.
     """
     @builtins.property
     def timeout(self) -> duration_pb2.Duration:
@@ -548,10 +587,11 @@ class Limits(message.Message):
         max_steps: builtins.int = ...,
         timeout: duration_pb2.Duration | None = ...,
         max_nano_usd: builtins.int = ...,
+        money_cap: MoneyCap.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["max_nano_usd", b"max_nano_usd", "max_steps", b"max_steps", "max_tokens", b"max_tokens", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["max_nano_usd", b"max_nano_usd", "max_steps", b"max_steps", "max_tokens", b"max_tokens", "money_cap", b"money_cap", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1266,7 +1306,7 @@ class ForkOverrides(message.Message):
     SOURCE_FIELD_NUMBER: builtins.int
     RESULT_SCHEMA_JSON_FIELD_NUMBER: builtins.int
     model: builtins.str
-    """The provider's model id; empty: the worker's default."""
+    """The provider's model id; empty: the default, as in AgentSpec."""
     system: builtins.str
     """The system prompt; at most 256 KiB."""
     all_tools: builtins.bool
@@ -1279,7 +1319,9 @@ class ForkOverrides(message.Message):
 
     @builtins.property
     def limits(self) -> Limits:
-        """What the fork may use up: it begins at zero. A field that is absent or 0 stays as it was."""
+        """What the fork may use up: it begins at zero. A field that is absent or 0 stays as it was. Where that is no cap in money, the
+        fork has the default of a submit; a cap of MONEY_CAP_DEFAULT is not taken over to a model whose price is not known.
+        """
 
     @builtins.property
     def source(self) -> Source:

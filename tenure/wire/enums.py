@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Generic, TypeVar
 
 from tenure.domain.states import TaskState
-from tenure.domain.task import InDoubtPolicy, LeaseLostPolicy, Priority, SourceKind
+from tenure.domain.task import InDoubtPolicy, LeaseLostPolicy, MoneyCap, Priority, SourceKind
 from tenure.domain.timeouts import TimeoutAction
 from tenure.domain.tools import CallState, EffectClass, OutcomeStatus, ToolSourceKind
 from tenure.domain.waits import WaitAnswerKind, WaitDeadlinePolicy, WaitKind
@@ -48,6 +48,7 @@ LEASE_LOST = EnumMap(
 IN_DOUBT = EnumMap(
     InDoubtPolicy, dict(task_pb2.InDoubtPolicy.items()), "IN_DOUBT_POLICY", InDoubtPolicy.WAIT_FOR_PERSON
 )
+MONEY_CAPS = EnumMap(MoneyCap, dict(task_pb2.MoneyCap.items()), "MONEY_CAP", None)
 EFFECT_CLASSES = EnumMap(EffectClass, dict(tool_pb2.EffectClass.items()), "EFFECT_CLASS", EffectClass.UNSAFE)
 TOOL_SOURCES = EnumMap(ToolSourceKind, dict(tool_pb2.ToolSourceKind.items()), "TOOL_SOURCE_KIND", None)
 OUTCOME_STATUSES = EnumMap(OutcomeStatus, dict(tool_pb2.OutcomeStatus.items()), "OUTCOME_STATUS", OutcomeStatus.FAILED)

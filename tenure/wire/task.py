@@ -19,13 +19,14 @@ from tenure.domain.task import (
     AgentSpec,
     ControlWork,
     Limits,
+    MoneyCap,
     Source,
     SubAgentLimits,
     TaskPolicy,
     TaskSpec,
 )
 from tenure.v1 import ledger_pb2, task_pb2
-from tenure.wire.enums import IN_DOUBT, LEASE_LOST, PRIORITIES, SOURCES
+from tenure.wire.enums import IN_DOUBT, LEASE_LOST, MONEY_CAPS, PRIORITIES, SOURCES
 from tenure.wire.timeouts import timeouts_to_domain, timeouts_to_wire
 from tenure.wire.times import duration, moment, seconds, timestamp
 
@@ -65,6 +66,7 @@ def spec_to_wire(spec: TaskSpec) -> task_pb2.TaskSpec:
             max_steps=spec.limits.max_steps,
             timeout=duration(spec.limits.timeout_seconds),
             max_nano_usd=spec.limits.max_nano_usd,
+            money_cap=_money_cap_to_wire(spec.limits.money_cap),
         ),
         policy=policy_to_wire(spec.policy),
         priority=PRIORITIES.to_wire(spec.priority),
@@ -204,6 +206,10 @@ def _agent_to_domain(agent: task_pb2.AgentSpec, default_loop: str) -> AgentSpec:
     )
 
 
+def _money_cap_to_wire(money_cap: MoneyCap | None) -> task_pb2.MoneyCap.ValueType:
+    return task_pb2.MONEY_CAP_UNSPECIFIED if money_cap is None else MONEY_CAPS.to_wire(money_cap)
+
+
 def _source_to_domain(source: task_pb2.Source) -> Source:
     return Source(SOURCES.to_domain(source.kind), source.source_id, source.source_run_id, source.exclusive)
 
@@ -214,6 +220,7 @@ def _limits_to_domain(limits: task_pb2.Limits) -> Limits:
         max_steps=limits.max_steps or DEFAULT_MAX_STEPS,
         timeout_seconds=seconds(limits.timeout) or DEFAULT_TIMEOUT_SECONDS,
         max_nano_usd=limits.max_nano_usd,
+        money_cap=MONEY_CAPS.find(limits.money_cap),
     )
 
 

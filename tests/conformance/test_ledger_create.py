@@ -60,7 +60,7 @@ async def test_a_repeat_is_known_by_what_was_sent_whatever_the_defaults_are_by_t
         filled_in.CopyFrom(spec_to_wire(changed))
         return changed
 
-    monkeypatch.setattr("services.checkpoint.create.spec_to_domain", with_another_default)
+    monkeypatch.setattr("services.checkpoint.task_defaults.spec_to_domain", with_another_default)
     assert await replica.create("r-1", goal="once", labels={"b": "2", "a": "1"}) == first
     assert filled_in.queue != first.spec.queue
 

@@ -28,7 +28,7 @@ from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS, in_ledger_tran
 from services.checkpoint.queue import register_grants
 from services.checkpoint.requeue import requeue_lost
 from services.checkpoint.signals import send_signal
-from services.checkpoint.source_defaults import SourceDefaults
+from services.checkpoint.task_defaults import TaskDefaults
 from tenure.domain.fold import fold
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.token import Claims
@@ -72,7 +72,7 @@ async def open_world(dsn, keys):
 class World:
     def __init__(self, pool, by_hand, signer, verifier):
         self.pool, self.by_hand, self.signer, self.verifier = pool, by_hand, signer, verifier
-        self.defaults = SourceDefaults()
+        self.defaults = TaskDefaults()
 
     async def create(self):
         request = pb.CreateTaskRequest(request_id=str(uuid4()), spec=task_pb2.TaskSpec(goal="do it"))

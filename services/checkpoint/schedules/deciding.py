@@ -27,7 +27,7 @@ from tenure.domain.schedules import (
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from services.checkpoint.source_defaults import SourceDefaults
+    from services.checkpoint.task_defaults import TaskDefaults
     from tenure.runtime.postgres import Connection
 
 LOOK_AGAIN_SECONDS: Final = 1.0
@@ -51,7 +51,7 @@ class Decided(NamedTuple):
     more: bool = False
 
 
-async def decide(connection: Connection, schedule_id: str, defaults: SourceDefaults) -> Decided:
+async def decide(connection: Connection, schedule_id: str, defaults: TaskDefaults) -> Decided:
     """Nothing, when another replica is at it or was quicker."""
     found = await fetch_one(connection, SCHEDULES.lock_due, {"schedule_id": schedule_id})
     if found is None:
@@ -59,7 +59,7 @@ async def decide(connection: Connection, schedule_id: str, defaults: SourceDefau
     return await decide_locked(connection, ScheduleRow(*found), defaults)
 
 
-async def decide_locked(connection: Connection, row: ScheduleRow, defaults: SourceDefaults) -> Decided:
+async def decide_locked(connection: Connection, row: ScheduleRow, defaults: TaskDefaults) -> Decided:
     """The same for a schedule that the caller has locked."""
     schedule_id = row.schedule_id
     due = Due((), (), None)
@@ -103,7 +103,7 @@ def _record(record: RunRecord, due: Due, plan: Plan) -> None:
 
 
 async def _start(
-    connection: Connection, row: ScheduleRow, plan: Plan, record: RunRecord, defaults: SourceDefaults
+    connection: Connection, row: ScheduleRow, plan: Plan, record: RunRecord, defaults: TaskDefaults
 ) -> Announcement:
     """What cannot be created is recorded, and keeps no later run from its turn."""
     if plan.start is None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from services.checkpoint.announcement import Announcement
-    from services.checkpoint.source_defaults import SourceDefaults
+    from services.checkpoint.task_defaults import TaskDefaults
     from tenure.runtime.postgres import Pool
 
 
@@ -26,7 +26,7 @@ class ScheduleServicer(ScheduleServiceServicer):
         pool: Pool,
         announce: Callable[[Announcement], None],
         most_schedules: int,
-        defaults: SourceDefaults,
+        defaults: TaskDefaults,
     ) -> None:
         self._pool, self._announce, self._most_schedules = pool, announce, most_schedules
         self._defaults = defaults

@@ -9,12 +9,12 @@ from tenure.v1 import checkpoint_service_pb2, task_pb2
 
 if TYPE_CHECKING:
     from services.checkpoint.schedules.rows import ScheduleRow
-    from services.checkpoint.source_defaults import SourceDefaults
+    from services.checkpoint.task_defaults import TaskDefaults
     from tenure.runtime.postgres import Connection
 
 
 async def start_run(
-    connection: Connection, row: ScheduleRow, source_run_id: str, defaults: SourceDefaults, *, may_refuse: bool = False
+    connection: Connection, row: ScheduleRow, source_run_id: str, defaults: TaskDefaults, *, may_refuse: bool = False
 ) -> Created:
     """In the transaction that records the run. Raises what CreateTask does; quotas only put it off, unless they may
     refuse it.

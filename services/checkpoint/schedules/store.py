@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from services.checkpoint.create import Created
-    from services.checkpoint.source_defaults import SourceDefaults
+    from services.checkpoint.task_defaults import TaskDefaults
     from tenure.runtime.postgres import Connection, Pool
 
 DEFAULT_RUNS: Final = 20
@@ -101,7 +101,7 @@ async def resume_schedule(pool: Pool, tenant: str, schedule: str) -> pb.Schedule
 
 
 async def trigger_schedule(
-    pool: Pool, tenant: str, request: pb.TriggerScheduleRequest, defaults: SourceDefaults
+    pool: Pool, tenant: str, request: pb.TriggerScheduleRequest, defaults: TaskDefaults
 ) -> Created:
     """Raises NotFound, and what CreateTask does."""
 

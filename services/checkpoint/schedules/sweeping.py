@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from services.checkpoint.announcement import Announcement
-    from services.checkpoint.source_defaults import SourceDefaults
+    from services.checkpoint.task_defaults import TaskDefaults
     from tenure.runtime.postgres import Connection, Pool
 
 SCHEDULES_A_SWEEP: Final = 100
@@ -37,7 +37,7 @@ class ScheduleSweeper:
         pool: Pool,
         announce: Callable[[Announcement], None],
         interval_seconds: float,
-        defaults: SourceDefaults,
+        defaults: TaskDefaults,
     ) -> None:
         self._pool, self._announce, self._interval_seconds = pool, announce, interval_seconds
         self._defaults = defaults

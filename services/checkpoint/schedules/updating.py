@@ -17,7 +17,7 @@ from tenure.wire.times import moment, seconds
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from services.checkpoint.source_defaults import SourceDefaults
+    from services.checkpoint.task_defaults import TaskDefaults
     from tenure.runtime.postgres import Connection, Pool
 
 
@@ -29,7 +29,7 @@ class Updated(NamedTuple):
 
 
 async def update_schedule(
-    pool: Pool, tenant: str, request: pb.UpdateScheduleRequest, defaults: SourceDefaults
+    pool: Pool, tenant: str, request: pb.UpdateScheduleRequest, defaults: TaskDefaults
 ) -> Updated:
     """Raises NotFound, WrongState (SCHEDULE_CHANGED), InvalidRequest, Unavailable (SCHEDULE_BUSY)."""
 
@@ -83,7 +83,7 @@ def _times_changed(row: ScheduleRow, asked: ScheduleRow) -> bool:
     return any(getattr(row, name) != getattr(asked, name) for name in ("cron", "time_zone", "starts_at", "ends_at"))
 
 
-async def _decide_what_is_due(connection: Connection, row: ScheduleRow, defaults: SourceDefaults) -> Announcement:
+async def _decide_what_is_due(connection: Connection, row: ScheduleRow, defaults: TaskDefaults) -> Announcement:
     """Of a schedule that is paused nothing is due. One whose times cannot be read has nothing that could be decided."""
     if row.paused or row.next_due_at is None or row.next_due_at > row.now or not _is_readable(row):
         return Announcement()

@@ -38,11 +38,12 @@ def environment_of(
     return {**own, **_OF_KIND[kind](name, options, layout, places), **added}
 
 
-def _checkpoint(_name: str, _options: StackOptions, layout: Layout, places: Places) -> dict[str, str]:
+def _checkpoint(_name: str, options: StackOptions, layout: Layout, places: Places) -> dict[str, str]:
     return {
         "TENURE_CHECKPOINT_POSTGRES_DSN": places.postgres_dsn,
         "TENURE_CHECKPOINT_VERIFYING_KEYS_FILE": str(layout.verifying_keys),
         "TENURE_CHECKPOINT_MIGRATE": "auto",
+        "TENURE_CHECKPOINT_DEFAULT_MODEL": options.default_model,
         "TENURE_CHECKPOINT_WEBHOOK_ALLOWED_NETWORKS": "127.0.0.0/8,::1/128",
     }
 
@@ -85,12 +86,12 @@ def _worker(name: str, options: StackOptions, _layout: Layout, places: Places) -
         "TENURE_WORKER_COORDINATOR_ADDRESSES": places.coordinator,
         "TENURE_WORKER_CHECKPOINT_ADDRESS": places.checkpoint,
         "TENURE_WORKER_TOOLS_ADDRESS": places.tools,
+        "TENURE_WORKER_MODEL": options.default_model,
         "TENURE_WORKER_SLOTS": str(options.slots),
         # The client wants a key also where nobody asks for one: at the simulator, behind a proxy that adds it.
         "ANTHROPIC_API_KEY": options.anthropic_api_key or "none",
     }
-    optional = {"ANTHROPIC_BASE_URL": places.model_url, "TENURE_WORKER_MODEL": options.default_model}
-    return {**environment, **{variable: value for variable, value in optional.items() if value}}
+    return {**environment, **({"ANTHROPIC_BASE_URL": places.model_url} if places.model_url else {})}
 
 
 _OF_KIND: Final[dict[str, Callable[[str, StackOptions, Layout, Places], dict[str, str]]]] = {

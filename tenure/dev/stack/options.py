@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from tenure.domain.simulation import SIMULATED_MODEL_PREFIX
+from tenure.domain.task import DEFAULT_MODEL
 
 REPLICATED: Final = ("gateway", "coordinator", "checkpoint", "tools")
 """The services of which there may be several; workers have an option of their own."""
@@ -58,9 +59,9 @@ class StackOptions:
 
     @property
     def default_model(self) -> str:
-        """The model of tasks that name none; empty: the worker's own default."""
+        """The model of tasks that name none, of the ledger and of the workers alike."""
         if self.model or not self.scenario_files:
-            return self.model
+            return self.model or DEFAULT_MODEL
         return f"{SIMULATED_MODEL_PREFIX}{self.scenario_files[0].stem}"
 
     @property

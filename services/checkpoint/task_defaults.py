@@ -1,0 +1,40 @@
+"""What a new task has when its submit does not say: the one place where a submit or a fork becomes a whole spec."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from services.checkpoint.prices import PriceList
+from services.checkpoint.source_defaults import SourceDefaults
+from tenure.domain.caps import CapDefaults, resolve_fork, resolve_submit
+from tenure.wire.task import spec_to_domain, spec_to_wire
+
+if TYPE_CHECKING:
+    from tenure.domain.task import TaskSpec
+    from tenure.v1 import task_pb2
+
+
+class TaskDefaults:
+    """First the defaults of the task's source, then the model, then the cap in money, which needs the model's price."""
+
+    def __init__(
+        self,
+        sources: SourceDefaults | None = None,
+        caps: CapDefaults | None = None,
+        prices: PriceList | None = None,
+    ) -> None:
+        self.sources = sources or SourceDefaults()
+        self._caps = caps or CapDefaults()
+        self._prices = prices or PriceList()
+
+    def of_submit(self, spec: task_pb2.TaskSpec) -> TaskSpec:
+        """The effective spec; what was sent stays as it is, so that a repeat of it can be recognised."""
+        return resolve_submit(spec_to_domain(self.sources.fill(spec)), self._caps, self._has_price)
+
+    def of_fork(self, spec: task_pb2.TaskSpec) -> task_pb2.TaskSpec:
+        """The effective spec of a fork, from the other task's spec with what the fork overrides."""
+        return spec_to_wire(resolve_fork(spec_to_domain(spec), self._caps, self._has_price))
+
+    def _has_price(self, model: str) -> bool:
+        return self._prices.of(model, datetime.now(UTC)) is not None

@@ -1,0 +1,125 @@
+"""The ledger records the model and the cap in money of a task whose submit names none."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+
+from tenure.domain.errors import AlreadyExists
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import ledger_pb2, schedule_service_pb2, task_pb2
+from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
+from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, entry, reserve
+
+pytestmark = pytest.mark.server
+OPUS, UNPRICED = "claude-opus-4-8", "nobodys"
+DOLLAR = 10**9
+DEFAULT, SUBMITTED = task_pb2.MONEY_CAP_DEFAULT, task_pb2.MONEY_CAP_SUBMITTED
+NONE_UNPRICED, NONE_SET = task_pb2.MONEY_CAP_NONE_UNPRICED, task_pb2.MONEY_CAP_NONE_SET
+
+
+def capped(spec):
+    return spec.agent.model, spec.limits.max_nano_usd, spec.limits.money_cap
+
+
+async def test_a_task_without_a_model_gets_the_ledgers_in_its_first_entry_with_a_cap_in_money(checkpoint):
+    replica = await checkpoint(default_model=OPUS)
+    task = await replica.create()
+    first = (await replica.entries(task.task_id))[0].body.submitted.spec
+    assert capped(first) == capped(task.spec) == (OPUS, 10 * DOLLAR, DEFAULT)
+    assert (task.budget.max_nano_usd, task.budget.max_tokens) == (10 * DOLLAR, 2_000_000)
+
+
+@pytest.mark.parametrize(
+    ("settings", "spec", "expected"),
+    [
+        ({"default_model": OPUS}, {"agent": task_pb2.AgentSpec(model=UNPRICED)}, (UNPRICED, 0, NONE_UNPRICED)),
+        ({"default_model": UNPRICED}, {}, (UNPRICED, 0, NONE_UNPRICED)),
+        ({}, {}, ("", 0, NONE_UNPRICED)),
+        ({}, {"agent": task_pb2.AgentSpec(model=OPUS)}, (OPUS, 10 * DOLLAR, DEFAULT)),
+        ({"default_model": OPUS, "default_max_usd": 0.0}, {}, (OPUS, 0, NONE_SET)),
+        ({"default_model": OPUS, "default_max_usd": 0.25}, {}, (OPUS, DOLLAR // 4, DEFAULT)),
+        ({"default_model": OPUS}, {"limits": task_pb2.Limits(max_nano_usd=5)}, (OPUS, 5, SUBMITTED)),
+        ({}, {"limits": task_pb2.Limits(max_nano_usd=5)}, ("", 5, SUBMITTED)),
+        ({"default_model": OPUS}, {"limits": task_pb2.Limits(max_nano_usd=5, money_cap=DEFAULT)}, (OPUS, 5, SUBMITTED)),
+    ],
+)
+async def test_the_cap_in_money_is_the_submits_else_the_default_where_the_model_has_a_price(
+    checkpoint, settings, spec, expected
+):
+    replica = await checkpoint(**settings)
+    task = await replica.create(**spec)
+    assert capped(task.spec) == expected
+    assert task.budget.max_nano_usd == expected[1]
+    assert task.budget.max_tokens == 2_000_000
+
+
+async def test_a_submit_repeated_after_a_change_of_the_defaults_is_the_same_task(checkpoint):
+    before = await checkpoint(default_model=OPUS)
+    after = await checkpoint(dsn=before.dsn, default_model=UNPRICED, default_max_usd=0.0)
+    task = await before.create("r-1")
+    assert await after.create("r-1") == task
+    with pytest.raises(AlreadyExists):
+        await after.create("r-1", agent=task_pb2.AgentSpec(model=OPUS))
+
+
+async def fork(replica, task_id, **overrides):
+    request = pb.CheckpointServiceForkTaskRequest(
+        task_id=task_id,
+        request_id=str(uuid4()),
+        actor="olga",
+        message="on",
+        overrides=task_pb2.ForkOverrides(**overrides),
+    )
+    return (await replica.stub.ForkTask(request, timeout=TIMEOUT_SECONDS)).task
+
+
+async def test_a_fork_has_the_other_tasks_model_and_cap_and_the_ledgers_where_that_had_none(checkpoint):
+    old = await checkpoint()
+    uncapped = await old.create()
+    replica = await checkpoint(dsn=old.dsn, default_model=OPUS)
+    assert capped((await fork(replica, uncapped.task_id)).spec) == (OPUS, 10 * DOLLAR, DEFAULT)
+    other = await checkpoint(dsn=old.dsn, default_model=UNPRICED, default_max_usd=3.0)
+    task = await replica.create()
+    forked = await fork(other, task.task_id)
+    assert capped(forked.spec) == (OPUS, 10 * DOLLAR, DEFAULT)
+    assert forked.budget.max_nano_usd == 10 * DOLLAR
+    own = await fork(other, task.task_id, limits=task_pb2.Limits(max_nano_usd=7))
+    assert capped(own.spec) == (OPUS, 7, SUBMITTED)
+
+
+async def test_a_default_cap_does_not_follow_a_fork_to_a_model_without_a_price_but_a_submitted_one_does(checkpoint):
+    replica = await checkpoint(default_model=OPUS)
+    by_default = await replica.create()
+    forked = await fork(replica, by_default.task_id, model=UNPRICED)
+    assert (*capped(forked.spec), forked.budget.max_nano_usd) == (UNPRICED, 0, NONE_UNPRICED, 0)
+    submitted = await replica.create(limits=task_pb2.Limits(max_nano_usd=5))
+    assert capped((await fork(replica, submitted.task_id, model=UNPRICED)).spec) == (UNPRICED, 5, SUBMITTED)
+
+
+async def test_sub_agents_have_the_model_of_their_parent_and_a_share_of_its_cap(checkpoint):
+    replica = await checkpoint(default_model=OPUS)
+    owner = await replica.claim((await replica.create()).task_id)
+    await owner.commit(reserve=reserve(model=OPUS))
+    call = ledger_pb2.ToolIntent(
+        call_id="1.0", tool_use_id="use", tool="spawn_sub_agents", arguments_json='{"goals": ["a", "b"]}'
+    )
+    await owner.commit(answer(text="so far"), entry(1, tool_intent=call))
+    spawned = (await replica.entries(owner.task.task_id))[-1].body.sub_agents_spawned
+    child = await replica.get(spawned.task_ids[0])
+    model, nano_usd, money_cap = capped(child.spec)
+    assert (model, money_cap) == (OPUS, DEFAULT)
+    assert 0 < nano_usd < 10 * DOLLAR
+
+
+async def test_a_schedules_run_has_the_ledgers_model_and_cap(checkpoint):
+    replica = await checkpoint(default_model=OPUS)
+    schedules = ScheduleServiceStub(replica.channel)
+    spec = task_pb2.TaskSpec(goal="go")
+    request = schedule_service_pb2.CreateScheduleRequest(name="yearly", spec=spec, cron="0 0 1 1 *")
+    made = (await schedules.CreateSchedule(request, timeout=TIMEOUT_SECONDS)).schedule
+    run = schedule_service_pb2.TriggerScheduleRequest(schedule=made.schedule_id)
+    task = (await schedules.TriggerSchedule(run, timeout=TIMEOUT_SECONDS)).task
+    assert capped(task.spec) == (OPUS, 10 * DOLLAR, DEFAULT)
+    assert made.spec.agent.model == "", "the schedule follows a later default"
