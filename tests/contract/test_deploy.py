@@ -35,6 +35,11 @@ def test_each_service_understands_its_environment(service: str) -> None:
     load(settings_type(service), environment, prefix=f"TENURE_{service.upper()}_")
 
 
+def test_the_ledger_and_the_workers_have_one_default_model() -> None:
+    ledger, worker = (compose()[service]["environment"] for service in ("checkpoint", "worker"))
+    assert ledger["TENURE_CHECKPOINT_DEFAULT_MODEL"] == worker["TENURE_WORKER_MODEL"]
+
+
 def test_etcd_is_none_of_those_that_corrupt_data() -> None:
     version = tuple(int(part) for part in compose()["etcd"]["image"].rpartition(":v")[2].split("."))
     assert version >= (3, 5, 33)

@@ -66,7 +66,13 @@ async def test_a_goal_may_come_from_standard_input_and_every_option_reaches_the_
     assert spec["agent"]["system"] == "be brief"
     assert spec["agent"]["tools"] == {"names": ["read_file", "list_files"]}
     assert spec["agent"]["max_output_tokens"] == 100
-    assert spec["limits"] == {"max_tokens": 5000, "max_nano_usd": 500_000_000, "max_steps": 7, "timeout": "600s"}
+    assert spec["limits"] == {
+        "max_tokens": 5000,
+        "max_nano_usd": 500_000_000,
+        "max_steps": 7,
+        "timeout": "600s",
+        "money_cap": "MONEY_CAP_SUBMITTED",
+    }
     assert (spec["priority"], spec["queue"], spec["labels"]) == ("PRIORITY_HIGH", "elsewhere", {"a": "1", "b": "2"})
     assert spec["agent"]["loop"] == "of-my-own"
     policy = spec["policy"]
@@ -74,6 +80,23 @@ async def test_a_goal_may_come_from_standard_input_and_every_option_reaches_the_
     assert policy["on_lease_lost"] == "LEASE_LOST_POLICY_TIME_OUT"
     assert policy["retry"]["max_attempts"] == 0
     assert (await run("cancel", task["task_id"])).code == Exit.OK
+
+
+async def test_submit_and_get_show_the_resolved_model_and_the_default_caps(run):
+    done = await run("submit", "x", "--queue", "elsewhere")
+    assert "for claude-opus-4-8. It may use 2,000,000 tokens and $10.00; the cap in money is the default." in done.err
+    shown = (await run("get", done.out.strip())).out
+    assert "claude-opus-4-8" in shown
+    assert "of $10.00" in shown
+    assert "the cap in money is the default" in shown
+    assert (await run("cancel", done.out.strip())).code == Exit.OK
+
+
+async def test_submit_and_get_show_why_a_task_has_no_cap_in_money(run):
+    done = await run("submit", "x", "--model", "sim-hello", "--queue", "elsewhere")
+    assert "It may use 2,000,000 tokens; no cap in money: the price of sim-hello is unknown." in done.err
+    assert "no cap in money: the price of sim-hello is unknown" in (await run("get", done.out.strip())).out
+    assert (await run("cancel", done.out.strip())).code == Exit.OK
 
 
 async def test_no_tools_is_an_empty_list_and_not_an_absent_one(run):

@@ -113,3 +113,27 @@ def test_what_programs_print_does_nothing_to_a_terminal():
     assert words.why(task_pb2.TASK_STATE_FAILED, "", HOSTILE) == f"FAILED: {shown}"
     for told in (words.one_line(HOSTILE, 500), words.first_line(HOSTILE, 500)):
         assert all(one.isprintable() for one in told)
+
+
+@pytest.mark.parametrize(
+    ("model", "nano_usd", "money_cap", "expected"),
+    [
+        ("m", 10**10, task_pb2.MONEY_CAP_DEFAULT, "the cap in money is the default"),
+        ("m", 10**10, task_pb2.MONEY_CAP_SUBMITTED, ""),
+        ("m", 0, task_pb2.MONEY_CAP_NONE_UNPRICED, "no cap in money: the price of m is unknown"),
+        (
+            "",
+            0,
+            task_pb2.MONEY_CAP_NONE_UNPRICED,
+            "no cap in money: the ledger does not know the worker's default model",
+        ),
+        ("m", 0, task_pb2.MONEY_CAP_NONE_SET, "no cap in money: the ledger sets none by default"),
+        ("m", 0, task_pb2.MONEY_CAP_UNSPECIFIED, "no cap in money"),
+        ("m", 10**10, task_pb2.MONEY_CAP_UNSPECIFIED, ""),
+    ],
+)
+def test_the_reason_of_a_cap_in_money_and_of_its_absence_is_shown(model, nano_usd, money_cap, expected):
+    limits = task_pb2.Limits(max_nano_usd=nano_usd, money_cap=money_cap)
+    spec = task_pb2.TaskSpec(agent=task_pb2.AgentSpec(model=model), limits=limits)
+    assert words.money_cap_text(spec) == expected
+    assert words.model_text(spec) == (model or "the worker's default model")

@@ -187,3 +187,19 @@ def test_the_number_of_replicas_is_typed_for_all_or_by_service():
     for text in ("0", "tools", "tools=x", "worker=2", ""):
         with pytest.raises(click.BadParameter, match="coordinator=2"):
             REPLICAS.convert(text, None, None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "model"),
+    [
+        ({}, "claude-opus-4-8"),
+        ({"model": "sim-hello"}, "sim-hello"),
+        ({"scenario_files": (Path("mine.yaml"),)}, "sim-mine"),
+        ({"anthropic_api_key": "key", "model": "claude-sonnet-5"}, "claude-sonnet-5"),
+    ],
+)
+def test_the_ledger_and_the_workers_have_one_default_model(tmp_path, asked, model):
+    options = StackOptions(data_dir=tmp_path, **asked)
+    ledger = environment_of("checkpoint", "checkpoint", "", options, Layout(tmp_path), Places())
+    worker = environment_of("worker", "worker-1", "", options, Layout(tmp_path), Places())
+    assert ledger["TENURE_CHECKPOINT_DEFAULT_MODEL"] == worker["TENURE_WORKER_MODEL"] == model
