@@ -42,7 +42,7 @@ async def test_a_task_whose_money_is_used_up_keeps_what_it_has_and_goes_on_when_
     assert "of $0.3100" in (await run("get", task_id)).out
 
     granted = await run("admin", "grant-budget", task_id, "--reason", "worth it", "--dollars", "1")
-    assert "and $1.3100; it is QUEUED now" in granted.out
+    assert "and $1.31; it is QUEUED now" in granted.out
     ended = await installation.ended(task_id)
     assert (ended.state, ended.result, ended.attempt) == (task_pb2.TASK_STATE_SUCCEEDED, "That was it.", 2)
     entries = await installation.entries(task_id)
