@@ -9,11 +9,14 @@ import pytest
 
 from services.checkpoint.webhooks.settings import WebhookSettings
 from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, NotFound
+from tenure.domain.waits import call_digest
 from tenure.runtime.tenancy import as_tenant
-from tenure.v1 import task_pb2
+from tenure.v1 import checkpoint_service_pb2 as checkpoint_pb
+from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import webhook_service_pb2 as pb
+from tenure.wire.times import duration
 from tenure.wire.webhooks import new_secret
-from tests.fix_checkpoint import TIMEOUT_SECONDS
+from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, entry, reserve
 from tests.fix_webhooks import Receiver, Reply
 from tests.hooks import HERE, Hooks, types
 
@@ -45,6 +48,34 @@ class TestDelivery:
         assert (found.pending_deliveries, found.dead_deliveries, found.problem) == (0, 0, "")
         (delivery,) = await hooks.deliveries()
         assert (delivery.delivery_id, delivery.attempts, delivery.last_status_code) == (told.webhook_id, 1, 200)
+
+    async def test_a_wait_for_leave_carries_what_its_answer_has_to_repeat(self, hooks, receiver):
+        """A receiver can answer by the delivery alone: the wait's id, and the digest of the call it decides on."""
+        await hooks.create(receiver, event_types=["task.waiting_user"])
+        owner = await hooks.replica.claim((await hooks.replica.create()).task_id)
+        await owner.commit(reserve=reserve())
+        call = {"tool": "pay", "arguments_json": '{"amount": 1}'}
+        intent = entry(1, tool_intent=ledger_pb2.ToolIntent(call_id="1.0", tool_use_id="use-1.0", **call))
+        wait = task_pb2.Wait(
+            kind=task_pb2.WAIT_KIND_TOOL_APPROVAL, call_id="1.0", options=["allow", "deny", "edit"], **call
+        )
+        move = checkpoint_pb.Transition(
+            to_state=task_pb2.TASK_STATE_WAITING_USER,
+            reason="APPROVAL_REQUESTED",
+            wait=wait,
+            wait_timeout=duration(3600.0),
+        )
+        await owner.commit(answer(text="so far"), intent, transition=move)
+        (delivery,) = await receiver.until(1)
+        sent = delivery.data["task"]["wait"]
+        assert (delivery.type, sent["tool"]) == ("task.waiting_user", "pay")
+        assert sent["call_digest"] == call_digest("pay", '{"amount": 1}')
+        said = checkpoint_pb.WaitAnswer(wait_id=sent["wait_id"], call_digest=sent["call_digest"], decision="allow")
+        answered = checkpoint_pb.AppendForeignRequest(
+            task_id=delivery.task_id, request_id="a-1", actor="bob", wait_answer=said
+        )
+        task = (await hooks.replica.stub.AppendForeign(answered, timeout=TIMEOUT_SECONDS)).task
+        assert task.state == task_pb2.TASK_STATE_QUEUED
 
     async def test_only_what_is_wanted_is_told_and_what_was_before_is_not(self, hooks, receiver):
         await hooks.finish()
