@@ -54,10 +54,16 @@ class TestDelivery:
         await hooks.create(receiver, event_types=["task.waiting_user"])
         owner = await hooks.replica.claim((await hooks.replica.create()).task_id)
         await owner.commit(reserve=reserve())
-        call = {"tool": "pay", "arguments_json": '{"amount": 1}'}
-        intent = entry(1, tool_intent=ledger_pb2.ToolIntent(call_id="1.0", tool_use_id="use-1.0", **call))
+        tool, amount = "pay", '{"amount": 1}'
+        intent = entry(
+            1, tool_intent=ledger_pb2.ToolIntent(call_id="1.0", tool_use_id="use-1.0", tool=tool, arguments_json=amount)
+        )
         wait = task_pb2.Wait(
-            kind=task_pb2.WAIT_KIND_TOOL_APPROVAL, call_id="1.0", options=["allow", "deny", "edit"], **call
+            kind=task_pb2.WAIT_KIND_TOOL_APPROVAL,
+            call_id="1.0",
+            options=["allow", "deny", "edit"],
+            tool=tool,
+            arguments_json=amount,
         )
         move = checkpoint_pb.Transition(
             to_state=task_pb2.TASK_STATE_WAITING_USER,
@@ -68,8 +74,8 @@ class TestDelivery:
         await owner.commit(answer(text="so far"), intent, transition=move)
         (delivery,) = await receiver.until(1)
         sent = delivery.data["task"]["wait"]
-        assert (delivery.type, sent["tool"]) == ("task.waiting_user", "pay")
-        assert sent["call_digest"] == call_digest("pay", '{"amount": 1}')
+        assert (delivery.type, sent["tool"]) == ("task.waiting_user", tool)
+        assert sent["call_digest"] == call_digest(tool, amount)
         said = checkpoint_pb.WaitAnswer(wait_id=sent["wait_id"], call_digest=sent["call_digest"], decision="allow")
         answered = checkpoint_pb.AppendForeignRequest(
             task_id=delivery.task_id, request_id="a-1", actor="bob", wait_answer=said
