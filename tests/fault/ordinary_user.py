@@ -19,6 +19,7 @@ from pathlib import Path
 
 import services.tools.sandbox
 from services.tools.sandbox.cgroups import Cgroups
+from tenure.runtime import task_group
 from tests.patience import PATIENCE_SECONDS
 
 PACKAGE = Path(services.tools.sandbox.__file__).parent
@@ -84,6 +85,11 @@ def _copy_packages(directory: Path) -> None:
     for name in ("abuses.py", "abuse_runner.py"):
         shutil.copy(TESTS / "fault" / name, directory / "tests" / "fault")
     shutil.copy(Path(pyseccomp.__file__), directory)
+    runtime = directory / "tenure" / "runtime"
+    runtime.mkdir(parents=True)
+    for file in (runtime.parent / "__init__.py", runtime / "__init__.py"):
+        file.touch()
+    shutil.copy(Path(task_group.__file__), runtime)
 
 
 @contextmanager

@@ -52,6 +52,7 @@ def test_what_other_clients_are_given_can_be_pasted(tmp_path: Path) -> None:
         ({"command": "a", "headers": {"x": "y"}}, "headers are sent to a url only"),
         ({"command": "a", "max_servers": 2}, "sandbox: true"),
         ({"command": "a", "sandbox": True, "read_only_paths": ["b"]}, "absolute"),
+        ({"command": "a", "sandbox": True, "read_only_paths": ["/work/app"]}, "under /work"),
         ({"command": "a", "effects": {"t": "SAFE"}}, "mcp_servers.it.effects.t"),
         ({"command": "a", "retries": 2}, "mcp_servers.it.retries"),
     ],

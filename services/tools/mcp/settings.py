@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from services.tools.config_section import Section
+from services.tools.sandbox.command import WORKSPACE_PATH
 from services.tools.sources import Rules, TenantName
 from tenure.domain.tools import EffectClass
 
@@ -74,6 +75,11 @@ class McpServer(Section):
             raise ValueError("in the sandbox a server begins in /work, the task's files: leave out cwd")
         if relative := [str(path) for path in self.read_only_paths if not path.is_absolute()]:
             raise ValueError(f"read_only_paths are absolute: {', '.join(relative)} is not")
+        if hidden := [str(path) for path in self.read_only_paths if path.is_relative_to(WORKSPACE_PATH)]:
+            raise ValueError(
+                f"read_only_paths must not lie under {WORKSPACE_PATH}, where the sandbox shows the task's files: "
+                f"move or copy {', '.join(hidden)} to another place"
+            )
         return self
 
     @property

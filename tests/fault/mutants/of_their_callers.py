@@ -16,7 +16,7 @@ MUTATIONS = (
                 '        await failpoint("worker.after_model")\n',
                 "        from services.worker.tools_client import CallLimits\n"
                 "        limits = CallLimits(30.0)\n"
-                "        for _, intent in _answer_facts(step, attempt, answer)[1:]:\n"
+                "        for _, intent in answer_facts(step, attempt, answer)[1:]:\n"
                 "            await self._parts.tools.execute(self._holding.token, intent, lambda: None, limits, None)\n"
                 '        await failpoint("worker.after_model")\n',
             ),
