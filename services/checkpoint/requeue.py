@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -14,11 +15,13 @@ from services.checkpoint.rows import lock_tasks
 from services.checkpoint.writing import write
 from tenure.domain.budget import TokenUsage
 from tenure.domain.endings import NOBODY_DIED, ending_of_lost_claim
+from tenure.domain.errors import Unavailable
 from tenure.domain.lost_calls import HeardCall
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import LeaseLostPolicy
 from tenure.domain.timeouts import REASONS, Phase
 from tenure.runtime.failpoint import failpoint
+from tenure.runtime.status import LOCK_TIMEOUT
 from tenure.wire.task import heard_call_to_domain
 
 if TYPE_CHECKING:
@@ -28,10 +31,14 @@ if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection, Pool
     from tenure.v1 import checkpoint_service_pb2 as pb
 
+_log: Final = logging.getLogger(__name__)
 _PHASES: Final = {REASONS[phase]: phase for phase in (Phase.START, Phase.PROGRESS)}
 """What coordinators judge, by the reason that they take a claim away for."""
 
 _TASKS_A_TRANSACTION: Final = 128
+_LOCK_SECONDS: Final = 1.0
+_ALONE_LOCK_SECONDS: Final = 0.05
+"""Coordinators wait 5 s for the answer, and their reconciliation names the tasks again that were left out."""
 STEERED_SECONDS: Final = 10.0
 """How long a transferred task waits for the worker it was meant for, before anybody may have it."""
 
@@ -45,14 +52,37 @@ async def requeue_lost(pool: Pool, lost: Sequence[pb.RequeueLostRequest.Lost]) -
     for start in range(0, len(task_ids), _TASKS_A_TRANSACTION):
         part = [by_task[task_id] for task_id in task_ids[start : start + _TASKS_A_TRANSACTION]]
         await failpoint("checkpoint.before_requeue")
-        drafts = await in_ledger_transaction(pool, partial(_requeue, part))
+        drafts = await _requeue_part(pool, part)
         await failpoint("checkpoint.after_requeue")
         put_back += [draft.row.task_id for draft in drafts]
         told.add(announcement_of(drafts))
     return put_back, told
 
 
-async def _requeue(lost: Sequence[pb.RequeueLostRequest.Lost], connection: Connection) -> list[Draft]:
+async def _requeue_part(pool: Pool, part: Sequence[pb.RequeueLostRequest.Lost]) -> list[Draft]:
+    """Together. When another transaction keeps one of the rows, each alone, and those that stay locked are left out."""
+    lock_seconds = _LOCK_SECONDS if len(part) > 1 else None
+    try:
+        return await in_ledger_transaction(pool, partial(_requeue, part, lock_seconds))
+    except Unavailable as error:
+        if error.reason != LOCK_TIMEOUT or len(part) == 1:
+            raise
+    drafts: list[Draft] = []
+    for one in part:
+        try:
+            drafts += await in_ledger_transaction(pool, partial(_requeue, [one], _ALONE_LOCK_SECONDS))
+        except Unavailable as error:
+            if error.reason != LOCK_TIMEOUT:
+                raise
+            _log.warning("a lost task was not requeued: its row is locked", extra={"task": one.task_id})
+    return drafts
+
+
+async def _requeue(
+    lost: Sequence[pb.RequeueLostRequest.Lost], lock_seconds: float | None, connection: Connection
+) -> list[Draft]:
+    if lock_seconds is not None:
+        await connection.execute("select set_config('lock_timeout', %b, true)", (f"{round(lock_seconds * 1000)}ms",))
     tasks, budgets = await lock_tasks(connection, [one.task_id for one in lost])
     drafts = []
     for one in lost:

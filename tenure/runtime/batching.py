@@ -25,7 +25,7 @@ from typing import Final, Generic, TypeVar
 from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailable
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime import metrics
-from tenure.runtime.status import OUTCOME_UNKNOWN
+from tenure.runtime.status import LOCK_TIMEOUT, OUTCOME_UNKNOWN
 
 _log: Final = logging.getLogger(__name__)
 AGAIN: Final = RetryPolicy(initial_seconds=0.02, factor=2.0, cap_seconds=1.0)
@@ -71,7 +71,8 @@ class Batcher(Generic[Item, Result]):
     """`write` gets the items of one batch, no two of the same `key`, and answers in their order.
 
     It must be repeatable: after TryLater, which may hide a success, the same items are written again until their
-    patience is over. Any other exception is the fault of an item: the batch is then written one by one.
+    patience is over. Any other exception is the fault of an item: the batch is then written one by one. So is a batch
+    that failed because another transaction kept a row lock: its other items do not need that row.
     """
 
     def __init__(
@@ -160,6 +161,8 @@ class Batcher(Generic[Item, Result]):
             try:
                 return await self._write_once(batch)
             except TryLater as error:
+                if error.reason == LOCK_TIMEOUT and len(batch) > 1:  # only one of them may wait for that lock
+                    return await self._settle_one_by_one(batch)
                 failures += 1
                 wait_seconds = AGAIN.wait_seconds(failures, random.random(), error.retry_after_seconds)
                 batch = self._still_patient(batch, error)

@@ -9,7 +9,7 @@ import psycopg
 import psycopg_pool
 
 from tenure.domain.errors import LimitReached, TenureError, Unavailable
-from tenure.runtime.status import OUTCOME_UNKNOWN
+from tenure.runtime.status import LOCK_TIMEOUT, OUTCOME_UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ _NOTHING_DONE: Final = {
     "53100": "STORAGE_FULL",
     "53200": "OUT_OF_MEMORY",
     "53300": "TOO_MANY_CONNECTIONS",
-    "55P03": "LOCK_TIMEOUT",
+    "55P03": LOCK_TIMEOUT,
     "57014": "STATEMENT_TIMEOUT",
     "57P03": "STARTING_UP",
 }

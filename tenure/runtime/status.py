@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 DOMAIN: Final = "tenure"
+LOCK_TIMEOUT: Final = "LOCK_TIMEOUT"
+"""The reason of an Unavailable: another transaction kept a row lock for too long, and nothing was done."""
 OUTCOME_UNKNOWN: Final = {"outcome": "unknown"}
 
 # Two classes may share a code: which is meant is told by the reason, or by the kind in the metadata.

@@ -36,7 +36,10 @@ class Refusal:
         """The trail of a refusal that is about to be answered."""
         current = error.current
         assert current is not None
-        return cls(task_id, claims.tenant, method, claims.epoch, current, claims.holder)
+        holder = claims.holder.replace(
+            "\0", "\ufffd"
+        )  # Postgres keeps no NUL, and the trail is not the caller's answer
+        return cls(task_id, claims.tenant, method, claims.epoch, current, holder)
 
 
 @dataclass(frozen=True, slots=True)
