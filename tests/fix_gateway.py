@@ -31,12 +31,17 @@ async def gateway(unused_tcp_port: int) -> AsyncIterator[Serve]:
     async with AsyncExitStack() as stack:
 
         async def serve(
-            ledger: str, *, tools: str = nowhere, tenant: str = "default", heartbeat_seconds: float = 0.3
+            ledger: str,
+            *,
+            tools: str = nowhere,
+            coordinator: str = nowhere,
+            tenant: str = "default",
+            heartbeat_seconds: float = 0.3,
         ) -> Any:
             settings = {
                 "LISTEN": "127.0.0.1:0",
                 "CHECKPOINT_ADDRESS": ledger,
-                "COORDINATOR_ADDRESS": nowhere,
+                "COORDINATOR_ADDRESS": coordinator,
                 "TOOLS_ADDRESS": tools,
                 "HEARTBEAT_SECONDS": str(heartbeat_seconds),
             }

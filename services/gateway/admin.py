@@ -8,6 +8,7 @@ from typing import Any
 from services.gateway.doubts import list_in_doubt, what_is_said
 from services.gateway.peers import Peers, patiently, read_task
 from services.gateway.tasks import caller, new_id
+from tenure.domain.epochs import describe_epoch
 from tenure.domain.errors import Unavailable, WrongState
 from tenure.domain.states import Reason
 from tenure.v1 import admin_service_pb2 as api
@@ -103,7 +104,7 @@ class AdminServicer(AdminServiceServicer):
         """The ledger says under which epoch it is held, and then what came of it: only that claim is taken away."""
         task = await read_task(self._peers, request.task_id)
         epoch = request.epoch or task.epoch
-        if task.state == task_pb2.TASK_STATE_RUNNING and task.epoch == epoch:
+        if is_held(task, epoch):
             asked = coordinator.CoordinatorServiceTransferTaskRequest(
                 task_id=request.task_id,
                 epoch=epoch,
@@ -114,7 +115,10 @@ class AdminServicer(AdminServiceServicer):
             await patiently(lambda: self._peers.coordinator.TransferTask(asked))
         elif not was_taken(task, epoch):
             raise not_running(task)
-        return api.TransferTaskResponse(task=await read_task(self._peers, request.task_id))
+        task = await read_task(self._peers, request.task_id)
+        if is_held(task, epoch):  # its claim is gone from etcd, which the ledger does not know yet
+            raise still_held(task)
+        return api.TransferTaskResponse(task=task)
 
     async def DrainWorker(self, request: api.DrainWorkerRequest, _context: Any) -> api.DrainWorkerResponse:
         asked = coordinator.CoordinatorServiceDrainWorkerRequest(
@@ -201,6 +205,21 @@ def aging_with_leases(
 def was_taken(task: task_pb2.Task, epoch: int) -> bool:
     """Whether the claim of this epoch was taken away before: the request is a repeat."""
     return task.epoch > epoch or (task.epoch == epoch and task.reason == Reason.OPERATOR_TRANSFER)
+
+
+def is_held(task: task_pb2.Task, epoch: int) -> bool:
+    """Whether it runs under this claim, as far as the ledger knows."""
+    return task.state == task_pb2.TASK_STATE_RUNNING and task.epoch == epoch
+
+
+def still_held(task: task_pb2.Task) -> Unavailable:
+    """The transfer changed nothing: its claim is gone from etcd, and is yet to be requeued in the ledger."""
+    return Unavailable(
+        f"the task was not transferred: it still runs under {describe_epoch(task.epoch)}, whose claim the coordinator"
+        " did not find; repeat the transfer in a moment",
+        reason="STILL_HELD",
+        retry_after_seconds=1.0,
+    )
 
 
 def not_running(task: task_pb2.Task) -> WrongState:

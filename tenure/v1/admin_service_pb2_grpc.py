@@ -216,7 +216,7 @@ class AdminServiceServicer:
     def TransferTask(self, request, context):
         """Takes a running task from its worker: it is queued, which is no death, and goes on elsewhere from its last commit. The
         worker is told, and is fenced whether it hears it or not. FAILED_PRECONDITION / WRONG_STATE {state}: it does not run.
-        NOT_FOUND / WORKER_NOT_FOUND: no such worker to go on with.
+        NOT_FOUND / WORKER_NOT_FOUND: no such worker to go on with. UNAVAILABLE / STILL_HELD: nothing changed yet, repeat it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

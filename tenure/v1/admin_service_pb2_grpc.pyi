@@ -73,7 +73,7 @@ class AdminServiceStub:
     TransferTask: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.TransferTaskRequest, _admin_service_pb2.TransferTaskResponse]
     """Takes a running task from its worker: it is queued, which is no death, and goes on elsewhere from its last commit. The
     worker is told, and is fenced whether it hears it or not. FAILED_PRECONDITION / WRONG_STATE {state}: it does not run.
-    NOT_FOUND / WORKER_NOT_FOUND: no such worker to go on with.
+    NOT_FOUND / WORKER_NOT_FOUND: no such worker to go on with. UNAVAILABLE / STILL_HELD: nothing changed yet, repeat it.
     """
     DrainWorker: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.DrainWorkerRequest, _admin_service_pb2.DrainWorkerResponse]
     """Tells a worker to give back all it holds and to take nothing more, until it is started anew.
@@ -143,7 +143,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     TransferTask: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.TransferTaskRequest, _admin_service_pb2.TransferTaskResponse]  # type: ignore[assignment]
     """Takes a running task from its worker: it is queued, which is no death, and goes on elsewhere from its last commit. The
     worker is told, and is fenced whether it hears it or not. FAILED_PRECONDITION / WRONG_STATE {state}: it does not run.
-    NOT_FOUND / WORKER_NOT_FOUND: no such worker to go on with.
+    NOT_FOUND / WORKER_NOT_FOUND: no such worker to go on with. UNAVAILABLE / STILL_HELD: nothing changed yet, repeat it.
     """
     DrainWorker: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.DrainWorkerRequest, _admin_service_pb2.DrainWorkerResponse]  # type: ignore[assignment]
     """Tells a worker to give back all it holds and to take nothing more, until it is started anew.
@@ -282,7 +282,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_service_pb2.TransferTaskResponse, _abc.Awaitable[_admin_service_pb2.TransferTaskResponse]]:
         """Takes a running task from its worker: it is queued, which is no death, and goes on elsewhere from its last commit. The
         worker is told, and is fenced whether it hears it or not. FAILED_PRECONDITION / WRONG_STATE {state}: it does not run.
-        NOT_FOUND / WORKER_NOT_FOUND: no such worker to go on with.
+        NOT_FOUND / WORKER_NOT_FOUND: no such worker to go on with. UNAVAILABLE / STILL_HELD: nothing changed yet, repeat it.
         """
 
     @_abc_1.abstractmethod

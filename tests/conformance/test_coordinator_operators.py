@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from datetime import UTC, datetime
 
 import pytest
 
-from tenure.domain.errors import NotFound, StaleEpoch
+from tenure.domain.errors import NotFound, StaleEpoch, Unavailable
+from tenure.domain.token import Claims
 from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.signing import Signer
+from tenure.v1 import admin_service_pb2 as api
+from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
+from tenure.wire.token import sign_claims
 from tests.fix_coordinator import Fleet, epoch_of
 from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
 
@@ -148,3 +154,26 @@ async def test_a_worker_that_is_not_there_cannot_be_drained(fleet: Fleet):
     with pytest.raises(NotFound) as refused:
         await drain(replica, f"worker-{uuid.uuid4()}")
     assert refused.value.reason == "WORKER_NOT_FOUND"
+
+
+async def test_a_transfer_that_took_nothing_is_no_success_for_who_asked(fleet: Fleet, gateway):
+    """The claim is gone from etcd, and the ledger still names it: the task has not moved yet."""
+    replica = await fleet.coordinator(reconcile_interval_seconds="600")
+    await fleet.worker(replica, queues=["elsewhere"])  # its session says that the coordinator's generation is settled
+    task_id, epochs = (
+        await fleet.submit(),
+        await fleet.ledger.GetEpochs(ledger_pb.GetEpochsRequest(), timeout=CALL_SECONDS),
+    )
+    epoch = max(epochs.highest_epoch, epochs.generation << 40) + 1
+    signer = Signer.load(fleet.signing_key)
+    claims = Claims(f"tasks/{task_id}", "default", epoch, str(uuid.uuid4()), "gone")
+    grant = ledger_pb.RegisterGrantsRequest.Grant(task_id=task_id, epoch=epoch, claim_id=claims.claim_id)
+    await fleet.ledger.RegisterGrants(ledger_pb.RegisterGrantsRequest(grants=[grant]), timeout=CALL_SECONDS)
+    opening = ledger_pb.OpenRequest(token=sign_claims(signer, claims, datetime.now(UTC)))
+    async for _ in fleet.ledger.Open(opening, timeout=CALL_SECONDS):
+        pass
+    admin = (await gateway(fleet.checkpoint.address, coordinator=replica.address)).admin
+    with pytest.raises(Unavailable) as refused:
+        await admin.TransferTask(api.TransferTaskRequest(task_id=task_id, reason="slow"), timeout=CALL_SECONDS)
+    assert refused.value.reason == "STILL_HELD"
+    assert (await fleet.task(task_id)).state == RUNNING
