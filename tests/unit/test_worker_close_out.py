@@ -30,7 +30,8 @@ class Ledger:
     """Opened after a person gave this word, which nobody has carried to the tools yet."""
 
     def __init__(self, decision: Decision) -> None:
-        self.point = ResumePoint(intents={"1.0": facts.ToolIntent("1.0", "use-1", "pay", "{}")})
+        intent = facts.ToolIntent("1.0", "use-1", "pay", "{}")
+        self.point = ResumePoint(intents={"1.0": intent}, open_calls={"1.0": intent})
         self.point.resolutions["1.0"] = Resolution(1, decision, "I looked", "olga")
         self.left: list[Any] = []
 
