@@ -15,6 +15,7 @@ from typing import Final
 
 import pytest
 
+from tenure.domain.errors import TenureError
 from tenure.runtime.failpoint_names import FAILPOINTS
 from tenure.wire.entries import entries_to_domain
 from tests.fault import failpoint_scenes as scenes
@@ -83,6 +84,8 @@ async def _play(install: Installation, between: Between, name: str) -> list[str]
             await operators
     _tell(between, name)
     _met.update(between.met)
+    for task_id in {violation.task_id for violation in verdict.violations}:
+        await _tell_history(install, between, task_id)
     return [*map(str, verdict.violations), *await _undone(install, between)]
 
 
@@ -93,6 +96,15 @@ async def _undone(install: Installation, between: Between) -> list[str]:
         broken = undone(entries, [one for one in between.done if one.task_id == task_id])
         found += [f"{task_id}: {one}" for one in broken]
     return found
+
+
+async def _tell_history(install: Installation, between: Between, task_id: str) -> None:
+    """What happened to a task of which a law was broken, and what operators did to it."""
+    with suppress(TenureError):
+        async for entry in install.users[0].entries(task_id):
+            body = str(entry.body).replace("\n", " ")[:300]
+            print(f"{entry.sequence} {entry.record_time.ToJsonString()} {entry.actor} {body}")  # noqa: T201
+    print([one for one in between.done if one.task_id == task_id])  # noqa: T201
 
 
 def _tell(between: Between, name: str) -> None:

@@ -71,6 +71,7 @@ class Trial:
             rested = await self._rest(traffic, REST_SECONDS * slowness)
             settling.cancel()
             await self._end_what_waits(traffic)
+            await self._rest(traffic, REST_SECONDS * slowness)  # a cancel is carried out after its answer
             await asyncio.wait([clients], timeout=PATIENCE_SECONDS)
             if not clients.done():
                 self.late.append(Violation("I30", "", "a client was not done long after everything worked again"))
