@@ -94,7 +94,9 @@ class TaskMaker:
         return sign_claims(self._signer, claims, datetime.now(UTC))
 
     async def _create(self, limits: task_pb2.Limits | None) -> str:
-        spec = task_pb2.TaskSpec(goal="measure", limits=limits)
+        # A model without a price has no default cap in money, which would end the measurement.
+        agent = task_pb2.AgentSpec(model="bench-null")
+        spec = task_pb2.TaskSpec(goal="measure", agent=agent, limits=limits)
         request = pb.CreateTaskRequest(request_id=str(uuid_utils.uuid7()), spec=spec)
         task_id: str = (await self._stub.CreateTask(request, timeout=_TIMEOUT_SECONDS)).task.task_id
         return task_id
