@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import grpc
 
-from tenure.runtime.task_group import TaskGroup
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import token_pb2
 
@@ -62,9 +61,7 @@ class Session:
                 if former is not None:
                     former.cancel()  # not before: a stream that breaks looks like our death
                 former, self._stream, failures = stream, stream, 0
-                async with TaskGroup() as attachment:
-                    attachment.create_task(self._listen(stream))
-                    attachment.create_task(self._renew(stream))
+                await self._serve(stream)
             except* BROKEN as broken:
                 if stream is not former:
                     stream.cancel()
@@ -121,6 +118,20 @@ class Session:
         for claim_id in welcome.lost_claim_ids:
             self._drop(claim_id, "SESSION_LOST")
         print(f"attached, session {welcome.session_id}", flush=True)
+
+    async def _serve(self, stream: Any) -> None:
+        """Listen and renew until one of them fails; then stop the other and raise the failure. `asyncio.TaskGroup` is not
+        used: before Python 3.13 it can leave a cancellation in its task, and a later timeout there ends the loop.
+        """
+        duties = [asyncio.create_task(self._listen(stream)), asyncio.create_task(self._renew(stream))]
+        try:
+            ended, _ = await asyncio.wait(duties, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for duty in duties:
+                duty.cancel()
+            await asyncio.gather(*duties, return_exceptions=True)
+        for duty in ended:
+            duty.result()
 
     async def _renew(self, stream: Any) -> None:
         number = 0
