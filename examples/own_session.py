@@ -120,8 +120,10 @@ class Session:
         print(f"attached, session {welcome.session_id}", flush=True)
 
     async def _serve(self, stream: Any) -> None:
-        """Listen and renew until one of them fails; then stop the other and raise the failure. `asyncio.TaskGroup` is not
-        used: before Python 3.13 it can leave a cancellation in its task, and a later timeout there ends the loop.
+        """Listen and renew until one of them fails; then stop the other and raise the failure.
+
+        `asyncio.TaskGroup` is not used: before Python 3.13 it can leave a cancellation in its task, and a later timeout
+        there ends the loop.
         """
         duties = [asyncio.create_task(self._listen(stream)), asyncio.create_task(self._renew(stream))]
         try:

@@ -8,9 +8,10 @@
  *
  * Mutations:  M_REGISTER    the token is signed without the ledger's word     M_COMPARE   registering compares no epoch
  *             M_CLAIM_ID    an equal epoch opens whatever its claim           M_GENERATION  claims compare no generation
- *             M_RAISE       what does not fit raises nothing
+ *             M_RAISE       what does not fit raises nothing          M_AGAIN     a raise that etcd has not followed yet is not finished
  * Properties: P_UNIQUE  no epoch is registered twice         P_GROW  epochs grow in the order of registration
  *             P_OLD     no token opens after a later one     P_TWO   two claims never open at one epoch
+ *             P_ONCE    the loss of one etcd costs one generation, however many coordinators notice it
  *             P_LIVE    at rest somebody got the task, whatever etcd did: no person is needed
  */
 #ifndef NG
@@ -26,15 +27,21 @@
 #define EMPTY 0
 #endif
 #ifdef P_ALL
+#define P_ONCE
 #define P_UNIQUE
 #define P_GROW
 #define P_OLD
 #define P_TWO
 #endif
 #ifndef NL
-#define NL 3                    /* how often the generation may be raised: two coordinators could chase each other for ever */
+#define NL 3                    /* how often the generation may be raised: a bound of the search; P_ONCE says that once is enough */
 #endif
 #define G 16
+#ifdef M_AGAIN
+#define HALF_RAISED (0)
+#else
+#define HALF_RAISED (seen < g && e / G < g && worked < g)
+#endif
 
 /* etcd */
 byte rev = 2, key, key_rev, key_gen;    /* revision; the claim key: claim id (0: none), create_revision, its generation */
@@ -71,20 +78,28 @@ inline hand_out(id, e) {
 }
 
 proctype Coordinator() {
-  byte g, id, r, e, target, seen, k; bit doubt = 1;
+  byte g, id, r, e, target, seen, worked = 1, k; bit doubt = 1;     /* worked: the newest generation that it adopted */
   do
   /* ---- settle: both generations and the revision are compared; code: services/coordinator/generation.py Generation._settle */
   :: d_step { doubt -> g = lgen; e = highest };
      d_step { seen = egen; r = rev };
      if
 #ifndef M_RAISE
-     :: d_step { (seen != g || g * G + r < e) && lgen <= NL -> target = (g > seen -> g : seen) + 1;
-          /* code: services/checkpoint/epochs.py; by compare-and-set, else somebody raised it already */
-          if :: lgen == g -> lgen = target; printf("ledger: generation %d\n", target) :: else -> target = lgen fi };
+     /* etcd is ahead because the ledger was raised after it was read; code: services/coordinator/generation.py Generation._was_raised_between */
+     :: d_step { seen > g && lgen != g -> g = 0; e = 0; r = 0; seen = 0 }
+     :: d_step { (seen < g || (seen > g && lgen == g) || (seen == g && g * G + r < e)) && lgen <= NL ->
+          /* code: services/coordinator/generation.py is_half_raised; services/checkpoint/epochs.py, by compare-and-set */
+          if :: HALF_RAISED -> target = g
+             :: else -> target = (g > seen -> g : seen) + 1;
+                if :: lgen == g -> lgen = target; printf("ledger: generation %d\n", target) :: else -> target = lgen fi fi;
+#ifdef P_ONCE
+          assert(lgen <= 2);
+#endif
+        };
         /* code: services/coordinator/lease_store/generation_key.py move */
         d_step { if :: egen == seen -> rev++; egen = target; printf("etcd: generation %d\n", target) :: else fi; g = 0; e = 0; r = 0; seen = 0; target = 0 }
 #endif
-     :: d_step { seen == g && g * G + r >= e -> doubt = 0; e = 0; r = 0; seen = 0 };
+     :: d_step { seen == g && g * G + r >= e -> doubt = 0; worked = g; e = 0; r = 0; seen = 0 };
         /* what an older life left; code: services/coordinator/generation.py Generation._clear_older */
         d_step { if :: key && key_gen < g -> key = 0; key_rev = 0; key_gen = 0; rev++ :: else fi }
      fi

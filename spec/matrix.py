@@ -83,6 +83,7 @@ SMALL: Final[tuple[Configuration, ...]] = (
     _epochs("nobody_needed", "P_LIVE NG=4", HOLDS),
     _epochs("m_register", "P_ALL NG=3 M_REGISTER", BREAKS),
     _epochs("m_compare", "P_ALL NG=3 M_COMPARE", BREAKS),
+    _epochs("m_again", "P_ONCE NG=3 M_AGAIN", BREAKS),
     _epochs("m_raise", "P_LIVE NG=4 M_RAISE", BREAKS),
     _sessions("moving", "", HOLDS),
     _sessions("m_mod", "M_MOD", BREAKS),

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 
 from services.coordinator.lease_store import ETCD_OUT_OF_SPACE, ETCD_UNAVAILABLE
 from services.coordinator.losses import Losses, LostClaim
-from tenure.domain.epochs import compose_epoch, describe_epoch
+from tenure.domain.epochs import FIRST_GENERATION, compose_epoch, describe_epoch, split_epoch
 from tenure.domain.errors import TenureError, Unavailable
 from tenure.domain.states import Reason
 from tenure.runtime import metrics
@@ -48,6 +48,17 @@ _ANSWER_SECONDS: Final = 2.0
 _ROUNDS: Final = 10
 _SESSIONS_AT_ONCE: Final = 32
 _NO_SPACE: Final = "NOSPACE"
+
+
+def is_half_raised(ledger: pb.GetEpochsResponse, etcd: EtcdGeneration, worked_in: int) -> bool:
+    """Whether a replica has raised the ledger and etcd has not followed yet: then etcd is moved to that generation.
+
+    Another raise would waste a generation, and replicas that notice at once could overtake each other for ever.
+    If anything was granted in the ledger's generation, or this replica has worked in it, then etcd had that generation
+    and lost it: the ledger has to be raised.
+    """
+    used = max(worked_in, split_epoch(ledger.highest_epoch)[0], FIRST_GENERATION)
+    return (etcd.generation or 0) < ledger.generation and used < ledger.generation
 
 
 class Generation:
@@ -161,10 +172,13 @@ class Generation:
     async def _settle(self) -> EtcdGeneration:
         for _ in range(_ROUNDS):
             doubts = self._doubts
+            # The ledger first: an epoch that it registers after this is no reason to think that etcd went back.
             ledger, etcd = await self._ledger.get_epochs(), await self._store.generation.read()
+            if await self._was_raised_between(ledger, etcd):
+                continue
             why = self._why_raise(ledger, etcd)
             if why is not None:
-                await self._raise(ledger.generation, etcd.generation, why)
+                await self._raise(ledger, etcd, why)
                 continue
             if ledger.generation != self._cleared:
                 await self._clear_older(ledger.generation)
@@ -184,16 +198,31 @@ class Generation:
             return "etcd went back in its revisions"
         return None
 
-    async def _raise(self, ledger: int, etcd: int | None, why: str) -> None:
-        # A ledger that was restored itself may be behind etcd: the new generation is above both.
+    async def _was_raised_between(self, ledger: pb.GetEpochsResponse, etcd: EtcdGeneration) -> bool:
+        """Whether etcd is ahead only because another replica raised both after the ledger was read.
+
+        The ledger is always raised first, so a ledger that is still behind now was itself restored.
+        """
+        if etcd.generation is None or etcd.generation <= ledger.generation:
+            return False
+        return (await self._ledger.get_epochs()).generation != ledger.generation
+
+    async def _raise(self, ledger: pb.GetEpochsResponse, etcd: EtcdGeneration, why: str) -> None:
         await failpoint("coordinator.before_raise")
-        target = await self._ledger.raise_generation(max(ledger, etcd or 0), why)
+        target = ledger.generation
+        if not is_half_raised(ledger, etcd, self._worked_in()):
+            # A ledger that was restored itself may be behind etcd: the new generation is above both.
+            target = await self._ledger.raise_generation(max(ledger.generation, etcd.generation or 0), why)
         await failpoint("coordinator.after_ledger_raise")
-        moved = await self._store.generation.move(etcd, target)
+        moved = await self._store.generation.move(etcd.generation, target)
         await failpoint("coordinator.after_raise")
         if moved:
             metrics.count("tenure_generation_raised_total")
         _log.warning("raised the generation", extra={"generation": target, "why": why, "by_us": moved})
+
+    def _worked_in(self) -> int:
+        """The newest generation that this replica knows to have been in use."""
+        return max(self._lost_life, self._last or 0)
 
     def _adopt(self, generation: int) -> None:
         if self._told is not None or generation != self._last:

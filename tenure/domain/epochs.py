@@ -11,6 +11,8 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 REVISION_BITS: Final = 40
+FIRST_GENERATION: Final = 1
+"""The generation of a new ledger. No etcd works in it: the first one is given the next."""
 MAX_REVISION: Final = (1 << REVISION_BITS) - 1
 MAX_GENERATION: Final = (1 << (63 - REVISION_BITS)) - 1
 

@@ -27,9 +27,7 @@ from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, reserve, words
 KEPT = {"token_usage", "prunings", "changes"}
 """What may still name a task that was pruned: its bills, the note of it, and the feed, which has a time of its own."""
 FAILED = task_pb2.TASK_STATE_FAILED
-WAITS_FOR_A_LOCK = (
-    "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
-)
+WAITS_FOR_A_LOCK = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
 
 
 @pytest.fixture(autouse=True)

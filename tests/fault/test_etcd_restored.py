@@ -13,6 +13,7 @@ from tenure.domain.errors import StaleEpoch
 from tenure.runtime.etcd.client import EtcdClient
 from tests import ledger_lives
 from tests.etcd_lives import back_up, put_back, write_on
+from tests.fault.test_zombies import stands_still
 from tests.fix_coordinator import SHORT
 from tests.owners import Owned, Owners, health_becomes
 from tests.patience import PATIENCE_SECONDS
@@ -126,8 +127,32 @@ async def test_replicas_that_all_notice_agree_on_one_generation(
         await owners.check_one_owner_each()
         [generation] = {split_epoch(owners.newest(task_id).epoch)[0] for task_id in tasks}
     raised = [line for replica in replicas for line in replica.lines if line["message"] == "raised the generation"]
-    assert sum(line["by_us"] for line in raised) == generation - 1
-    assert generation <= 4, "they overtook each other"  # 1 is the ledger's own, 2 came with the first etcd
+    assert generation == 3, "they overtook each other"  # 1 is the ledger's own, 2 came with the first etcd
+    assert sum(line["by_us"] for line in raised) == 2
+
+
+async def test_a_raise_that_its_coordinator_left_half_done_is_finished_by_another_in_the_same_generation(
+    own_fleet: Fleet, own_etcd: EtcdProcess
+) -> None:
+    """The first raise comes with the first etcd, the second stops between the ledger and the new etcd."""
+    stopped = await own_fleet.coordinator(failpoints="coordinator.after_ledger_raise=2#freeze", **SHORT)
+    async with Owners(own_fleet) as owners:
+        await owners.add(stopped, slots=2)
+        tasks = await own_fleet.submit_many(2)
+        await owners.of(tasks)
+        before = {_life(owners.newest(task_id)) for task_id in tasks}
+        await put_back(own_etcd, None)
+        await stands_still(stopped)
+        replicas = await asyncio.gather(*(own_fleet.coordinator(**SHORT) for _ in range(2)))
+        for replica in replicas:
+            await owners.add(replica, slots=2)
+        await owners.of(tasks, times=2)
+        stopped.signal(signal.SIGCONT)
+        await health_becomes(stopped, serving=True)
+        await owners.settled(stopped)
+        assert (before, {_life(owners.newest(task_id)) for task_id in tasks}) == ({2}, {3})
+        assert await _generation(own_etcd) == 3
+        await owners.check_one_owner_each()
 
 
 @pytest.mark.parametrize("granted_meanwhile", [True, False], ids=["granted-meanwhile", "queued-still"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 import pytest_asyncio
@@ -80,7 +81,14 @@ async def logged(service: ServiceProcess, words: str) -> None:
             await asyncio.sleep(0.05)
 
 
-async def stands_still(sleeper: ServiceProcess) -> None:
+class HasPid(Protocol):
+    """A process that runs."""
+
+    @property
+    def pid(self) -> int: ...
+
+
+async def stands_still(sleeper: HasPid) -> None:
     """Waits until a process stands still, as its failpoint has it."""
     stat = Path(f"/proc/{sleeper.pid}/stat")
     async with asyncio.timeout(PATIENCE_SECONDS):
