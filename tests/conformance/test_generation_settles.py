@@ -59,9 +59,7 @@ async def all_settled(racing: list[Generation]) -> set[int]:
 
 
 async def settled_on_one(racing: list[Generation]) -> int:
-    """What all of them come to. One may see the ledger raised and etcd not yet moved; it cannot tell that from a
-    restore, and raises again.
-    """
+    """What all of them come to."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while len(settled := await all_settled(racing)) > 1:
             await asyncio.sleep(0.1)
@@ -128,11 +126,10 @@ async def test_many_that_raise_at_once_settle_on_one(client: EtcdClient, checkpo
     replica = await checkpoint()
     async with AsyncExitStack() as stack:
         racing = [await stack.enter_async_context(watched_over(client, replica)) for _ in range(8)]
-        first = await settled_on_one(racing)
-        assert 2 <= first <= 1 + len(racing)
+        assert await settled_on_one(racing) == 2
         for each in racing:  # all of them learn at once that etcd went back in that life
-            each.doubt(lost_life=first)
-        assert first < await settled_on_one(racing) <= first + len(racing)
+            each.doubt(lost_life=2)
+        assert await settled_on_one(racing) == 3
 
 
 async def test_a_doubt_that_comes_while_older_claims_are_cleared_is_not_forgotten(
