@@ -17,7 +17,7 @@ from tenure.domain.errors import WrongState
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.tools import OutcomeStatus
 from tenure.wire.enums import state_name
-from tests.fault.test_zombies import logged
+from tests.fault.test_zombies import logged, stands_still
 from tests.fix_worker import WorkerBench
 from tests.patience import PATIENCE_SECONDS
 
@@ -119,6 +119,7 @@ async def test_a_cancel_while_the_owner_sleeps_is_carried_out_for_it_and_its_cal
     sleeper = await bench.start_worker(failpoints="worker.ignore_trust_window;worker.after_intent=1#freeze")
     task_id = await bench.submit("sim-worker-unsafe")
     await bench.reached(task_id, facts.ToolIntent)
+    await stands_still(sleeper)  # else it may hear of the cancel before it freezes, and calls nothing
     await bench.cancel(task_id)
     assert await ended_once(bench, task_id) is TaskState.CANCELLED
     (outcome,) = await bench.bodies(task_id, facts.ToolOutcome)
