@@ -221,10 +221,12 @@ async def tools_dsn(fresh_database: Any) -> str:
 
 @pytest.fixture
 async def tool_service(tools_dsn: str, grants: Grants, outside: Outside) -> AsyncIterator[StartTools]:
-    """Starts replicas. Keyword arguments are settings without their prefix, `failpoints` included."""
+    """Starts replicas. Keyword arguments are settings without their prefix, `failpoints` included; `module`: a service
+    with tools of the test's own.
+    """
     started: list[ToolReplica] = []
 
-    async def start(*, failpoints: str = "", **settings: object) -> ToolReplica:
+    async def start(*, failpoints: str = "", module: str = "services.tools", **settings: object) -> ToolReplica:
         environment = {
             "TENURE_TOOLS_LISTEN": "127.0.0.1:0",
             "TENURE_TOOLS_POSTGRES_DSN": tools_dsn,
@@ -239,7 +241,7 @@ async def tool_service(tools_dsn: str, grants: Grants, outside: Outside) -> Asyn
             "TENURE_FAILPOINTS": failpoints,
             **{f"TENURE_TOOLS_{name.upper()}": str(value) for name, value in settings.items()},
         }
-        replica = await _start(environment)
+        replica = await _start(module, environment)
         started.append(replica)
         return replica
 
@@ -248,11 +250,11 @@ async def tool_service(tools_dsn: str, grants: Grants, outside: Outside) -> Asyn
         await replica.close()
 
 
-async def _start(environment: dict[str, str]) -> ToolReplica:
+async def _start(module: str, environment: dict[str, str]) -> ToolReplica:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "services.tools",
+        module,
         stderr=asyncio.subprocess.PIPE,
         cwd=REPOSITORY,
         env={"PATH": os.environ["PATH"], **environment},

@@ -14,8 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from services.tools.tool import CallContext, ToolAnswer, ToolFailed, ToolInDoubt
-from tenure.domain.errors import TryLater
+from services.tools.tool import CallContext, RunnerStopped, ToolAnswer, ToolFailed, ToolInDoubt
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.tools import EffectClass, OutcomeStatus
 
@@ -115,7 +114,7 @@ class Delivery:
                 wait_seconds = self._after_unsent(error)
             except AnswerLostError as error:
                 wait_seconds = self._after_loss(error)
-            except (ToolFailed, ToolInDoubt):
+            except (ToolFailed, ToolInDoubt, RunnerStopped):
                 raise
             except AskedToWaitError as error:
                 self._was_refused = True
@@ -123,8 +122,7 @@ class Delivery:
                 if not self._effect_class.may_run_again or _now() + wait_seconds >= self._ends_at:
                     return error.answer
             except Exception as error:
-                was_held_back = isinstance(error, TryLater) and not self._sending.is_out  # by `go_out`
-                if was_held_back or not self._may_have_begun:
+                if not self._may_have_begun:
                     raise
                 _log.exception("the answer to a call could not be taken")
                 wait_seconds = self._after_loss(AnswerLostError(type(error).__name__, again=False))

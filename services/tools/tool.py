@@ -75,6 +75,12 @@ class ToolInDoubt(Exception):  # noqa: N818  no error of the service either
         self.message = message
 
 
+class RunnerStopped(Exception):  # noqa: N818  no error of the service either
+    """`check_may_begin` raises this for a call that was sent before, when the life of its runner is over. A tool passes
+    it on: the other replicas decide what became of the call.
+    """
+
+
 Arguments = dict[str, Any]
 """As they came, and known to fit the tool's schema."""
 

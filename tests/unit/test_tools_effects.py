@@ -13,8 +13,7 @@ from services.tools.calls.effects import Effect, NeverBegan
 from services.tools.calls.records import Asked, CallKey
 from services.tools.calls.runs import Displaced, Output, Runs, Started, Stop
 from services.tools.sending import AnswerLostError, Delivery, Sending
-from services.tools.tool import CallContext, Tool, ToolAnswer, ToolFailed, ToolInDoubt, past_return
-from tenure.domain.errors import Unavailable
+from services.tools.tool import CallContext, RunnerStopped, Tool, ToolAnswer, ToolFailed, ToolInDoubt, past_return
 from tenure.domain.shown import cut
 from tenure.domain.token import Claims
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
@@ -95,7 +94,7 @@ async def test_only_a_trusted_runner_says_what_became_of_a_stopped_effect(reason
     if told:
         assert (await carrying).status is OutcomeStatus.CANCELLED
     else:
-        with pytest.raises(Unavailable):
+        with pytest.raises(RunnerStopped):
             await carrying
     await events.aclose()
 
@@ -149,7 +148,7 @@ async def test_of_a_call_that_was_sent_before_its_runner_was_judged_dead_others_
     async def tool(context, _arguments):
         return await Delivery("The shop", EffectClass.KEYED, context, CALL_SECONDS).carry_out(send)
 
-    with pytest.raises(Unavailable, match="the runner of this call stopped"):
+    with pytest.raises(RunnerStopped):
         await outcome_of(tool, may_begin=begins, effect_class=EffectClass.KEYED)
     assert len(sendings) == 1
 
@@ -249,7 +248,7 @@ async def test_an_unsafe_call_that_is_stopped_here_may_go_on_elsewhere(reason, d
     events = run.follow(joined=False)
     assert await anext(events) == Started(1, joined=False)
     run.request_stop(reason)
-    with pytest.raises(ToolInDoubt if doubt else Unavailable):
+    with pytest.raises(ToolInDoubt if doubt else RunnerStopped):
         await carrying
     await events.aclose()
 

@@ -9,18 +9,32 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from services.tools.calls.runs import STOPPING_SECONDS, Run, Stop
-from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailed, ToolInDoubt
-from tenure.domain.errors import TryLater, Unavailable
+from services.tools.tool import Arguments, CallContext, RunnerStopped, Tool, ToolAnswer, ToolFailed, ToolInDoubt
+from tenure.domain.errors import TryLater
 from tenure.domain.in_doubt import MAY_HAVE_HAPPENED
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
 
 _log: Final = logging.getLogger(__name__)
 BEGINS_WITHIN_SECONDS: Final = 1.0
+MOST_ATTEMPTS: Final = 5
+"""A call whose tool keeps saying "try later" ends with this attempt: the model decides what to do then."""
+
 _UNSENT: Final = "It was not sent yet: nothing was done."
 
 
 class NeverBegan(Exception):  # noqa: N818  the one thing that is certain about it
     """The mark was set, the effect was not begun in time, or not before it was stopped, and now never will be."""
+
+
+class PutOff(Exception):  # noqa: N818  an answer of the tool, no error
+    """The tool said "try later", and the call may run again: this attempt ends without an outcome, and is given back.
+
+    `may_have_begun`: its effect may be there all the same.
+    """
+
+    def __init__(self, refusal: TryLater, *, may_have_begun: bool) -> None:
+        super().__init__(str(refusal))
+        self.refusal, self.may_have_begun = refusal, may_have_begun
 
 
 class MayBegin(Protocol):
@@ -48,8 +62,8 @@ class Effect:
         self._guard_seconds = tool.guard_seconds if keeps_time else 0.0
 
     async def carry_out(self, hold: Callable[[asyncio.Task[Outcome]], None]) -> Outcome:
-        """The outcome. Raises NeverBegan, ToolInDoubt of an UNSAFE tool, and Unavailable when it was stopped by a
-        runner that is no longer trusted.
+        """The outcome. Raises NeverBegan, PutOff, ToolInDoubt of an UNSAFE tool, and RunnerStopped when it was stopped
+        by a runner that is no longer trusted.
 
         `hold` is given the effect, which goes on after this if it does not stop when asked.
         """
@@ -74,18 +88,37 @@ class Effect:
         except ToolFailed as failure:
             return self._outcome(ToolAnswer(failure.message, OutcomeStatus.FAILED, failure.detail))
         except ToolInDoubt as doubt:
-            if not self._tool.definition.effect_class.may_run_again:
-                raise
-            told = f"{doubt.message} It is not known whether it had its effect."
-            return self._outcome(ToolAnswer(told, OutcomeStatus.FAILED, MAY_HAVE_HAPPENED))
-        except (TryLater, NeverBegan):
+            return self._unknown(doubt.message)
+        except (RunnerStopped, NeverBegan):
             raise  # no outcome: it is begun again, or others judge
+        except TryLater as refusal:
+            return self._put_off(refusal)
         except Exception as error:
             _log.exception("the tool %s crashed", self._tool.name)
             crash = f"The tool {self._tool.name} crashed. This is a fault of the tool, not of its arguments."
             if self._leaves_doubt and not self._is_unsent:
                 raise ToolInDoubt(crash) from error
             return self._outcome(ToolAnswer(crash, OutcomeStatus.FAILED, type(error).__name__))
+
+    def _unknown(self, message: str) -> Outcome:
+        """The end of a call of which its tool does not know whether it had its effect."""
+        if not self._tool.definition.effect_class.may_run_again:
+            raise ToolInDoubt(message)
+        words = f"{message} It is not known whether it had its effect."
+        return self._outcome(ToolAnswer(words, OutcomeStatus.FAILED, MAY_HAVE_HAPPENED))
+
+    def _put_off(self, refusal: TryLater) -> Outcome:
+        """The end of a call whose tool said "try later" after it was begun. Raises PutOff if it may run again."""
+        if self._run.stop is not None or self._timed_out:
+            return self._stopped(gone=True)
+        may_run_again = self._is_unsent or self._tool.definition.effect_class.may_run_again
+        if may_run_again and self._run.call_attempt < MOST_ATTEMPTS:
+            raise PutOff(refusal, may_have_begun=not self._is_unsent) from refusal
+        words = f"The tool {self._tool.name} did not carry this out now ({refusal.message})."
+        if self._is_unsent:
+            answer = ToolAnswer(f"{words} Nothing was done: try again later.", OutcomeStatus.FAILED, refusal.reason)
+            return self._outcome(answer)
+        return self._unknown(words)
 
     def _note_unsent(self) -> None:
         self._is_unsent = True
@@ -94,7 +127,7 @@ class Effect:
         if self._may_begin.at_all():
             return
         if sent_before:
-            raise runner_stopped()  # of a call that may have happened, others judge
+            raise RunnerStopped  # of a call that may have happened, others judge
         raise NeverBegan
 
     @property
@@ -109,7 +142,7 @@ class Effect:
         if gone and self._is_unsent and not self._timed_out:
             raise NeverBegan
         if self._run.stop in {Stop.LAPSED, Stop.DRAINED}:
-            raise runner_stopped()
+            raise RunnerStopped
         clause, status, detail = self._why_stopped()
         effect_class = self._tool.definition.effect_class
         if gone and self._is_unsent:
@@ -142,11 +175,6 @@ class Effect:
             call_attempt=self._run.call_attempt,
             usage=self._run.usage,
         )
-
-
-def runner_stopped() -> Unavailable:
-    """What who asked is told of a call that has no outcome here: ask again, the record knows."""
-    return Unavailable("the runner of this call stopped", reason="RUNNER_STOPPED", retry_after_seconds=0.5)
 
 
 def _now() -> float:

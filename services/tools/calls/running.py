@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
-from services.tools.calls.effects import BEGINS_WITHIN_SECONDS, Effect, NeverBegan, runner_stopped
+from services.tools.calls.effects import BEGINS_WITHIN_SECONDS, Effect, NeverBegan, PutOff
 from services.tools.calls.finish import Finish
 from services.tools.calls.measures import count_doubts, count_outcome, outcome_attributes
 from services.tools.calls.records import Asked, pack_outcome
 from services.tools.calls.runs import STOPPING_SECONDS, Displaced, Run, Runs, Stop
-from services.tools.calls.start import Start, withdraw_start
+from services.tools.calls.start import Start, release_start, withdraw_start
 from services.tools.output import OutputKeeper
 from services.tools.runners.liveness import Liveness
-from services.tools.tool import CallContext, Tool, ToolInDoubt, Work
+from services.tools.tool import CallContext, RunnerStopped, Tool, ToolInDoubt, Work
 from tenure.domain.epochs import describe_epoch
 from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailable
 from tenure.domain.in_doubt import MAY_HAVE_HAPPENED, outcome_in_doubt
@@ -34,6 +34,7 @@ from tenure.runtime.postgres import Pool
 from tenure.runtime.telemetry import span
 
 _log: Final = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 _MOST_STARTS: Final = 3
 _LONGEST_CHARACTER_BYTES: Final = 4
 _MOST_NOTE_CHARACTERS: Final = 2000
@@ -121,14 +122,17 @@ class Runner:
             with log_context(**facts), span(f"{semconv.EXECUTE_TOOL} {tool.name}", attributes, parent=asking) as told:
                 ending = await self._perform(run, work)
                 told.set_attributes(outcome_attributes(ending))
-        except (Displaced, TenureError) as news:
+        except Displaced as news:
             ending = news
-        except Exception as error:  # noqa: BLE001  told to all that listen, as the bug it is
-            _log.exception("a call could not be carried out", extra=facts)
+        except RunnerStopped:
+            ending = _runner_stopped()
+        except Exception as error:  # noqa: BLE001  all that listen hear of it, as the bug or the refusal it is
+            if not isinstance(error, TenureError):
+                _log.exception("a call could not be carried out", extra=facts)
             ending = await self._conclude(run, tool, error)
         finally:
             self.runs.remove(run)
-            run.settle(ending or Unavailable("the runner stopped", reason="RUNNER_STOPPED"))
+            run.settle(ending or _runner_stopped())
 
     async def _perform(self, run: Run, work: Work) -> Outcome:
         tool = work.tool
@@ -143,17 +147,19 @@ class Runner:
         return outcome
 
     async def _conclude(self, run: Run, tool: Tool, fault: Exception) -> Outcome | Exception:
-        """The end of a call that a fault of ours broke off. A mark that stayed would make other replicas wait for this
-        call for as long as this runner lives.
+        """The end of a call that a fault of ours, or a refusal, broke off. A mark that stayed would make other replicas
+        wait for this call for as long as this runner lives.
         """
+        if not run.marked:
+            return fault
         try:
-            if run.marked and run.effect is None:
+            if run.effect is None:
                 await self._take_back(run)
-            elif run.marked and tool.definition.effect_class.may_run_again:
+            elif tool.definition.effect_class.may_run_again:
                 outcome = Outcome(OutcomeStatus.FAILED, _FAULT, detail=MAY_HAVE_HAPPENED, call_attempt=run.call_attempt)
                 await self._record(Finish(run.key, run.call_attempt, pack_outcome(outcome)))
                 return outcome
-            elif run.marked:
+            else:
                 return await self._put_in_doubt(run, _FAULT)
         except (Displaced, TenureError) as news:
             return news
@@ -170,9 +176,11 @@ class Runner:
         return outcome_in_doubt(run.call_attempt, note)
 
     async def _record(self, finish: Finish) -> None:
-        """The last of the three writes. Raises Displaced when the attempt is not the call's any more."""
+        """The last of the three writes, however long it takes: the effect is there. Raises Displaced when the attempt
+        is not the call's any more.
+        """
         await failpoint("tools.after_effect")
-        if not await self._writers.finishes.submit(finish):
+        if not await _insist(lambda: self._writers.finishes.submit(finish)):
             raise Displaced
         await failpoint("tools.after_outcome")
 
@@ -215,7 +223,10 @@ class Runner:
                 run.effect = None
                 await self._take_back(run)
                 if run.stop is Stop.DRAINED:
-                    raise runner_stopped() from None
+                    raise RunnerStopped from None
+            except PutOff as put_off:
+                await (self._release(run) if put_off.may_have_begun else self._take_back(run))
+                raise put_off.refusal from None
         raise Unavailable("this runner is too slow to begin a call in time", reason="RUNNER_SLOW")
 
     async def _mark(self, run: Run) -> _MayBegin:
@@ -234,17 +245,34 @@ class Runner:
 
     async def _take_back(self, run: Run) -> None:
         """However long it takes: a mark that stays would leave the call in doubt without a reason."""
-        failures = 0
-        while True:
-            try:
-                state = await withdraw_start(self._pool, Start(run.key, run.call_attempt))
-                break
-            except TryLater:
-                failures += 1
-                await asyncio.sleep(AGAIN.wait_seconds(failures, random.random()))
+        state = await _insist(lambda: withdraw_start(self._pool, Start(run.key, run.call_attempt)))
+        run.marked = False
         if state is not CallState.ACCEPTED:
             raise Displaced
         run.call_attempt += 1
+
+    async def _release(self, run: Run) -> None:
+        """However long it takes: a mark that stays would make other replicas wait for this runner."""
+        is_released = await _insist(lambda: release_start(self._pool, Start(run.key, run.call_attempt)))
+        run.marked = False
+        if not is_released:
+            raise Displaced
+
+
+async def _insist(write: Callable[[], Awaitable[_Result]]) -> _Result:
+    """The result of a repeatable write that must be made however long its store is away or full."""
+    failures = 0
+    while True:
+        try:
+            return await write()
+        except TryLater as error:
+            failures += 1
+            await asyncio.sleep(AGAIN.wait_seconds(failures, random.random(), error.retry_after_seconds))
+
+
+def _runner_stopped() -> Unavailable:
+    """The answer to whoever waits for a call that has no outcome here: ask again, the record knows."""
+    return Unavailable("the runner of this call stopped", reason="RUNNER_STOPPED", retry_after_seconds=0.5)
 
 
 def _limit_bytes(run: Run, tool: Tool) -> int:

@@ -45,6 +45,15 @@ def start_batcher(kept: KeptConnection, liveness: Liveness) -> Batcher[Start, bo
     return Batcher("starts", write, key=lambda start: start.key, size=lambda _: _SIZE_BYTES)
 
 
+async def release_start(pool: Pool, start: Start) -> bool:
+    """Give a call back whose effect may have begun and that may run again: any replica runs it, as if this runner were
+    dead. False: the call is another attempt's by now, or in doubt.
+    """
+    parameters = {"task_id": start.key.task_id, "call_id": start.key.call_id, "call_attempt": start.call_attempt}
+    async with connection(pool) as postgres:
+        return await (await postgres.execute(QUERIES.release_start, parameters)).fetchone() is not None
+
+
 async def withdraw_start(pool: Pool, start: Start) -> CallState | None:
     """Take back a mark whose effect never began and never will. None: the call is another attempt's by now."""
     parameters = {"task_id": start.key.task_id, "call_id": start.key.call_id, "call_attempt": start.call_attempt}

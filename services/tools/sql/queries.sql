@@ -107,6 +107,14 @@ update calls c
    and c.call_attempt = %(call_attempt)b::int and c.state in ('ACCEPTED', 'STARTED', 'IN_DOUBT')
 returning c.state, coalesce(c.doubted_at >= now(), false) as is_new_doubt;
 
+-- name: release_start
+-- A start whose effect may have begun, of a call that may run again and whose tool said "try later". A STARTED call without a
+-- runner is decided as that of a dead one: another attempt runs it, or the task's end puts it in doubt.
+update calls set runner_id = null
+ where task_id = %(task_id)b::uuid and call_id = %(call_id)b::text
+   and call_attempt = %(call_attempt)b::int and state = 'STARTED'
+returning call_id;
+
 -- name: finish_calls
 -- Asks for the attempt and not for the fence: an effect that happened is recorded even when its owner is stale, and one
 -- of a call that was given up as in doubt clears the doubt. No outcome: the tool itself does not know.

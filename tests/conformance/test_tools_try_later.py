@@ -1,0 +1,127 @@
+"""Tools that say "try later" after their call was marked as begun: every replica can go on with the call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.tools.calls.effects import MOST_ATTEMPTS
+from services.tools.calls.finish import Finish
+from tenure.domain.errors import LimitReached
+from tenure.domain.tools import EffectClass, OutcomeStatus
+from tenure.runtime.batching import Batcher
+from tenure.v1 import tool_pb2
+from tests import busy_tools
+from tests.conformance.test_tools_say_doubt import bank, executor, outcome_of, request  # noqa: F401
+from tests.fix_tools import Outside
+
+UNSAFE, KEYED = "append_record_unsafe", "append_record"
+LINE = {"file": "a", "line": "x"}
+
+
+def busy(outside: Outside, name: str) -> Path:
+    outside.records.mkdir(parents=True, exist_ok=True)
+    path = outside.records / name
+    path.touch()
+    return path
+
+
+async def test_an_unsafe_call_whose_tool_says_try_later_is_in_doubt_for_every_replica(tool_service, grants, outside):
+    tools, other = await tool_service(module="tests.busy_tools"), await tool_service()
+    owner, _ = grants.claim(), busy(outside, busy_tools.AFTER)
+    outcome = await tools.outcome(owner, "1.0", UNSAFE, **LINE)
+    assert (outcome.status, outcome.call_attempt) == (OutcomeStatus.IN_DOUBT, 1)
+    assert "the archive has no place now" in outcome.content
+    assert await other.outcome(owner, "1.0", UNSAFE, **LINE) == outcome
+    assert len(outside.lines("a")) == 1
+
+
+async def test_a_call_that_may_be_repeated_is_repeated_by_any_replica(tool_service, grants, outside):
+    tools, other = await tool_service(module="tests.busy_tools"), await tool_service()
+    owner, _ = grants.claim(), busy(outside, busy_tools.AFTER)
+    with pytest.raises(LimitReached) as caught:
+        await tools.outcome(owner, "1.0", KEYED, **LINE)
+    assert (caught.value.reason, caught.value.retry_after_seconds) == ("ARCHIVE_FULL", 0.01)
+    outcome = await other.outcome(owner, "1.0", KEYED, **LINE)
+    assert (outcome.status, outcome.call_attempt) == (OutcomeStatus.SUCCEEDED, 2)
+    assert outcome.content == "It was there already."
+    assert len(outside.lines("a")) == 1
+
+
+async def test_a_released_call_is_in_doubt_when_its_task_ends(tool_service, grants, outside):
+    tools, other = await tool_service(module="tests.busy_tools"), await tool_service()
+    owner, _ = grants.claim(), busy(outside, busy_tools.AFTER)
+    with pytest.raises(LimitReached):
+        await tools.outcome(owner, "1.0", KEYED, **LINE)
+    (record,) = (await other.fence(owner, close=True)).values()
+    assert record.state == tool_pb2.CALL_STATE_IN_DOUBT
+
+
+@pytest.mark.parametrize("tool", [UNSAFE, KEYED])
+async def test_a_call_of_which_the_tool_says_that_nothing_was_done_is_run_by_any_replica(
+    tool_service, grants, outside, tool
+):
+    tools, other = await tool_service(module="tests.busy_tools"), await tool_service()
+    owner, _ = grants.claim(), busy(outside, busy_tools.BEFORE)
+    with pytest.raises(LimitReached):
+        await tools.outcome(owner, "1.0", tool, **LINE)
+    assert not outside.lines("a")
+    outcome = await other.outcome(owner, "1.0", tool, **LINE)
+    assert (outcome.status, outcome.content) == (OutcomeStatus.SUCCEEDED, "Appended.")
+    assert len(outside.lines("a")) == 1
+
+
+@pytest.mark.parametrize(
+    ("when", "detail"), [(busy_tools.BEFORE, "ARCHIVE_FULL"), (busy_tools.AFTER, "MAY_HAVE_HAPPENED")]
+)
+async def test_a_tool_that_says_try_later_for_ever_fails_in_the_end(tool_service, grants, outside, when, detail):
+    tools, other = [await tool_service(module="tests.busy_tools") for _ in range(2)]
+    owner, _ = grants.claim(), busy(outside, when)
+    refusals, outcome = 0, None
+    while outcome is None:
+        try:
+            outcome = await (tools, other)[refusals % 2].outcome(owner, "1.0", KEYED, **LINE)
+        except LimitReached:
+            refusals += 1
+            assert refusals < MOST_ATTEMPTS
+    assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, detail)
+    assert refusals > 0
+
+
+@pytest.mark.parametrize(("tool", "status"), [(UNSAFE, OutcomeStatus.IN_DOUBT), (KEYED, OutcomeStatus.FAILED)])
+async def test_a_refusal_between_the_effect_and_its_record_ends_the_call_for_every_replica(
+    tool_service, grants, outside, tool, status
+):
+    tools, other = await tool_service(failpoints="tools.after_effect=1#error(UNAVAILABLE)"), await tool_service()
+    owner = grants.claim()
+    outcome = await tools.outcome(owner, "1.0", tool, **LINE)
+    assert (outcome.status, outcome.call_attempt) == (status, 1)
+    assert await other.outcome(owner, "1.0", tool, **LINE) == outcome
+    assert len(outside.lines("a")) == 1
+
+
+async def test_a_refusal_between_the_mark_and_the_effect_takes_the_mark_back(tool_service, grants, outside):
+    tools, other = await tool_service(failpoints="tools.before_effect=1#error(LIMIT_REACHED)"), await tool_service()
+    owner = grants.claim()
+    with pytest.raises(LimitReached):
+        await tools.outcome(owner, "1.0", UNSAFE, **LINE)
+    assert (await other.outcome(owner, "1.0", UNSAFE, **LINE)).status is OutcomeStatus.SUCCEEDED
+    assert len(outside.lines("a")) == 1
+
+
+async def test_an_outcome_waits_for_room_to_be_recorded(executor, bank, monkeypatch):  # noqa: F811
+    """As after an outage of the database, when many outcomes wait."""
+    submit = Batcher.submit
+    refusals: list[Finish] = []
+
+    async def full_at_first(batcher, item):
+        if isinstance(item, Finish) and len(refusals) < 2:
+            refusals.append(item)
+            raise LimitReached("too many finishes wait", retry_after_seconds=0.01)
+        return await submit(batcher, item)
+
+    monkeypatch.setattr(Batcher, "submit", full_at_first)
+    bank.answers = True
+    outcome = await outcome_of(executor, request(bank, EffectClass.UNSAFE))
+    assert (outcome.status, outcome.content, len(refusals)) == (OutcomeStatus.SUCCEEDED, "paid", 2)
