@@ -74,9 +74,10 @@ async def spawn(
 
 async def _parent(connection: Connection, draft: Draft) -> Parent:
     row = draft.row
-    found = await fetch_one(connection, SUB_AGENTS.parent, {"task_id": row.task_id})
+    parameters = {"task_id": row.task_id, "tools_defined": KINDS["tools_defined"]}
+    found = await fetch_one(connection, SUB_AGENTS.parent, parameters)
     assert found is not None, "its row is locked, and entries stay as long as that"
-    submitted, depth, living = found
+    submitted, depth, living, defined = found
     return Parent(
         task_id=row.task_id,
         spec=spec_to_domain(ledger_pb2.EntryBody.FromString(submitted).submitted.spec),
@@ -84,7 +85,12 @@ async def _parent(connection: Connection, draft: Draft) -> Parent:
         budgets=(draft.budget.standing, row.own_budget),
         living=living,
         is_to_end=row.ending is not None,
+        tools_defined=None if defined is None else _tool_names(defined),
     )
+
+
+def _tool_names(body: bytes) -> tuple[str, ...]:
+    return tuple(tool.name for tool in ledger_pb2.EntryBody.FromString(body).tools_defined.tools)
 
 
 async def _decide(

@@ -6,6 +6,7 @@ from typing import Any
 
 from services.gateway.peers import Peers, patiently
 from services.gateway.tasks import caller, new_id
+from services.gateway.tool_names import check_tool_names
 from tenure.v1 import schedule_service_pb2 as pb
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceServicer
 
@@ -17,6 +18,7 @@ class ScheduleServicer(ScheduleServiceServicer):
         self._peers = peers
 
     async def CreateSchedule(self, request: pb.CreateScheduleRequest, _context: Any) -> pb.CreateScheduleResponse:
+        await check_tool_names(self._peers, request.spec.agent, "spec.")
         return await patiently(lambda: self._peers.schedules.CreateSchedule(request))
 
     async def GetSchedule(self, request: pb.GetScheduleRequest, _context: Any) -> pb.GetScheduleResponse:
@@ -26,7 +28,8 @@ class ScheduleServicer(ScheduleServiceServicer):
         return await patiently(lambda: self._peers.schedules.ListSchedules(request))
 
     async def UpdateSchedule(self, request: pb.UpdateScheduleRequest, _context: Any) -> pb.UpdateScheduleResponse:
-        """A repeat behind this call finds the schedule as asked."""
+        """A repeat behind this call finds the schedule as asked. A new spec is checked as that of a new schedule."""
+        await check_tool_names(self._peers, request.spec.agent, "spec.")
         return await patiently(lambda: self._peers.schedules.UpdateSchedule(request))
 
     async def PauseSchedule(self, request: pb.PauseScheduleRequest, _context: Any) -> pb.PauseScheduleResponse:

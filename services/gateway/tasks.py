@@ -15,7 +15,7 @@ from services.gateway.forking import fork_task
 from services.gateway.live import LiveText
 from services.gateway.peers import Peers, patiently, read_task
 from services.gateway.task_changes import TasksWatch
-from services.gateway.tool_names import check_tool_names
+from services.gateway.tool_names import check_names_of_fork, check_tool_names
 from services.gateway.waiting import wait_for_end
 from services.gateway.watching import Watch
 from tenure.runtime.tenancy import current_tenant
@@ -119,6 +119,7 @@ class TaskServicer(TaskServiceServicer):
         return api.SendMessageResponse(task=done.task)
 
     async def ForkTask(self, request: api.ForkTaskRequest, _context: Any) -> api.ForkTaskResponse:
+        await check_names_of_fork(self._peers, request.task_id, request.overrides)
         asked = ledger.CheckpointServiceForkTaskRequest(
             request_id=request.request_id or new_id(),
             task_id=request.task_id,

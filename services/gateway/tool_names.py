@@ -1,19 +1,21 @@
-"""Names of tools are checked at submit, so that a mistake in one costs no model call."""
+"""Names of tools are checked wherever a caller gives them, so that a mistake in one costs no model call."""
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING, Final
 
+from services.gateway.peers import read_task
 from tenure.domain.errors import InvalidRequest, Unavailable
+from tenure.domain.task import DEFAULT_LOOP
+from tenure.domain.tool_names import unknown_tool_text
 from tenure.v1 import tool_service_pb2
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from services.gateway.peers import Peers
     from tenure.v1 import task_pb2
-
-MESSAGES_LOOP: Final = "messages"
-"""The loop of our workers, which is the default."""
 
 CHECK_SECONDS: Final = 1.0
 """A submit does not depend on the tool service, so it does not wait for it for long."""
@@ -21,15 +23,27 @@ CHECK_SECONDS: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
-async def check_tool_names(peers: Peers, agent: task_pb2.AgentSpec) -> None:
-    """Raises InvalidRequest for names of no tool, with the nearest names that are.
+async def check_tool_names(peers: Peers, agent: task_pb2.AgentSpec, prefix: str = "") -> None:
+    """Raises InvalidRequest for names of no tool, with the nearest names that are. `prefix`: of the agent's field.
 
     A loop of one's own may have tools that the tool service does not know. When the tool service does not answer, the
     task is accepted: its first entry about tools names those that there are not.
     """
-    fields = {"agent.tools.names": list(agent.tools.names), "agent.approve_tools": list(agent.approve_tools)}
+    if agent.loop in {"", DEFAULT_LOOP}:
+        fields = {f"{prefix}agent.tools.names": agent.tools.names, f"{prefix}agent.approve_tools": agent.approve_tools}
+        await _check(peers, fields)
+
+
+async def check_names_of_fork(peers: Peers, task_id: str, overrides: task_pb2.ForkOverrides) -> None:
+    """The same for a fork, whose loop is that of the other task. What it takes over is as it was accepted there."""
+    names = overrides.tools.names
+    if names and (await read_task(peers, task_id)).spec.agent.loop == DEFAULT_LOOP:
+        await _check(peers, {"overrides.tools.names": names})
+
+
+async def _check(peers: Peers, fields: Mapping[str, Sequence[str]]) -> None:
     names = [name for listed in fields.values() for name in listed]
-    if not names or agent.loop not in {"", MESSAGES_LOOP}:
+    if not names:
         return
     request = tool_service_pb2.CheckToolNamesRequest(names=names)
     try:
@@ -38,15 +52,10 @@ async def check_tool_names(peers: Peers, agent: task_pb2.AgentSpec) -> None:
         _log.warning("the names of a task's tools are not checked", extra={"error": str(error)})
         return
     violations = [
-        (field, _sentence(one.name, list(one.nearest)))
+        (field, unknown_tool_text(one.name, one.nearest))
         for one in checked.unknown
         for field, listed in fields.items()
         if one.name in listed
     ]
     if violations:
         raise InvalidRequest(violations=violations)
-
-
-def _sentence(name: str, nearest: list[str]) -> str:
-    hint = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
-    return f"there is no tool {name!r}{hint}"

@@ -10,17 +10,16 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
-from itertools import islice
 from math import inf
 from time import monotonic
-from typing import Final, NamedTuple
+from typing import Final
 
 from services.tools.schemas import Arguments, Schema, parse_arguments, shortened, strangers_schema
 from services.tools.source_facts import SourceFacts
 from services.tools.tool import Tool
 from tenure.domain.errors import Unavailable
 from tenure.domain.token import Claims
+from tenure.domain.tool_names import UnknownTool, unknown_tools
 from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition, ToolSourceKind
 
 BUILT_IN: Final = "built-in"
@@ -32,13 +31,6 @@ PATIENCE_SECONDS: Final = 30.0
 
 LIST_PATIENCE_SECONDS: Final = 5.0
 """So long, from a source's expectation on, a task that asks which tools there are waits for it: it asks only once."""
-
-
-MOST_UNKNOWN: Final = 10
-"""Of the unknown names that are reported: each is compared with every tool, and takes room in a trailer."""
-
-MOST_NEAREST: Final = 3
-"""Names that a mistaken one is answered with."""
 
 MOST_CHARACTERS: Final = 1024 * 1024
 """Of all tools together: a task is told of all of them in one message, and records them as one entry."""
@@ -56,13 +48,6 @@ def _are_for(tenants: Tenants, claims: Claims) -> bool:
 
 def _is_of(tenants: Tenants, tenant: str) -> bool:
     return tenants is None or tenant in tenants
-
-
-class UnknownTool(NamedTuple):
-    """A name of no tool, and the most similar names of tools that there are."""
-
-    name: str
-    nearest: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +189,7 @@ class Registry:
         known = {name for name, entry in self._entries.items() if _is_of(entry.tenants, tenant)}
         away = {source.name for source in self.facts.listed(tenant) if not source.linked}
         away |= {source for source, expected in self._expected.items() if _is_of(expected.tenants, tenant)}
-        unknown = dict.fromkeys(
-            name for name in names if name not in known and name.partition(SEPARATOR)[0] not in away
-        )
-        first = islice(unknown, MOST_UNKNOWN)
-        return [UnknownTool(name, tuple(get_close_matches(name, known, MOST_NEAREST))) for name in first]
+        return unknown_tools((name for name in names if name.partition(SEPARATOR)[0] not in away), known)
 
     def judge(self, claims: Claims, name: str, arguments_json: str) -> Arguments | Outcome:
         """The arguments to run the tool with, or the outcome of a call that is not run: in words the model can use.

@@ -17,6 +17,7 @@ from tenure.domain.arguments import Arguments
 from tenure.domain.budget import Budget
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.task import DEFAULT_LOOP, MAX_TIMEOUT_SECONDS, MOST_FAN_OUT, TaskSpec
+from tenure.domain.tool_names import unknown_tool_text, unknown_tools
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.domain.waits import WaitKind, default_timeout_seconds
 
@@ -48,7 +49,7 @@ class Spawn:
 @dataclass(frozen=True, slots=True)
 class Parent:
     """Who spawns, under its lock. `budgets`: its root's and its own; `living`: tasks of its tree that have not ended,
-    the root included.
+    the root included. `tools_defined`: the names of the tools that it was told of; None: its loop records none.
     """
 
     task_id: str
@@ -57,6 +58,7 @@ class Parent:
     budgets: tuple[Budget, ...]
     living: int
     is_to_end: bool = False
+    tools_defined: tuple[str, ...] | None = None
 
     @property
     def tokens_left(self) -> int:
@@ -151,10 +153,16 @@ def _refuse_tree(asked: Spawn, parent: Parent) -> str:
 
 
 def _refuse_tools(asked: Spawn, parent: Parent) -> str:
-    """Never wider than the parent's."""
+    """Never wider than the parent's, and no names of no tool. What tools another loop has only that loop knows."""
     own = parent.spec.agent.tools
-    wider = () if asked.tools is None or own is None else sorted(set(asked.tools) - set(own))
-    return f"they cannot have tools that you do not have: {', '.join(wider)[:MOST_TOLD_CHARACTERS]}" if wider else ""
+    if asked.tools is None:
+        return ""
+    if wider := sorted(set(asked.tools) - set(asked.tools if own is None else own)):
+        return f"they cannot have tools that you do not have: {', '.join(wider)[:MOST_TOLD_CHARACTERS]}"
+    if parent.tools_defined is None or parent.spec.agent.loop != DEFAULT_LOOP:
+        return ""
+    unknown = unknown_tools(asked.tools, parent.tools_defined)
+    return "; ".join(unknown_tool_text(*one) for one in unknown)[:MOST_TOLD_CHARACTERS]
 
 
 def spec_of_sub_agent(parent: TaskSpec, goal: str, share: Share, seconds_left: float) -> TaskSpec:

@@ -176,6 +176,21 @@ async def test_a_spawn_that_is_refused_is_an_outcome_and_fails_no_task(checkpoin
     await owner.commit(reserve=reserve(step=2))
 
 
+async def test_a_model_that_names_no_tool_for_its_sub_agents_reads_so_and_the_task_goes_on(checkpoint):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    tools = [tool_pb2.ToolDefinition(name=name, input_schema_json="{}") for name in (SPAWN, "read_file")]
+    await owner.commit(entry(1, tools_defined=ledger_pb2.ToolsDefined(tools=tools)), reserve=reserve())
+    mistaken, right = call(tools=["raed_file"]), call(("c",), "1.1", tools=["read_file"])
+    response = await owner.commit(answer(text="so far"), mistaken, right)
+    refused, spawned = (added.body for added in response.foreign_entries)
+    assert refused.tool_outcome.call_id == "1.0"
+    assert refused.tool_outcome.outcome.status == tool_pb2.OUTCOME_STATUS_NOT_ALLOWED
+    assert "no tool 'raed_file'; did you mean read_file?" in refused.tool_outcome.outcome.content
+    assert spawned.sub_agents_spawned.call_id == "1.1"
+    assert (await replica.get(owner.task.task_id)).state == RUNNING
+
+
 async def test_agents_at_the_greatest_depth_have_no_sub_agents(checkpoint):
     replica = await checkpoint()
     task_id = (await replica.create()).task_id

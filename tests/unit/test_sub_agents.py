@@ -86,6 +86,17 @@ def test_tools_are_never_wider_than_the_parents():
     assert decide_spawn(asked(tools=["c"]), everything) == Share(300, ("c",))
 
 
+def test_a_name_of_no_tool_is_refused_with_the_nearest_where_the_loop_records_its_tools():
+    everything = replace(PARENT, spec=replace(SPEC, agent=AgentSpec(tools=None)), tools_defined=("read_file", "b"))
+    refused = decide_spawn(asked(tools=["raed_file", "b"]), everything)
+    assert isinstance(refused, Outcome)
+    assert "there is no tool 'raed_file'; did you mean read_file?" in refused.content
+    assert isinstance(decide_spawn(asked(tools=["a"]), replace(PARENT, tools_defined=("b",))), Outcome)
+    assert decide_spawn(asked(tools=["b"]), everything) == Share(300, ("b",))
+    own_loop = replace(everything, spec=replace(SPEC, agent=AgentSpec(loop="mine", tools=None)))
+    assert decide_spawn(asked(tools=["raed_file"]), own_loop) == Share(300, ("raed_file",))
+
+
 @pytest.mark.parametrize(
     "arguments",
     ["[]", "{}", '{"goals": [" "]}', '{"goals": ["a"], "max_tokens": -1}', '{"goals": ["a"], "tools": ["/"]}'],

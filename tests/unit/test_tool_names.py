@@ -9,8 +9,9 @@ import pytest
 
 from services.gateway.peers import Peers
 from services.gateway.tool_names import check_tool_names
-from services.tools.registry import MOST_UNKNOWN, Registry
+from services.tools.registry import Registry
 from tenure.domain.errors import InvalidRequest, Unavailable
+from tenure.domain.tool_names import MOST_UNKNOWN
 from tenure.domain.tools import ToolSourceKind
 from tenure.v1 import task_pb2
 from tenure.v1 import tool_service_pb2 as pb

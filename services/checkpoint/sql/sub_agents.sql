@@ -1,10 +1,12 @@
 -- Sub-agents: born with their call, and the news between them and their parents.
 
 -- name: parent
--- Who spawns: what it was submitted as, how deep it stands, and how much of its tree is alive. Under the lock of its root's
--- budget, which all who spawn in a tree hold.
+-- Who spawns: what it was submitted as, how deep it stands, how much of its tree is alive, and the tools that it was told of.
+-- Under the lock of its root's budget, which all who spawn in a tree hold.
 select f.body, t.depth,
-       1 + (select count(*) from tasks o where o.root_task_id = t.root_task_id and o.depth > 0 and o.ended_at is null)
+       1 + (select count(*) from tasks o where o.root_task_id = t.root_task_id and o.depth > 0 and o.ended_at is null),
+       (select d.body from entries d where d.task_id = t.task_id and d.kind = %(tools_defined)b::smallint
+         order by d.sequence desc limit 1)
   from tasks t join entries f on f.task_id = t.task_id and f.sequence = 1
  where t.task_id = %(task_id)b::text::uuid;
 
