@@ -32,7 +32,7 @@ from tenure.client import Client
 from tenure.domain.errors import WrongState
 from tenure.domain.explain import TO_SETTLE
 from tenure.domain.states import Reason
-from tenure.domain.waits import EDIT
+from tenure.domain.waits import EDIT, call_digest
 from tenure.v1 import task_pb2
 from tenure.wire.enums import state_name
 from tenure.wire.times import unix_seconds
@@ -91,13 +91,10 @@ def resume(context: Context, /, task: str, said: str | None, yes: bool, wait_id:
 
     async def work(client: Client) -> None:
         waiting = await client.get(await find_task(client, task))
-        _check_waits(waiting)
-        wait = waiting.wait
-        if wait_id and wait_id != wait.wait_id:
-            echo(f"it waits for something else by now:\n{wait_text(wait)}", err=True)
-            raise WrongState(
-                f"{short_id(waiting.task_id)} does not wait for {wait_id}, or no longer", reason="WAIT_OVER"
-            )
+        repeated = await _answered_wait(client, waiting, wait_id, given.request_id)
+        if repeated is None:
+            _check_waits(waiting, wait_id)
+        wait = repeated or waiting.wait
         echo(wait_text(wait), err=True)
         if not yes and is_interactive():
             click.confirm(f"{given.words(wait)}: send this answer?", abort=True, err=True)
@@ -143,12 +140,32 @@ class Given:
         return harmless(f"{self.decision(wait)} {self.edit or ''}".strip() or f"reply {self.reply}")
 
 
-def _check_waits(task: task_pb2.Task) -> None:
-    """Raises WrongState when the task waits for no answer."""
+async def _answered_wait(client: Client, task: task_pb2.Task, wait_id: str, request_id: str) -> task_pb2.Wait | None:
+    """The wait that an answer with this request_id has ended, as it was shown then: sent again, the same answer has the
+    same result. None: there is none, so the answer is for the present wait.
+    """
+    if not wait_id or not request_id or (task.HasField("wait") and task.wait.wait_id == wait_id):
+        return None
+    wait: task_pb2.Wait | None = None
+    async for entry in client.entries(task.task_id):
+        body = entry.body
+        if body.transition.wait.wait_id == wait_id:
+            wait = body.transition.wait
+        elif wait is not None and body.wait_resolution.wait_id == wait_id:
+            wait.call_digest = call_digest(wait.tool, wait.arguments_json) if wait.tool else ""
+            return wait if body.wait_resolution.request_id == request_id else None
+    return None
+
+
+def _check_waits(task: task_pb2.Task, wait_id: str) -> None:
+    """Raises WrongState when the task waits for no answer, or for one to another wait than `wait_id`."""
     if not task.HasField("wait"):
         hint = f": {TO_SETTLE}" if task.reason == Reason.TOOL_IN_DOUBT else ""
         now = why(task.state, task.reason if hint else "", "")
         raise WrongState(f"{short_id(task.task_id)} waits for no answer; it is {now}{hint}")
+    if wait_id and wait_id != task.wait.wait_id:
+        echo(f"it waits for something else by now:\n{wait_text(task.wait)}", err=True)
+        raise WrongState(f"{short_id(task.task_id)} does not wait for {wait_id}, or no longer", reason="WAIT_OVER")
 
 
 @click.command(short_help="Send an event to the task that waits for it.")

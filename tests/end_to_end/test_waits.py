@@ -71,6 +71,30 @@ async def test_a_question_is_answered_at_the_command_line(installation: Installa
     assert again.code == Exit.REFUSED
 
 
+async def test_the_same_answer_sent_again_at_the_command_line_is_one_answer(installation: Installation) -> None:
+    address, file, request_id = installation.stack.gateway_address, uuid.uuid4().hex, uuid.uuid4().hex
+    task_id = await installation.submit("sim-e2e-leave", file, agent=NEEDS_LEAVE)
+    wait_id = (await installation.in_state(task_id, "WAITING_USER")).wait.wait_id
+    answer = ("resume", task_id, "--wait", wait_id, "--request-id", request_id)
+    first = await tenure(*answer, "--approve", "--comment", "well", address=address)
+    assert first.code == Exit.OK, first.err
+    second = (await next_wait(installation, task_id, wait_id)).wait.wait_id
+    again = await tenure(*answer, "--approve", "--comment", "well", address=address)
+    assert (again.code, "has its answer" in again.out) == (Exit.OK, True), again.err
+    assert '"line": "first"' in again.err
+    assert (await installation.client.get(task_id)).wait.wait_id == second
+    for other in (("--deny", "--comment", "well"), ("--approve",)):
+        reused = await tenure(*answer, *other, address=address)
+        assert (reused.code, "used for another fact" in reused.err) == (Exit.REFUSED, True), reused.err
+    late = await tenure(*answer[:-1], "another", "--approve", "--comment", "well", address=address)
+    assert (late.code, second in late.err) == (Exit.REFUSED, True)
+    await installation.client.cancel(task_id, "enough")
+    await installation.ended(task_id)
+    ended = await tenure(*answer, "--approve", "--comment", "well", address=address)
+    assert ended.code == Exit.OK, ended.err
+    assert installation.effects(file) == ["first"]
+
+
 @pytest.mark.parametrize("early", [True, False], ids=["before the wait", "after it"])
 async def test_an_event_reaches_its_task(installation: Installation, early: bool) -> None:
     address = installation.stack.gateway_address
