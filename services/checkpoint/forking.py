@@ -150,6 +150,9 @@ def overridden(spec: task_pb2.TaskSpec, overrides: task_pb2.ForkOverrides) -> ta
     if overrides.limits.max_nano_usd:
         forked.limits.max_nano_usd = overrides.limits.max_nano_usd
         forked.limits.money_cap = task_pb2.MONEY_CAP_SUBMITTED
+        forked.limits.no_money_cap = False
+    elif overrides.limits.no_money_cap:
+        forked.limits.no_money_cap = True
     forked.limits.max_steps = overrides.limits.max_steps or spec.limits.max_steps
     if overrides.HasField("source"):
         forked.source.CopyFrom(overrides.source)

@@ -60,6 +60,10 @@ class SourceDefaults:
         filled = task_pb2.TaskSpec()
         filled.CopyFrom(spec)
         _fill(filled, defaults)
+        if spec.limits.max_nano_usd:  # what a submit says of its cap goes before what the source says
+            filled.limits.no_money_cap = False
+        elif spec.limits.no_money_cap:
+            filled.limits.max_nano_usd = 0
         return filled
 
 

@@ -56,6 +56,7 @@ def send(context: Context, task: str, text: str, request_id: str) -> None:
 @click.option("--all-tools", is_flag=True, help="All tools there are.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=None, help="Tokens of the fork's own model calls.")
 @click.option("--max-cost", type=DOLLARS, default=None, help="What the fork's own may cost, in dollars: 0.50.")
+@click.option("--no-max-cost", is_flag=True, help="No cap in money for the fork.")
 @click.option("--max-steps", type=click.IntRange(min=1), default=None, help="Model turns of the fork's own.")
 @click.option("--timeout", type=DURATION, default=None, help="From the fork to its end, for example 10m.")
 @result_schema_option("Another JSON Schema that the result must fit; an empty file: any text.")
@@ -102,6 +103,7 @@ def fork_request(
     all_tools: bool = False,
     max_tokens: int | None = None,
     max_cost: int | None = None,
+    no_max_cost: bool = False,
     max_steps: int | None = None,
     timeout: float | None = None,
     request_id: str = "",
@@ -111,12 +113,15 @@ def fork_request(
     """The fork that the command line asks for, of no task yet. UsageError for what cannot be said together."""
     if at is not None and step is not None:
         raise click.UsageError("--at and --step cannot be given together")
+    if max_cost and no_max_cost:
+        raise click.UsageError("--max-cost and --no-max-cost cannot be given together")
     if bool(tools) + no_tools + all_tools > 1:
         raise click.UsageError("--tools, --no-tools and --all-tools cannot be given together")
     allowed = task_pb2.ToolAllowlist(names=tools or ()) if tools or no_tools else None
     limits = task_pb2.Limits(
         max_tokens=max_tokens or 0,
         max_nano_usd=max_cost or 0,
+        no_money_cap=no_max_cost,
         max_steps=max_steps or 0,
         timeout=None if timeout is None else duration(timeout),
     )

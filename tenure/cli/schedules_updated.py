@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Final
 
@@ -35,6 +34,7 @@ PARTS: Final = {
     "loop": "agent.loop",
     "max_tokens": "limits.max_tokens",
     "max_cost": "limits.max_nano_usd",
+    "no_max_cost": "limits.no_money_cap",
     "max_steps": "limits.max_steps",
     "timeout": "limits.timeout",
     "priority": "priority",
@@ -48,6 +48,8 @@ PARTS: Final = {
     "result_corrections": "policy.max_result_corrections",
 }
 """Of the options that say what a task is, and of the spec."""
+
+CAPS: Final = frozenset({PARTS["max_cost"], PARTS["no_max_cost"]})
 
 
 @click.command(short_help="Change SCHEDULE.")
@@ -125,6 +127,7 @@ def _spec(found: task_pb2.TaskSpec, told: dict[str, Any]) -> task_pb2.TaskSpec:
     if found.HasField("control"):
         options.setdefault("function", found.control.function)
     asked = spec_of(request_of(options.pop("goal", found.goal), **options))
-    paths: Iterable[str] = sorted({PARTS[name] for name in told})
-    FieldMask(paths=paths).MergeMessage(asked, spec, replace_message_field=True, replace_repeated_field=True)
+    paths = {PARTS[name] for name in told}
+    paths |= CAPS if paths & CAPS else set()  # setting one of them unsets the other
+    FieldMask(paths=sorted(paths)).MergeMessage(asked, spec, replace_message_field=True, replace_repeated_field=True)
     return spec

@@ -53,6 +53,7 @@ LEASE_LOST: Final = {
     default=None,
     help="What they may cost together, in dollars: 0.50. Default: the ledger's, where the price is known.",
 )
+@click.option("--no-max-cost", is_flag=True, help="No cap in money, not even the ledger's default.")
 @click.option("--max-steps", type=click.IntRange(min=1), default=None, help="Model turns.")
 @click.option("--max-output-tokens", type=click.IntRange(1, 64_000), default=None, help="Output of one model call.")
 @click.option("--timeout", type=DURATION, default=None, help="From submit to end, for example 10m; at most 24h.")
@@ -128,6 +129,7 @@ def request_of(
     approve_tools: tuple[str, ...] | None = None,
     max_tokens: int | None = None,
     max_cost: int | None = None,
+    no_max_cost: bool = False,
     max_steps: int | None = None,
     max_output_tokens: int | None = None,
     timeout: float | None = None,
@@ -152,6 +154,8 @@ def request_of(
     """The request that the command line asks for. UsageError for what cannot be said together."""
     if tools and no_tools:
         raise click.UsageError("--tools and --no-tools cannot be given together")
+    if max_cost and no_max_cost:
+        raise click.UsageError("--max-cost and --no-max-cost cannot be given together")
     if exclusive and not conversation:
         raise click.UsageError("--exclusive needs a --conversation")
     if not function and (given or not goal):
@@ -174,6 +178,7 @@ def request_of(
         limits=task_pb2.Limits(
             max_tokens=max_tokens or 0,
             max_nano_usd=max_cost or 0,
+            no_money_cap=no_max_cost,
             max_steps=max_steps or 0,
             timeout=None if timeout is None else duration(timeout),
         ),

@@ -165,6 +165,8 @@ def money_cap_text(spec: task_pb2.TaskSpec) -> str:
             return f"no cap in money: {why}"
         case task_pb2.MONEY_CAP_NONE_SET:
             return "no cap in money: the ledger sets none by default"
+        case task_pb2.MONEY_CAP_NONE_SUBMITTED:
+            return "no cap in money: none was wanted"
         case _:
             return "" if spec.limits.max_nano_usd else "no cap in money"
 

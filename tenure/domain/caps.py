@@ -38,6 +38,8 @@ def resolve_fork(spec: TaskSpec, defaults: CapDefaults, has_price: Callable[[str
 
 
 def _resolve_limits(limits: Limits, defaults: CapDefaults, *, has_price: bool) -> Limits:
+    if limits.no_money_cap:
+        return replace(limits, max_nano_usd=0, money_cap=MoneyCap.NONE_SUBMITTED)
     is_default = limits.money_cap is MoneyCap.DEFAULT
     if limits.max_nano_usd and (has_price or not is_default):
         return replace(limits, money_cap=MoneyCap.DEFAULT if is_default else MoneyCap.SUBMITTED)

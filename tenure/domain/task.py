@@ -71,6 +71,7 @@ class MoneyCap(StrEnum):
     DEFAULT = "DEFAULT"
     NONE_UNPRICED = "NONE_UNPRICED"
     NONE_SET = "NONE_SET"
+    NONE_SUBMITTED = "NONE_SUBMITTED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +101,16 @@ class ControlWork:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the task may use up. `max_nano_usd` 0: no cap in money. `money_cap` None: nobody has decided it yet."""
+    """What the task may use up. `max_nano_usd` 0: no cap in money. `money_cap` None: nobody has decided it yet.
+    `no_money_cap`: no default cap is wanted.
+    """
 
     max_tokens: int = DEFAULT_MAX_TOKENS
     max_steps: int = DEFAULT_MAX_STEPS
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
     max_nano_usd: int = 0
     money_cap: MoneyCap | None = None
+    no_money_cap: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,6 +174,8 @@ class _MoneyCapEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_MoneyCap.Valu
     """No cap: the ledger knows no price of the model, or does not know the model. The cap in tokens holds."""
     MONEY_CAP_NONE_SET: _MoneyCap.ValueType  # 4
     """No cap: nobody set one, and the ledger is configured to have no default."""
+    MONEY_CAP_NONE_SUBMITTED: _MoneyCap.ValueType  # 5
+    """No cap: its submit, the fork, or the defaults of its source asked for none with no_money_cap."""
 
 class MoneyCap(_MoneyCap, metaclass=_MoneyCapEnumTypeWrapper):
     """Where a task's cap in money comes from, or why it has none."""
@@ -188,6 +190,8 @@ MONEY_CAP_NONE_UNPRICED: MoneyCap.ValueType  # 3
 """No cap: the ledger knows no price of the model, or does not know the model. The cap in tokens holds."""
 MONEY_CAP_NONE_SET: MoneyCap.ValueType  # 4
 """No cap: nobody set one, and the ledger is configured to have no default."""
+MONEY_CAP_NONE_SUBMITTED: MoneyCap.ValueType  # 5
+"""No cap: its submit, the fork, or the defaults of its source asked for none with no_money_cap."""
 
 class _InDoubtPolicy:
     ValueType = typing.NewType("ValueType", builtins.int)
@@ -563,6 +567,7 @@ class Limits(message.Message):
     TIMEOUT_FIELD_NUMBER: builtins.int
     MAX_NANO_USD_FIELD_NUMBER: builtins.int
     MONEY_CAP_FIELD_NUMBER: builtins.int
+    NO_MONEY_CAP_FIELD_NUMBER: builtins.int
     max_tokens: builtins.int
     """Tokens of all model calls together: input, output, cache writes and cache reads. At most 10^12."""
     max_steps: builtins.int
@@ -576,6 +581,10 @@ class Limits(message.Message):
     """Where max_nano_usd comes from, or why it is 0. The ledger sets it when it creates the task and ignores what a caller sends.
     Of a sub-agent: where the cap of its tree comes from.
     """
+    no_money_cap: builtins.bool
+    """No cap in money, in place of the ledger's default. Not together with max_nano_usd. The cap in tokens and the quotas of the
+    tenant hold all the same. A fork has what the other task had, unless it sets either field itself.
+    """
     @builtins.property
     def timeout(self) -> duration_pb2.Duration:
         """Time from submit, or from start_time, to end; at most 24 hours."""
@@ -588,10 +597,11 @@ class Limits(message.Message):
         timeout: duration_pb2.Duration | None = ...,
         max_nano_usd: builtins.int = ...,
         money_cap: MoneyCap.ValueType = ...,
+        no_money_cap: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["max_nano_usd", b"max_nano_usd", "max_steps", b"max_steps", "max_tokens", b"max_tokens", "money_cap", b"money_cap", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["max_nano_usd", b"max_nano_usd", "max_steps", b"max_steps", "max_tokens", b"max_tokens", "money_cap", b"money_cap", "no_money_cap", b"no_money_cap", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -109,6 +109,8 @@ def check_source(source: task_pb2.Source, v: Violations, field: str) -> None:
 def check_limits(limits: task_pb2.Limits, v: Violations, field: str) -> None:
     v.between(f"{field}.max_tokens", limits.max_tokens, 0, MOST_TOKENS)
     v.between(f"{field}.max_nano_usd", limits.max_nano_usd, 0, MOST_NANO_USD)
+    both = limits.no_money_cap and bool(limits.max_nano_usd)
+    v.require(not both, f"{field}.no_money_cap", "cannot be set together with max_nano_usd")
     v.require(limits.max_steps >= 0, f"{field}.max_steps", "must not be negative")
     check_duration(f"{field}.timeout", limits.timeout, MAX_TIMEOUT_SECONDS, v)
 

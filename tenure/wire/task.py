@@ -67,6 +67,7 @@ def spec_to_wire(spec: TaskSpec) -> task_pb2.TaskSpec:
             timeout=duration(spec.limits.timeout_seconds),
             max_nano_usd=spec.limits.max_nano_usd,
             money_cap=_money_cap_to_wire(spec.limits.money_cap),
+            no_money_cap=spec.limits.no_money_cap,
         ),
         policy=policy_to_wire(spec.policy),
         priority=PRIORITIES.to_wire(spec.priority),
@@ -221,6 +222,7 @@ def _limits_to_domain(limits: task_pb2.Limits) -> Limits:
         timeout_seconds=seconds(limits.timeout) or DEFAULT_TIMEOUT_SECONDS,
         max_nano_usd=limits.max_nano_usd,
         money_cap=MONEY_CAPS.find(limits.money_cap),
+        no_money_cap=limits.no_money_cap,
     )
 
 

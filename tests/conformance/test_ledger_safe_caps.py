@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from tenure.domain.errors import AlreadyExists
+from tenure.domain.errors import AlreadyExists, InvalidRequest
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, schedule_service_pb2, task_pb2
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
@@ -17,6 +17,8 @@ OPUS, UNPRICED = "claude-opus-4-8", "nobodys"
 DOLLAR = 10**9
 DEFAULT, SUBMITTED = task_pb2.MONEY_CAP_DEFAULT, task_pb2.MONEY_CAP_SUBMITTED
 NONE_UNPRICED, NONE_SET = task_pb2.MONEY_CAP_NONE_UNPRICED, task_pb2.MONEY_CAP_NONE_SET
+NONE_SUBMITTED = task_pb2.MONEY_CAP_NONE_SUBMITTED
+NO_CAP = task_pb2.Limits(no_money_cap=True)
 
 
 def capped(spec):
@@ -43,6 +45,13 @@ async def test_a_task_without_a_model_gets_the_ledgers_in_its_first_entry_with_a
         ({"default_model": OPUS}, {"limits": task_pb2.Limits(max_nano_usd=5)}, (OPUS, 5, SUBMITTED)),
         ({}, {"limits": task_pb2.Limits(max_nano_usd=5)}, ("", 5, SUBMITTED)),
         ({"default_model": OPUS}, {"limits": task_pb2.Limits(max_nano_usd=5, money_cap=DEFAULT)}, (OPUS, 5, SUBMITTED)),
+        ({"default_model": OPUS}, {"limits": NO_CAP}, (OPUS, 0, NONE_SUBMITTED)),
+        ({"default_model": UNPRICED}, {"limits": NO_CAP}, (UNPRICED, 0, NONE_SUBMITTED)),
+        (
+            {"default_model": OPUS},
+            {"limits": task_pb2.Limits(money_cap=NONE_SUBMITTED)},
+            (OPUS, 10 * DOLLAR, DEFAULT),
+        ),
     ],
 )
 async def test_the_cap_in_money_is_the_submits_else_the_default_where_the_model_has_a_price(
@@ -98,6 +107,29 @@ async def test_a_default_cap_does_not_follow_a_fork_to_a_model_without_a_price_b
     assert capped((await fork(replica, submitted.task_id, model=UNPRICED)).spec) == (UNPRICED, 5, SUBMITTED)
 
 
+async def test_a_fork_keeps_a_cap_that_was_not_wanted_or_says_so_itself(checkpoint):
+    replica = await checkpoint(default_model=OPUS)
+    uncapped = await replica.create(limits=NO_CAP)
+    kept = await fork(replica, uncapped.task_id)
+    assert (*capped(kept.spec), kept.budget.max_nano_usd) == (OPUS, 0, NONE_SUBMITTED, 0)
+    own = await fork(replica, kept.task_id, limits=task_pb2.Limits(max_nano_usd=7))
+    assert capped(own.spec) == (OPUS, 7, SUBMITTED)
+    again = await fork(replica, own.task_id)
+    assert capped(again.spec) == (OPUS, 7, SUBMITTED)
+    freed = await fork(replica, again.task_id, limits=NO_CAP)
+    assert (*capped(freed.spec), freed.budget.max_nano_usd) == (OPUS, 0, NONE_SUBMITTED, 0)
+
+
+async def test_a_cap_and_no_cap_at_once_are_refused(checkpoint):
+    replica = await checkpoint(default_model=OPUS)
+    both = task_pb2.Limits(max_nano_usd=5, no_money_cap=True)
+    with pytest.raises(InvalidRequest, match="no_money_cap: cannot be set together with max_nano_usd"):
+        await replica.create(limits=both)
+    task = await replica.create()
+    with pytest.raises(InvalidRequest, match="no_money_cap"):
+        await fork(replica, task.task_id, limits=both)
+
+
 async def test_sub_agents_have_the_model_of_their_parent_and_a_share_of_its_cap(checkpoint):
     replica = await checkpoint(default_model=OPUS)
     owner = await replica.claim((await replica.create()).task_id)
@@ -113,13 +145,16 @@ async def test_sub_agents_have_the_model_of_their_parent_and_a_share_of_its_cap(
     assert 0 < nano_usd < 10 * DOLLAR
 
 
-async def test_a_schedules_run_has_the_ledgers_model_and_cap(checkpoint):
+@pytest.mark.parametrize(
+    ("limits", "expected"), [(None, (OPUS, 10 * DOLLAR, DEFAULT)), (NO_CAP, (OPUS, 0, NONE_SUBMITTED))]
+)
+async def test_a_schedules_run_has_the_ledgers_model_and_cap_unless_it_wants_none(checkpoint, limits, expected):
     replica = await checkpoint(default_model=OPUS)
     schedules = ScheduleServiceStub(replica.channel)
-    spec = task_pb2.TaskSpec(goal="go")
+    spec = task_pb2.TaskSpec(goal="go", limits=limits)
     request = schedule_service_pb2.CreateScheduleRequest(name="yearly", spec=spec, cron="0 0 1 1 *")
     made = (await schedules.CreateSchedule(request, timeout=TIMEOUT_SECONDS)).schedule
     run = schedule_service_pb2.TriggerScheduleRequest(schedule=made.schedule_id)
     task = (await schedules.TriggerSchedule(run, timeout=TIMEOUT_SECONDS)).task
-    assert capped(task.spec) == (OPUS, 10 * DOLLAR, DEFAULT)
+    assert capped(task.spec) == expected
     assert made.spec.agent.model == "", "the schedule follows a later default"

@@ -38,7 +38,8 @@ async def refusal_of(call) -> dict[str, str]:
 
 async def submitted(tasks, loop: str = "") -> str:
     request = api.SubmitTaskRequest(goal="a", agent=task_pb2.AgentSpec(loop=loop))
-    return (await tasks.SubmitTask(request)).task.task_id
+    task_id: str = (await tasks.SubmitTask(request)).task.task_id
+    return task_id
 
 
 async def test_a_submit_and_a_fork_are_refused(doors):

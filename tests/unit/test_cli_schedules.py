@@ -53,6 +53,18 @@ def test_none_and_the_default_can_be_asked_for() -> None:
     assert spec.policy.HasField("max_result_corrections")
 
 
+def test_a_cap_in_money_takes_the_place_of_none_and_none_of_a_cap() -> None:
+    none = update_request(FOUND, {"no_max_cost": True}).spec
+    assert (none.limits.max_nano_usd, none.limits.no_money_cap) == (0, True)
+    found = pb.Schedule()
+    found.CopyFrom(FOUND)
+    found.spec.CopyFrom(none)
+    capped = update_request(found, {"max_cost": 5}).spec
+    assert (capped.limits.max_nano_usd, capped.limits.no_money_cap) == (5, False)
+    found.spec.CopyFrom(capped)
+    assert update_request(found, {"no_max_cost": True}).spec == none
+
+
 def test_a_bound_is_read_in_the_schedules_zone_or_taken_away() -> None:
     noon = datetime(2027, 1, 1, 12)  # noqa: DTZ001  as it is typed
     assert update_request(FOUND, {"start": noon}).start_time.ToJsonString() == "2027-01-01T11:00:00Z"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import click
 import pytest
 
+from tenure.cli.converse import fork_request
 from tenure.cli.submit import request_of
 from tenure.cli.timing import MOMENT, PHASE_TIMEOUT
 from tenure.v1 import task_pb2
@@ -48,6 +50,14 @@ def test_a_loop_is_named() -> None:
 def test_some_tools_and_none_cannot_be_asked_for_together() -> None:
     with pytest.raises(click.UsageError, match="--no-tools"):
         request_of("go", tools=("a",), no_tools=True)
+
+
+def test_no_cap_in_money_is_asked_for_and_not_together_with_one() -> None:
+    assert request_of("go", no_max_cost=True).limits == task_pb2.Limits(no_money_cap=True)
+    assert fork_request(no_max_cost=True).overrides.limits == task_pb2.Limits(no_money_cap=True)
+    for read in (partial(request_of, "go"), fork_request):
+        with pytest.raises(click.UsageError, match="--no-max-cost"):
+            read(max_cost=5, no_max_cost=True)
 
 
 def test_a_conversation_is_the_source_and_may_have_one_task_only() -> None:

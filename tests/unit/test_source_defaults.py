@@ -58,6 +58,16 @@ def test_what_is_said_stands_field_by_field() -> None:
     assert filled.policy.timeouts.start.action == task_pb2.TIMEOUT_ACTION_FAIL
 
 
+@pytest.mark.parametrize("source_has", ["max_nano_usd = 5", "no_money_cap = true"])
+def test_what_a_submit_says_of_its_cap_in_money_goes_before_what_its_source_has(source_has: str) -> None:
+    defaults = read(f"[defaults.manual]\nlimits = {{ {source_has} }}")
+    wanted = task_pb2.Limits(max_nano_usd=7), task_pb2.Limits(no_money_cap=True)
+    for limits in wanted:
+        assert defaults.fill(task_pb2.TaskSpec(goal="go", limits=limits)).limits == limits
+    filled = defaults.fill(task_pb2.TaskSpec(goal="go")).limits
+    assert (filled.max_nano_usd, filled.no_money_cap) in {(5, False), (0, True)}
+
+
 def test_a_duration_of_zero_is_none() -> None:
     sent = task_pb2.TaskSpec(goal="go", source=CONVERSATION)
     sent.limits.timeout.SetInParent()
