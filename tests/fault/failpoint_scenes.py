@@ -62,6 +62,9 @@ GENERATION: Final = Scene(_tasks("keyed", "keyed"), (PlannedFault(0.5, "lose_gen
 STALE: Final = Scene(_tasks("slow-tools", "slow-tools"), (PlannedFault(1.0, "stale_write", "checkpoint"),))
 LEASES: Final = Scene((), (PlannedFault(0.0, "use_lease", "coordinator", 5.0),))
 DRAINS: Final = Scene(_tasks("keyed", "unsafe"), (PlannedFault(0.5, "drain_worker", "worker-2", 4.0),))
+RECONNECTS: Final = Scene(
+    _tasks("keyed"), tuple(PlannedFault(at, "reset", "worker-1>coordinator") for at in (1.0, 3.0, 5.0, 8.0, 11.0))
+)
 SIGNALS: Final = Scene((), (PlannedFault(0.0, "send_signals", "checkpoint", 5.0),))
 WEBHOOKS: Final = Scene((), (PlannedFault(0.0, "receive_webhooks", "checkpoint", 5.0, "2"),))
 PRUNES: Final = Scene((), (PlannedFault(0.0, "prune", "checkpoint", detail=HURRIED),))

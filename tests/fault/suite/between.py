@@ -1,14 +1,16 @@
 """Operators who act between a decision and its execution: every failpoint is a place where somebody may be overtaken.
 
 All failpoints of all processes are armed to stop there once and to say so. Whoever is stopped goes on when an operator
-has done something to a task, at the latest after HOLD_SECONDS: it may hold the lock that the operator waits for. What
-is done, to which task, and who goes on first, is drawn from the seed.
+has done something to a task, at the latest HOLD_SECONDS after the operator began: it may hold the lock that the
+operator waits for. A seed gives each failpoint its first action; as many seeds in a row as there are actions give it
+all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,6 +21,7 @@ from uuid import uuid4
 from tenure.audit.history import Answer, Method
 from tenure.domain.errors import Refused, TryLater
 from tenure.domain.states import TERMINAL, TaskState
+from tenure.runtime.failpoint_names import FAILPOINTS
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import task_pb2
 from tenure.wire.enums import STATES
@@ -27,6 +30,9 @@ from tests.fault.suite.schedule import kind_of
 from tests.fault.suite.traffic import Submitted, Traffic, cancel, tenant_of
 
 HOLD_SECONDS: Final = 1.5
+MEET_SECONDS: Final = 10.0
+"""How long a process stays stopped while there is no task, or no ledger, that an operator could act on."""
+LOOKED_AT: Final = 6
 CALL_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 0.03
 EXTRA_TOKENS: Final = 1000
@@ -40,6 +46,12 @@ class Action(StrEnum):
     CLOSE_OUT = "close out"
     TRANSFER = "transfer"
     GRANT = "grant"
+
+
+def first_action(name: str, seed: int) -> Action:
+    """What is surely done while somebody is stopped at this failpoint."""
+    actions = list(Action)
+    return actions[([*FAILPOINTS].index(name) + seed) % len(actions)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +71,27 @@ class Done:
 
 @dataclass(slots=True)
 class Between:
-    """`folder`: where those who are stopped leave their names. `met`: each failpoint with the actions done there."""
+    """`folder`: where those who are stopped leave their names. `met`: each failpoint that was reached, with the actions
+    that began while it held its process; without any it has to be met again.
+    """
 
     folder: Path
     seed: int
     names: tuple[str, ...]
-    actions: tuple[Action, ...] = tuple(Action)
     done: list[Done] = field(default_factory=list)
     met: dict[str, list[Action]] = field(default_factory=dict)
-    _luck: random.Random = field(default_factory=random.Random)
     _going: list[asyncio.Task[None]] = field(default_factory=list)
+    _newest_at: float = field(default_factory=time.monotonic)
     _over: bool = False
 
-    def __post_init__(self) -> None:
-        self._luck.seed(self.seed)
+    def nothing_left(self, quiet_seconds: float) -> bool:
+        """Whether all processes go on, and each failpoint was reached, or none for so long."""
+        all_met, quiet = len(self.met) == len(self.names), time.monotonic() - self._newest_at > quiet_seconds
+        return (all_met or quiet) and all(one.done() for one in self._going)
 
-    def all_met(self) -> bool:
-        """Whether each of the failpoints was reached, and its process goes on."""
-        return len(self.met) == len(self.names) and all(one.done() for one in self._going)
+    def begin(self) -> None:
+        """All processes serve: from now on it is quiet while nobody reaches a failpoint."""
+        self._newest_at = time.monotonic()
 
     async def leave(self) -> None:
         """Nobody acts any more; what was begun is finished. The tasks are judged afterwards."""
@@ -84,14 +99,16 @@ class Between:
         await asyncio.gather(*self._going)
 
     async def arm(self, install: Installation) -> None:
-        """Every process that has one of them is killed, and comes back armed. Returns when they serve."""
+        """Every process that has one of them is killed, and comes back armed. Returns when the ledger serves: the
+        others have failpoints on their way to serving, where an operator needs tasks to act on.
+        """
         before = len(install.keeper.deaths)
         armed = {name: self._armed(kind_of(name)) for name in install.stack.services}
         for name, settings in armed.items():
             if settings:
                 install.keeper.expect_death(name, armed=settings).kill()
         for name, settings in armed.items():
-            if settings:
+            if settings and kind_of(name) == "checkpoint":
                 await install.keeper.serves_or_died(name, before)
 
     def _armed(self, service: str) -> str:
@@ -108,7 +125,7 @@ class Between:
             while True:
                 for name in self.names:
                     if name not in self.met and self._reached(name).exists():
-                        self.met[name] = []
+                        self.met[name], self._newest_at = [], time.monotonic()
                         self._going.append(asyncio.create_task(self._overtake(install, name)))
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
@@ -118,28 +135,28 @@ class Between:
 
     async def _overtake(self, install: Installation, name: str) -> None:
         """One to three actions, as long as it is stopped; what was begun is finished either way."""
-        if install.traffic is None or self._over:
-            self._go(name).touch()
-            return
-        actions = asyncio.create_task(self._act(install.traffic, name))
-        await asyncio.wait([actions], timeout=HOLD_SECONDS * self._luck.uniform(0.3, 1.0))
+        began = asyncio.Event()
+        actions = asyncio.create_task(self._act(install, name, began))
+        waiting = asyncio.create_task(began.wait())
+        await asyncio.wait([actions, waiting], timeout=MEET_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        await asyncio.wait([actions], timeout=HOLD_SECONDS * self._luck(name).uniform(0.3, 1.0))
         self._go(name).touch()
         await actions
 
-    async def _act(self, traffic: Traffic, name: str) -> None:
-        tasks = [task for task in traffic.tasks if task.task_id]
-        for task in self._luck.sample(tasks, min(len(tasks), self._luck.randint(1, 3))):
+    async def _act(self, install: Installation, name: str, began: asyncio.Event) -> None:
+        luck = self._luck(name)
+        actions = [first_action(name, self.seed), *luck.choices([*Action], k=luck.randint(0, 2))]
+        while actions and not self._over and not self._go(name).exists():
             with suppress(TryLater):
-                seen = await traffic.user_of(task).get(task.task_id)
-                await self._do(traffic, task, self._choose(STATES.to_domain(seen.state)), name, seen.epoch)
+                traffic = install.traffic
+                if traffic is not None and (chosen := await _choose(traffic, actions[0], luck)) is not None:
+                    began.set()
+                    await self._do(traffic, *chosen, actions.pop(0), name)
+                    continue
+            await asyncio.sleep(LOOK_SECONDS)
 
-    def _choose(self, state: TaskState) -> Action:
-        """Mostly what can be done in this state."""
-        wanted = {Action.REQUEUE} if state in TERMINAL else {*self.actions} - {Action.REQUEUE}
-        fitting = sorted(wanted & {*self.actions})
-        return self._luck.choice(fitting if fitting and self._luck.random() < 0.9 else sorted(self.actions))
-
-    async def _do(self, traffic: Traffic, task: Submitted, action: Action, name: str, epoch: int) -> None:
+    async def _do(self, traffic: Traffic, task: Submitted, epoch: int, action: Action, name: str) -> None:
         self.met[name].append(action)
         if action is Action.CANCEL:
             before = len(traffic.log.operations)
@@ -153,11 +170,32 @@ class Between:
             answered = await _ask(traffic, task, action)
             self.done.append(Done(action, task.task_id, answered.attempt, answered.sequence, epoch, name))
 
+    def _luck(self, name: str) -> random.Random:
+        """Of one failpoint: what is drawn there does not depend on which one is reached first."""
+        return random.Random(f"{self.seed} {name}")
+
     def _reached(self, name: str) -> Path:
         return self.folder / f"{name}.reached"
 
     def _go(self, name: str) -> Path:
         return self.folder / f"{name}.go"
+
+
+async def _choose(traffic: Traffic, action: Action, luck: random.Random) -> tuple[Submitted, int] | None:
+    """A task with its epoch: one that this can be done to if there is any, and rather one that somebody works on."""
+    known = [task for task in traffic.tasks if task.task_id]
+    looked_at = luck.sample(known, min(len(known), LOOKED_AT))
+    seen = await asyncio.gather(*(traffic.user_of(task).get(task.task_id) for task in looked_at))
+    if not looked_at:
+        return None
+    task, shown = max(zip(looked_at, seen, strict=True), key=lambda one: _fits(action, STATES.to_domain(one[1].state)))
+    return task, shown.epoch
+
+
+def _fits(action: Action, state: TaskState) -> int:
+    if action is Action.REQUEUE:
+        return state in TERMINAL
+    return 0 if state in TERMINAL else 2 if state is TaskState.RUNNING else 1
 
 
 async def _ask(traffic: Traffic, task: Submitted, action: Action) -> task_pb2.Task:

@@ -37,11 +37,13 @@ from tests.fault.suite.signals import send
 from tests.fault.suite.store_faults import freeze_store, kill_store, lose_generation, mend_stores, replace_etcd
 from tests.fix_proxy import Lost
 from tests.fix_webhooks import receiving
+from tests.patience import slowness_now
 
 Inject = Callable[[Installation, PlannedFault], Awaitable[None]]
 CALL_SECONDS: Final = 5.0
 RUNNING_SECONDS: Final = 5.0
 PAUSE_SECONDS: Final = 0.2
+QUIET_SECONDS: Final = 5.0
 STORES: Final = "postgres", "etcd"
 
 
@@ -237,10 +239,12 @@ async def drain_worker(install: Installation, fault: PlannedFault) -> None:
 
 
 async def overtake(install: Installation, fault: PlannedFault) -> None:
-    """Waits until everybody was stopped and met an operator, for `seconds` at most."""
+    """Waits until everybody was stopped and met an operator, or nobody new was for long; for `seconds` at most."""
     assert install.between is not None
+    await install.keeper.all_serve()
+    install.between.begin()
     ends_at = time.monotonic() + fault.seconds
-    while time.monotonic() < ends_at and not install.between.all_met():
+    while time.monotonic() < ends_at and not install.between.nothing_left(QUIET_SECONDS * slowness_now()):
         await asyncio.sleep(PAUSE_SECONDS)
     await install.between.leave()
 
