@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from services.checkpoint.queries import QUERIES, fetch_one, in_ledger_transaction
 from tenure.runtime import metrics
+from tenure.runtime.duties import note_progress, rest
 
 if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection, Pool
@@ -33,9 +34,10 @@ class ChangePruner:
         """A duty: for ever. A full batch is followed by the next at once."""
         while True:
             await self._clear_leftovers()
+            note_progress()
             pruned = await self.prune_once()
             if pruned < CHANGES_A_BATCH:
-                await asyncio.sleep(self._interval_seconds * random.uniform(0.5, 1.0))
+                await rest(self._interval_seconds * random.uniform(0.5, 1.0))
 
     async def prune_once(self) -> int:
         """One batch; how many changes went."""
@@ -52,7 +54,7 @@ class ChangePruner:
         clock = asyncio.get_running_loop().time
         began = clock()
         while await self.clear_leftovers_once() == LEFTOVERS_A_BATCH:
-            await asyncio.sleep(clock() - began)
+            await rest(clock() - began)
             began = clock()
 
     async def _clear(self, connection: Connection) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from services.checkpoint.queries import RETENTION, fetch_all, fetch_one, in_ledger_transaction, ledger_connection
 from tenure.domain.retention import Portion, share_out
 from tenure.runtime import metrics
+from tenure.runtime.duties import rest
 from tenure.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Clearing:
             began = clock()
             cleared = await self.clear_once()
             rest_seconds = clock() - began if cleared else INTERVAL_SECONDS
-            await asyncio.sleep(rest_seconds * random.uniform(0.8, 1.2))
+            await rest(rest_seconds * random.uniform(0.8, 1.2))
 
     async def clear_once(self) -> int:
         """One batch; how many entries went."""
@@ -59,7 +60,7 @@ class Clearing:
             told = {"tasks": due if self._kept_seconds else None, "entries": entries, "tools": tools}
             for stage, lag in told.items():
                 metrics.gauge("tenure_retention_lag_seconds", max(0.0, lag or 0.0), stage=stage)
-            await asyncio.sleep(LAG_INTERVAL_SECONDS)
+            await rest(LAG_INTERVAL_SECONDS)
 
 
 async def _clear(connection: Connection) -> int:

@@ -27,6 +27,7 @@ from tenure.domain.endings import Ending
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.waits import WaitKind
 from tenure.runtime import metrics
+from tenure.runtime.duties import note_progress, resting
 from tenure.v1 import ledger_pb2
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Families:
         return woken + await self._take(stop_unwanted, "stopped")
 
     async def _take(self, act: Callable[[Pool], Awaitable[_Taken]], name: str) -> int:
+        note_progress()
         taken = await act(self._pool)
         self._announce(announcement_of(taken.drafts))
         metrics.count("tenure_families_total", sum(draft.has_work for draft in taken.drafts), what=name)
@@ -79,7 +81,8 @@ class Families:
         """Not for ever: another replica's news may wait for somebody who lives."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._interval_seconds):
-                await self._there_is_news.wait()
+                with resting():
+                    await self._there_is_news.wait()
 
 
 async def wake_parents(pool: Pool) -> _Taken:

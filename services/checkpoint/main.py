@@ -41,9 +41,9 @@ from tenure.domain.addresses import Networks
 from tenure.domain.caps import CapDefaults
 from tenure.domain.money import MOST_NANO_USD, NANO_USD
 from tenure.domain.task import DEFAULT_MAX_USD
-from tenure.runtime.duties import Duties
+from tenure.runtime.duties import Duties, NoLimit
 from tenure.runtime.migrations import migrate
-from tenure.runtime.postgres import PoolOptions, open_pool, startup_guard
+from tenure.runtime.postgres import Pool, PoolOptions, open_pool, startup_guard
 from tenure.runtime.process import Process
 from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.schema_checks import SchemaChecks
@@ -58,6 +58,13 @@ from tenure.validators import schemas_in, validate
 
 NAME: Final = "checkpoint"
 POLL_SILENCE_SECONDS: Final = 120.0
+SWEEP_SILENCE_SECONDS: Final = 120.0
+"""Of one transaction, run again after conflicts: each of its statements is given up after seconds."""
+
+WRITE_SILENCE_SECONDS: Final = 120.0
+"""Of one write of a batch, which is given up like a sweep's."""
+
+UNTIL_THE_END: Final = NoLimit("it waits for the end of the process, and for nothing outside of it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,31 +131,28 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     batcher = commit_batcher(committer.write)
     sweeper = Sweeper(pool, replicas.announce, settings.sweep_interval_seconds)
     duties = await process.open(Duties())
-    duties.start("commit", batcher.run)
-    duties.start("refusals", refusals.run)
-    duties.start("tenants' quotas", limited.run)
-    duties.start("notify", replicas.run_notify)
-    duties.start("listen", replicas.run_listen)
+    duties.start("commit", batcher.run, silence_seconds=WRITE_SILENCE_SECONDS)
+    duties.start("refusals", refusals.run, silence_seconds=SWEEP_SILENCE_SECONDS)
+    duties.start("tenants' quotas", limited.run, silence_seconds=SWEEP_SILENCE_SECONDS)
+    duties.start("notify", replicas.run_notify, silence_seconds=SWEEP_SILENCE_SECONDS)
+    duties.start("listen", replicas.run_listen, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("poll", replicas.run_poll, silence_seconds=POLL_SILENCE_SECONDS)
     _sweep(duties, sweeper)
-    duties.start("schedules", ScheduleSweeper(pool, replicas.announce, settings.sweep_interval_seconds, defaults).run)
-    duties.start("families", Families(pool, replicas.announce, hub.families, settings.sweep_interval_seconds).run)
-    duties.start("prepared forks", PreparedForks(pool).run)
-    duties.start("prune changes", ChangePruner(pool, settings.change_retention_seconds).run)
+    schedules_due = ScheduleSweeper(pool, replicas.announce, settings.sweep_interval_seconds, defaults)
+    duties.start("schedules", schedules_due.run, silence_seconds=SWEEP_SILENCE_SECONDS)
+    families = Families(pool, replicas.announce, hub.families, settings.sweep_interval_seconds)
+    duties.start("families", families.run, silence_seconds=SWEEP_SILENCE_SECONDS)
+    duties.start("prepared forks", PreparedForks(pool).run, silence_seconds=SWEEP_SILENCE_SECONDS)
     networks, kept_seconds = Networks(settings.webhook.allowed_networks), settings.change_retention_seconds
     webhooks = WebhookDispatcher(pool, networks, settings.webhook, settings.sweep_interval_seconds, kept_seconds)
-    duties.start("webhooks", webhooks.run)
-    if settings.task_retention_seconds:
-        duties.start("prune tasks", TaskPruner(pool, settings.task_retention_seconds).run)
-    clearing = Clearing(pool, settings.task_retention_seconds)
-    duties.start("clear pruned tasks", clearing.run)
-    duties.start("retention lag", clearing.run_lag)
+    duties.start("webhooks", webhooks.run, silence_seconds=SWEEP_SILENCE_SECONDS)
+    _retain(duties, pool, settings)
     server = RpcServer(
         settings.listen, validate=validate, examine=SchemaChecks(schemas_in).examine, stopping=process.stopping
     )
     watching, changes = Watching(pool, hub), ChangeWatching(pool, hub)
     depths = QueueDepths(pool)
-    duties.start("queue depths", depths.run)
+    duties.start("queue depths", depths.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     ledger = Ledger(
         pool, verifier, batcher, watching, changes, refusals, replicas.announce, server.stopping, defaults, depths
     )
@@ -158,19 +162,32 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     server.add("tenure.v1.TenantService", add_TenantServiceServicer_to_server, TenantServicer(pool))
     hooks = WebhookServicer(pool, networks, settings.webhook.max_per_tenant)
     server.add("tenure.v1.WebhookService", add_WebhookServiceServicer_to_server, hooks)
-    duties.start("close watches", lambda: _close_when(server.stopping, hub), may_end=True)
+    duties.start(
+        "close watches", lambda: _close_when(server.stopping, hub), may_end=True, silence_seconds=UNTIL_THE_END
+    )
     return server
 
 
 def _sweep(duties: Duties, sweeper: Sweeper) -> None:
     """What time brings about."""
-    duties.start("retries", sweeper.run_retries)
-    duties.start("deadlines", sweeper.run_deadlines)
-    duties.start("queued", sweeper.run_queued)
-    duties.start("starts", sweeper.run_starts)
-    duties.start("waits", sweeper.run_waits)
-    duties.start("signals", sweeper.run_signals)
-    duties.start("old signals", sweeper.run_forgetting)
+    duties.start("retries", sweeper.run_retries, silence_seconds=SWEEP_SILENCE_SECONDS)
+    duties.start("deadlines", sweeper.run_deadlines, silence_seconds=SWEEP_SILENCE_SECONDS)
+    duties.start("queued", sweeper.run_queued, silence_seconds=SWEEP_SILENCE_SECONDS)
+    duties.start("starts", sweeper.run_starts, silence_seconds=SWEEP_SILENCE_SECONDS)
+    duties.start("waits", sweeper.run_waits, silence_seconds=SWEEP_SILENCE_SECONDS)
+    duties.start("signals", sweeper.run_signals, silence_seconds=SWEEP_SILENCE_SECONDS)
+    duties.start("old signals", sweeper.run_forgetting, silence_seconds=SWEEP_SILENCE_SECONDS)
+
+
+def _retain(duties: Duties, pool: Pool, settings: Settings) -> None:
+    """What is kept for a time, and then goes."""
+    changes, kept_seconds = ChangePruner(pool, settings.change_retention_seconds), settings.task_retention_seconds
+    duties.start("prune changes", changes.run, silence_seconds=SWEEP_SILENCE_SECONDS)
+    if kept_seconds:
+        duties.start("prune tasks", TaskPruner(pool, kept_seconds).run, silence_seconds=SWEEP_SILENCE_SECONDS)
+    clearing = Clearing(pool, kept_seconds)
+    duties.start("clear pruned tasks", clearing.run, silence_seconds=SWEEP_SILENCE_SECONDS)
+    duties.start("retention lag", clearing.run_lag, silence_seconds=SWEEP_SILENCE_SECONDS)
 
 
 async def _close_when(stopping: asyncio.Event, hub: Hub) -> None:

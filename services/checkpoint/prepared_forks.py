@@ -7,7 +7,6 @@ an id whose files are being removed.
 
 from __future__ import annotations
 
-import asyncio
 import random
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +15,7 @@ import uuid_utils
 from services.checkpoint.draft import LEDGER
 from services.checkpoint.queries import FORKS, fetch_one, in_ledger_transaction
 from tenure.domain.errors import Unavailable
+from tenure.runtime.duties import note_progress, rest
 
 if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection, Pool
@@ -55,8 +55,8 @@ class PreparedForks:
         """A duty: for ever."""
         while True:
             while await self.give_up_once() == _AT_ONCE:
-                pass
-            await asyncio.sleep(_INTERVAL_SECONDS * random.uniform(0.8, 1.2))
+                note_progress()
+            await rest(_INTERVAL_SECONDS * random.uniform(0.8, 1.2))
 
     async def give_up_once(self) -> int:
         """How many were given up."""

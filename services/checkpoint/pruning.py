@@ -19,6 +19,7 @@ from tenure.domain.errors import WrongState
 from tenure.domain.retention import kept_in_words
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.runtime import metrics
+from tenure.runtime.duties import rest
 from tenure.runtime.failpoint import failpoint
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.times import moment
@@ -55,7 +56,7 @@ class TaskPruner:
             began = clock()
             pruned = await self.prune_once()
             rest_seconds = clock() - began if pruned == TASKS_A_BATCH else self._interval_seconds
-            await asyncio.sleep(rest_seconds * random.uniform(0.8, 1.2))
+            await rest(rest_seconds * random.uniform(0.8, 1.2))
 
     async def prune_once(self) -> int:
         """One batch; how many tasks went."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from services.checkpoint.queries import QUEUE, fetch_all, ledger_connection
 from tenure.domain.task import Priority
 from tenure.runtime import metrics
+from tenure.runtime.duties import rest
 from tenure.v1 import task_pb2
 from tenure.wire.enums import PRIORITIES
 from tenure.wire.times import timestamp
@@ -56,7 +57,7 @@ class QueueDepths:
         """A duty: for ever. Tells the metrics."""
         while True:
             self._tell(await self.look())
-            await asyncio.sleep(INTERVAL_SECONDS * random.uniform(0.8, 1.2))
+            await rest(INTERVAL_SECONDS * random.uniform(0.8, 1.2))
 
     async def listed(self) -> list[task_pb2.QueueDepth]:
         """By queue and priority; at most MOST_LISTED, of more the longest."""
@@ -78,7 +79,7 @@ class QueueDepths:
         asked_at = clock()
         async with self._looking:
             if self._began_at < asked_at:
-                await asyncio.sleep(max(0.0, self._rested_at - clock()))
+                await rest(max(0.0, self._rested_at - clock()))
                 began_at = clock()
                 self._depths = await self._look()
                 self._began_at, self._rested_at = began_at, clock() + _RESTS * (clock() - began_at)

@@ -13,6 +13,7 @@ from services.checkpoint.missing import missing
 from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger_transaction, ledger_connection
 from tenure.domain.epochs import describe_epoch
 from tenure.runtime import metrics
+from tenure.runtime.duties import resting
 from tenure.runtime.failpoint import failpoint
 from tenure.v1 import token_pb2
 from tenure.wire.times import timestamp
@@ -75,7 +76,8 @@ class Refusals:
     async def run(self) -> None:
         """Write what is noted until cancelled. Rows whose write failed are tried again with the next."""
         while True:
-            await self._there_is_work.wait()
+            with resting():
+                await self._there_is_work.wait()
             rows = [self._waiting[index] for index in range(min(len(self._waiting), _ROWS_A_WRITE))]
             if rows:
                 await self._write(rows)

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from services.checkpoint.announcement import Announcement
 from services.checkpoint.queries import QUERIES, SCHEMA, fetch_all, ledger_connection
-from tenure.runtime.duties import note_progress
+from tenure.runtime.duties import note_progress, resting
 from tenure.runtime.postgres import (
     BinaryCursor,
     PoolOptions,
@@ -66,7 +66,8 @@ class Replicas:
         """A duty: send what gathered. A hint needs no durability, so its transactions do not wait for the disk."""
         async with self._dedicated("notify", ("synchronous_commit", "off")) as connection:
             while True:
-                await self._there_is_news.wait()
+                with resting():
+                    await self._there_is_news.wait()
                 self._there_is_news.clear()
                 news, self._pending = self._pending, Announcement()
                 with domain_errors():

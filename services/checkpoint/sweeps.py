@@ -6,7 +6,6 @@ time; what another replica is at is skipped.
 
 from __future__ import annotations
 
-import asyncio
 import random
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +23,7 @@ from tenure.domain.sub_agents import outcome_of_sub_agents
 from tenure.domain.timeouts import Phase
 from tenure.domain.waits import NO_ANSWER
 from tenure.runtime import metrics
+from tenure.runtime.duties import note_progress, rest
 from tenure.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
@@ -164,11 +164,12 @@ class Sweeper:
         """One task needs no telling of a change: that there is something to claim is all the news."""
         started = metrics.cell("tenure_swept_tasks_total", sweep="starts")
         while True:
+            note_progress()
             found = await start_due(self._pool)
             self._announce(Announcement(claimable=bool(found)))
             started.value += found
             if found < ROWS_A_SWEEP:
-                await asyncio.sleep(self._interval_seconds * random.uniform(0.5, 1.0))
+                await rest(self._interval_seconds * random.uniform(0.5, 1.0))
 
     async def run_waits(self) -> None:
         await self._run("waits", expire_waits)
@@ -180,14 +181,15 @@ class Sweeper:
         """Old events go, rarely: a bounded number each time, and nobody waits for it."""
         while True:
             await signals.forget_old(self._pool)
-            await asyncio.sleep(FORGET_INTERVAL_SECONDS * random.uniform(0.5, 1.0))
+            await rest(FORGET_INTERVAL_SECONDS * random.uniform(0.5, 1.0))
 
     async def _run(self, name: str, sweep: Callable[[Pool], Awaitable[list[Draft]]]) -> None:
         swept = metrics.cell("tenure_swept_tasks_total", sweep=name)
         while True:
+            note_progress()
             drafts = await sweep(self._pool)
             self._announce(announcement_of(drafts))
             swept.value += len(drafts)
             if len(drafts) < ROWS_A_SWEEP:
                 # Replicas that started together must not sweep together for ever.
-                await asyncio.sleep(self._interval_seconds * random.uniform(0.5, 1.0))
+                await rest(self._interval_seconds * random.uniform(0.5, 1.0))

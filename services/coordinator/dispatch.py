@@ -15,6 +15,7 @@ from services.coordinator.assigning import tier_of
 from services.coordinator.lease_store.claim_keys import MAX_BATCH
 from tenure.domain.errors import TenureError
 from tenure.domain.places import NO_PLACES, Places
+from tenure.runtime.duties import note_progress, resting
 
 if TYPE_CHECKING:
     from services.coordinator.generation import Generation
@@ -77,7 +78,8 @@ class Dispatch:
     async def _wait(self) -> None:
         try:
             async with asyncio.timeout(_POLL_SECONDS):
-                await self._woken.wait()
+                with resting():
+                    await self._woken.wait()
         except TimeoutError:
             self._dry.clear()
 
@@ -87,6 +89,7 @@ class Dispatch:
         for profile, sessions in self._by_profile().items():
             if self._stopping.is_set() or not self._generation.is_settled:
                 return False
+            note_progress()
             more |= await self._serve(profile, sessions)
         return more
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from tenure.domain.doubt_waits import nothing_in_doubt
 from tenure.domain.errors import TenureError
+from tenure.runtime.duties import note_progress, rest
 from tenure.runtime.status import PeerFailed
 from tenure.runtime.tenancy import as_tenant
 from tenure.wire.in_doubt import calls_in_doubt_to_domain
@@ -43,11 +44,12 @@ class DoubtWaits:
                     pass
             except (TenureError, PeerFailed) as error:
                 _log.warning("waits for words on calls in doubt could not be seen to", extra={"error": error})
-                await asyncio.sleep(_FAILED_PAUSE_SECONDS)
-            await asyncio.sleep(_POLL_SECONDS * random.uniform(0.8, 1.2))
+                await rest(_FAILED_PAUSE_SECONDS)
+            await rest(_POLL_SECONDS * random.uniform(0.8, 1.2))
 
     async def _see_to_some(self) -> int:
         """How many were told of. What the tools do not say now is asked again after a while."""
+        note_progress()
         waits = await self._ledger.list_doubt_waits(_AT_ONCE)
         answers = await asyncio.gather(*map(self._is_settled, waits))
         settled = [one for one, is_settled in zip(waits, answers, strict=True) if is_settled]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from tenure.domain.errors import TenureError
 from tenure.runtime import semconv
+from tenure.runtime.duties import note_progress, rest, resting
 from tenure.runtime.logs import log_context
 from tenure.runtime.task_group import TaskGroup
 from tenure.runtime.telemetry import span
@@ -56,13 +57,14 @@ class Endings:
                         pass
                 except TenureError as error:
                     _log.warning("endings could not be listed", extra={"error": error})
-                    await asyncio.sleep(_FAILED_PAUSE_SECONDS)
+                    await rest(_FAILED_PAUSE_SECONDS)
                 await self._wait()
 
     async def _sweep(self, group: TaskGroup) -> bool:
         """Begin to end what is due, as much as there is room for; whether there may be more."""
         async with self._room:
             wanted = _AT_ONCE - len(self._under_way)
+        note_progress()
         due = await self._ledger.list_endings(wanted, self._grace_seconds)
         for ending in due:
             if ending.task_id not in self._under_way:
@@ -95,8 +97,9 @@ class Endings:
         """Until the poll, or the end of the grace of a cancel that was hinted at."""
         try:
             async with asyncio.timeout(_POLL_SECONDS):
-                await self._woken.wait()
+                with resting():
+                    await self._woken.wait()
         except TimeoutError:
             return
         self._woken.clear()
-        await asyncio.sleep(min(self._grace_seconds, _POLL_SECONDS) / 2)
+        await rest(min(self._grace_seconds, _POLL_SECONDS) / 2)

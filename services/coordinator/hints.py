@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterable
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from tenure.domain.errors import TenureError
 from tenure.domain.retry import RetryPolicy
+from tenure.runtime.duties import note_progress, rest
 
 if TYPE_CHECKING:
     from services.coordinator.ledger import Ledger
@@ -33,15 +33,17 @@ class Hints:
         """Duty: watch, and watch again."""
         failures = 0
         while True:
+            note_progress()
             self._on_queued()  # whatever was said while nobody listened
             try:
                 async with aclosing(self._ledger.watch_queue()) as hints:
                     async for hint in hints:
                         failures = 0
+                        note_progress()
                         if hint.claimable:
                             self._on_queued()
                         self._on_cancels(hint.cancel_task_ids)
             except TenureError as error:
                 _log.info("the ledger's hints have to be asked for again", extra={"error": error})
             failures += 1
-            await asyncio.sleep(_AGAIN.wait_seconds(failures, random.random()))
+            await rest(_AGAIN.wait_seconds(failures, random.random()))

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from tenure.domain.token import LEASE_PREFIX, TASK_PREFIX, Claims
+from tenure.runtime.duties import rest
 from tenure.runtime.signing import Signer, Verifier
 from tenure.v1 import lease_service_pb2 as pb
 from tenure.wire.token import check_token, sign_claims
@@ -80,7 +81,7 @@ class Issuer:
     async def follow_rotation(self) -> None:
         """Duty: take up a new key. An unusable file changes nothing, or a slip of an operator would stop all grants."""
         while True:
-            await asyncio.sleep(_CHECK_SECONDS)
+            await rest(_CHECK_SECONDS)
             try:
                 signer = await asyncio.to_thread(Signer.load, self._path)
             except ValueError as error:

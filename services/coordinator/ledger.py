@@ -25,7 +25,7 @@ _TIMEOUT_SECONDS: Final = 5.0
 _PAGE: Final = 1000
 _OPEN_TIMEOUT_SECONDS: Final = 30.0
 # A watch is opened anew every quarter of an hour, so that no call is without a deadline.
-_WATCH_SECONDS: Final = 900.0
+WATCH_SECONDS: Final = 900.0
 
 
 class Ledger:
@@ -107,7 +107,7 @@ class Ledger:
 
     async def watch_queue(self) -> AsyncGenerator[pb.WatchQueueResponse, None]:
         """Hints, until the stream ends."""
-        async for hint in self._stub.WatchQueue(pb.WatchQueueRequest(), timeout=_WATCH_SECONDS):
+        async for hint in self._stub.WatchQueue(pb.WatchQueueRequest(), timeout=WATCH_SECONDS):
             yield hint
 
     async def get_epochs(self) -> pb.GetEpochsResponse:

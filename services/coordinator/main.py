@@ -19,7 +19,7 @@ from services.coordinator.hints import Hints
 from services.coordinator.issuing import Issuer
 from services.coordinator.lease_store import open_lease_store
 from services.coordinator.leases.composition import lease_service
-from services.coordinator.ledger import Ledger
+from services.coordinator.ledger import WATCH_SECONDS, Ledger
 from services.coordinator.losses import Losses
 from services.coordinator.operating import Operating
 from services.coordinator.own_session import OwnSession
@@ -47,6 +47,15 @@ SERVICE = "tenure.v1.CoordinatorService"
 LEASES = "tenure.v1.LeaseService"
 SILENCE_SECONDS: Final = 60.0
 """Of duties that talk to etcd: their calls have deadlines of seconds, and a quiet watch is asked for a sign of life."""
+
+LISTS_SILENCE_SECONDS: Final = 300.0
+"""Of duties that read everything there is of a kind, page by page."""
+
+TOOLS_SILENCE_SECONDS: Final = 180.0
+"""Of duties that have others close fences or forget tasks: such a call may take its whole deadline, and is repeated."""
+
+HINTS_SILENCE_SECONDS: Final = WATCH_SECONDS + 60.0
+"""A watch without a hint ends by its deadline."""
 
 GENERATION_SILENCE_SECONDS: Final = 300.0
 """After a restore of etcd one look clears away all that is left of older generations."""
@@ -87,7 +96,7 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
 
     # Deletions outlive all that hands them in: on its way out, every other part may still have some.
     deletions = await process.open(Duties())
-    deletions.start("claim deletions", losses.run)
+    deletions.start("claim deletions", losses.run, silence_seconds=SILENCE_SECONDS)
     own_session = await process.open(OwnSession(coordinator_id, store, generation, timing))
     duties = await process.open(Duties())
     ender = Ender(store, ledger, tool_fence, losses, issuer, generation, own_session)
@@ -108,16 +117,18 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
 
     duties.start("generation", generation.watch_over, silence_seconds=GENERATION_SILENCE_SECONDS)
     duties.start("vanishing", vanishing.run, silence_seconds=SILENCE_SECONDS)
-    duties.start("dispatch", dispatch.run, may_end=True)
-    duties.start("hints", Hints(ledger, dispatch.on_queued, endings.on_cancels).run)
-    duties.start("stalled", Stalled(sessions, losses).run)
-    duties.start("reconciliation", reconciliation.run)
+    duties.start("dispatch", dispatch.run, may_end=True, silence_seconds=SILENCE_SECONDS)
+    hints = Hints(ledger, dispatch.on_queued, endings.on_cancels)
+    duties.start("hints", hints.run, silence_seconds=HINTS_SILENCE_SECONDS)
+    duties.start("stalled", Stalled(sessions, losses).run, silence_seconds=SILENCE_SECONDS)
+    duties.start("reconciliation", reconciliation.run, silence_seconds=LISTS_SILENCE_SECONDS)
     duties.start("own session", own_session.run, silence_seconds=SILENCE_SECONDS)
-    duties.start("endings", endings.run)
-    duties.start("prunings", Prunings(ledger, tool_fence, issuer, coordinator_id).run)
-    duties.start("doubt waits", DoubtWaits(ledger, tool_fence).run)
-    duties.start("signing key", issuer.follow_rotation)
-    duties.start("unregistered leases", sweeping.run)
+    duties.start("endings", endings.run, silence_seconds=TOOLS_SILENCE_SECONDS)
+    prunings = Prunings(ledger, tool_fence, issuer, coordinator_id)
+    duties.start("prunings", prunings.run, silence_seconds=TOOLS_SILENCE_SECONDS)
+    duties.start("doubt waits", DoubtWaits(ledger, tool_fence).run, silence_seconds=TOOLS_SILENCE_SECONDS)
+    duties.start("signing key", issuer.follow_rotation, silence_seconds=SILENCE_SECONDS)
+    duties.start("unregistered leases", sweeping.run, silence_seconds=LISTS_SILENCE_SECONDS)
     await generation.first_look()
     return server
 

@@ -11,6 +11,7 @@ import random
 from typing import TYPE_CHECKING, Final
 
 from tenure.domain.errors import TenureError
+from tenure.runtime.duties import note_progress, rest
 from tenure.runtime.failpoint import failpoint
 from tenure.runtime.status import PeerFailed
 from tenure.runtime.tenancy import as_tenant
@@ -43,11 +44,12 @@ class Prunings:
                     pass
             except (TenureError, PeerFailed) as error:
                 _log.warning("pruned tasks could not be seen to", extra={"error": error})
-                await asyncio.sleep(_FAILED_PAUSE_SECONDS)
-            await asyncio.sleep(_POLL_SECONDS * random.uniform(0.8, 1.2))
+                await rest(_FAILED_PAUSE_SECONDS)
+            await rest(_POLL_SECONDS * random.uniform(0.8, 1.2))
 
     async def _see_to_some(self) -> int:
         """How many were offered. What the tools would not forget now is offered again after a while."""
+        note_progress()
         prunings = await self._ledger.list_prunings(_AT_ONCE)
         if not prunings:
             return 0

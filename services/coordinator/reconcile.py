@@ -15,6 +15,7 @@ from services.coordinator.ledger import MAX_CLAIMS, Ledger
 from services.coordinator.losses import Losses, LostClaim
 from tenure.domain.errors import TenureError
 from tenure.domain.states import Reason
+from tenure.runtime.duties import note_progress, rest
 from tenure.v1 import task_pb2
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Reconciliation:
     async def run(self) -> None:
         """Duty."""
         while True:
-            await asyncio.sleep(self._interval_seconds * random.uniform(0.8, 1.2))
+            await rest(self._interval_seconds * random.uniform(0.8, 1.2))
             try:
                 await self._compare()
             except TenureError as error:
@@ -114,6 +115,7 @@ class Reconciliation:
             batch = old[start : start + MAX_CLAIMS]
             for claim, verdict in zip(batch, await self._ledger.inspect(batch), strict=True):
                 why = self._why_delete(claim, verdict, now - since[claim.record.claim_id])
+                note_progress()
                 if why is not None:
                     await self._delete(claim, why)
 

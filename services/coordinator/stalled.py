@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from services.coordinator.losses import Losses, LostClaim
 from tenure.domain.states import Reason
+from tenure.runtime.duties import rest
 from tenure.runtime.task_group import TaskGroup
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Stalled:
         """Duty."""
         async with TaskGroup() as group:
             while True:
-                await asyncio.sleep(_LOOK_SECONDS)
+                await rest(_LOOK_SECONDS)
                 now = asyncio.get_running_loop().time()
                 for session in self._sessions:
                     if not session.is_current(now):

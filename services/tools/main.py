@@ -54,6 +54,12 @@ if TYPE_CHECKING:
 RENEWAL_SILENCE_SECONDS: Final = 60.0
 """A renewal that Postgres does not answer ends by the deadline of its connection."""
 
+SILENCE_SECONDS: Final = 120.0
+"""Of one transaction: each of its statements is given up after seconds."""
+
+REMOVAL_SILENCE_SECONDS: Final = 900.0
+"""Of one portion of files, or one list of all folders, on a slow disk."""
+
 
 def main() -> int:
     """The exit code."""
@@ -131,14 +137,14 @@ async def _service(
     removal_thread = await process.open(threads("removal", 1))
     sweep = WorkspaceSweep(pool, settings.workspace_root, removal_thread, settings.workspace_sweep_interval_seconds)
     duties = await process.open(Duties())
-    duties.start("sweep workspaces", sweep.run)
+    duties.start("sweep workspaces", sweep.run, silence_seconds=REMOVAL_SILENCE_SECONDS)
     duties.start("renew runner", liveness.renew, silence_seconds=RENEWAL_SILENCE_SECONDS)
-    duties.start("watch trust window", liveness.watch)
-    duties.start("prove runners gone", Proving(pool, former, who.identity).run)
+    duties.start("watch trust window", liveness.watch, silence_seconds=SILENCE_SECONDS)
+    duties.start("prove runners gone", Proving(pool, former, who.identity).run, silence_seconds=SILENCE_SECONDS)
     for name, batcher in (("accepts", executor.accepts), ("starts", starts), ("finishes", finishes)):
-        duties.start(f"write {name}", batcher.run)
-    duties.start("follow calls elsewhere", follower.poll)
-    duties.start("watch closed fences", closing.watch)
+        duties.start(f"write {name}", batcher.run, silence_seconds=SILENCE_SECONDS)
+    duties.start("follow calls elsewhere", follower.poll, silence_seconds=SILENCE_SECONDS)
+    duties.start("watch closed fences", closing.watch, silence_seconds=SILENCE_SECONDS)
     await process.open(runner)
     server = RpcServer(settings.listen, validate=validate, stopping=process.stopping)
     server.add(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final, Never
 
 from tenure.runtime import metrics
+from tenure.runtime.duties import rest
 from tenure.runtime.rpc_health import Health
 
 _log: Final = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class Attendance:
             if self._is_attached():
                 attached_at = clock()
             await self._say(serving=clock() - attached_at < self._patience_seconds)
-            await asyncio.sleep(_LOOK_SECONDS)
+            await rest(_LOOK_SECONDS)
 
     async def _say(self, *, serving: bool) -> None:
         if serving == self._serving:

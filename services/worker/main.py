@@ -17,7 +17,7 @@ from services.worker.control.functions import load_functions
 from services.worker.drain import drain
 from services.worker.frames import SILENCE_SECONDS as STREAM_SILENCE_SECONDS
 from services.worker.holdings import Holdings
-from services.worker.ledger_client import LedgerClient
+from services.worker.ledger_client import REPORT_TIMEOUT_SECONDS, LedgerClient
 from services.worker.live import LiveServicer
 from services.worker.model import ModelClient
 from services.worker.parts import ModelDefaults, Parts
@@ -40,6 +40,7 @@ from tenure.validators import MAX_CHOICES, MIN_WINDOW_TOKENS, NAME, WORKER_ID, W
 
 _log: Final = logging.getLogger(__name__)
 LIVE_GRACE_SECONDS: Final = 0.1
+REPORTS_SILENCE_SECONDS: Final = 2 * REPORT_TIMEOUT_SECONDS
 KNOWN_LOOPS: Final = frozenset({DEFAULT_LOOP, CONTROL_LOOP})
 ANY_INTERFACE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104  compared with, not bound to
 NO_KEY: Final = "none"  # an endpoint of one's own may want no key; the library insists on sending some
@@ -137,7 +138,9 @@ async def compose(process: Process, settings: Settings) -> None:
     session = Session(addresses, settings.identity(server.port, parts.functions), holdings, trust, places)
     supervisor = await process.open(Supervisor(parts, holdings, rests, session.release, settings.slots))
     duties.start("session", lambda: session.run(supervisor.take), may_end=True, silence_seconds=SILENCE_SECONDS)
-    duties.start("attendance", Attendance(server.health, lambda: session.is_attached).run)
+    duties.start(
+        "attendance", Attendance(server.health, lambda: session.is_attached).run, silence_seconds=SILENCE_SECONDS
+    )
     await process.run_until_stopped()
     await drain(session, holdings, settings.drain_seconds)
 
@@ -163,7 +166,7 @@ async def _open_parts(process: Process, settings: Settings, trust: TrustGate, du
         settings.model, settings.max_output_tokens, settings.context_window_tokens, settings.count_tokens_above
     )
     reports = UsageReports(ledger)
-    duties.start("usage reports", reports.run)
+    duties.start("usage reports", reports.run, silence_seconds=REPORTS_SILENCE_SECONDS)
     return Parts(ledger, tools, model, trust, defaults, reports, functions)
 
 

@@ -16,6 +16,7 @@ from services.worker.ledger_client import LedgerClient
 from tenure.domain.errors import TenureError, TryLater
 from tenure.domain.lost_calls import ATTEMPT_OPEN, ATTEMPT_SETTLED, HeardCall
 from tenure.runtime import metrics
+from tenure.runtime.duties import note_progress, rest, resting
 from tenure.runtime.status import PeerFailed
 from tenure.v1 import token_pb2
 
@@ -57,13 +58,15 @@ class UsageReports:
     async def run(self) -> Never:
         """Tells what waits, again and again, until it is taken or too old."""
         while True:
-            await self._there_is_work.wait()
+            with resting():
+                await self._there_is_work.wait()
             for _ in range(len(self._waiting)):
                 report = self._waiting.popleft()
+                note_progress()
                 if not await self._is_done_with(report):
                     self._waiting.append(report)
             if self._waiting:
-                await asyncio.sleep(_PAUSE_SECONDS)
+                await rest(_PAUSE_SECONDS)
             else:
                 self._there_is_work.clear()
 

@@ -25,6 +25,7 @@ from typing import Final, Generic, TypeVar
 from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailable
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime import metrics
+from tenure.runtime.duties import note_progress, resting
 from tenure.runtime.status import LOCK_TIMEOUT, OUTCOME_UNKNOWN
 
 _log: Final = logging.getLogger(__name__)
@@ -121,7 +122,8 @@ class Batcher(Generic[Item, Result]):
             while True:
                 while not self._queue:
                     self._arrived.clear()
-                    await self._arrived.wait()
+                    with resting():
+                        await self._arrived.wait()
                 batch = self._take()
                 await self._settle(batch)
         finally:
@@ -181,6 +183,7 @@ class Batcher(Generic[Item, Result]):
 
     async def _write_once(self, batch: list[_Waiting[Item, Result]]) -> None:
         began = monotonic()
+        note_progress()  # a batch that is written again, or one by one, goes on with each write
         results = await self._write([waiting.item for waiting in batch])
         self._batches.value += 1
         self._items.value += len(batch)

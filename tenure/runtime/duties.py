@@ -17,13 +17,21 @@ from typing import TYPE_CHECKING, Final, Self
 from tenure.domain.errors import TryLater
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime import metrics
-from tenure.runtime.duty_runs import CANCEL_AGAIN_SECONDS, STUCK_SECONDS, DutyStalled, Run, note_progress
+from tenure.runtime.duty_runs import (
+    CANCEL_AGAIN_SECONDS,
+    STUCK_SECONDS,
+    DutyStalled,
+    Run,
+    note_progress,
+    rest,
+    resting,
+)
 from tenure.runtime.logs import log_context
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["RESTART", "Duties", "heed_cancellation", "note_progress"]
+__all__ = ["RESTART", "Duties", "NoLimit", "heed_cancellation", "note_progress", "rest", "resting"]
 _log: Final = logging.getLogger(__name__)
 _over: Final[ContextVar[asyncio.Event | None]] = ContextVar("duties_over", default=None)
 STUCK_EXIT_CODE: Final = 1
@@ -35,6 +43,13 @@ def _end_process(reason: str) -> None:
     _log.critical("the process ends itself: %s", reason)
     logging.shutdown()
     os._exit(STUCK_EXIT_CODE)
+
+
+@dataclass(frozen=True, slots=True)
+class NoLimit:
+    """Of a duty whose silence is no fault, however long it is: why that is so."""
+
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +81,16 @@ class Duties:
         duty: Callable[[], Awaitable[None]],
         *,
         may_end: bool = False,
-        silence_seconds: float | None = None,
+        silence_seconds: float | NoLimit | None = None,
     ) -> asyncio.Task[None]:
         """Begin `duty`; cancelling the task ends it for good.
 
         `may_end`: a return is its orderly end. `silence_seconds`: it calls `note_progress` more often than that while
-        all is well, also while it reconnects; without a call for so long it is cancelled and started again.
+        all is well, also while it reconnects, or is `resting`; without either for so long it is cancelled and started
+        again. Every duty of a service has such a limit, or says by NoLimit why it has none; None is for tests.
         """
-        looked_after = _Duty(name, duty, may_end, silence_seconds)
+        limit = None if isinstance(silence_seconds, NoLimit) else silence_seconds
+        looked_after = _Duty(name, duty, may_end, limit)
         task = asyncio.create_task(self._look_after(looked_after), name=f"duty {name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

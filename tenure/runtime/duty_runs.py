@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,6 +25,7 @@ class DutyStalled(Exception):  # noqa: N818  as above
 @dataclass(slots=True)
 class _Pulse:
     noted: bool = False
+    rests: int = 0
 
 
 _pulse: Final[ContextVar[_Pulse | None]] = ContextVar("duty_pulse", default=None)
@@ -35,6 +36,30 @@ def note_progress() -> None:
     pulse = _pulse.get()
     if pulse is not None:
         pulse.noted = True
+
+
+@contextmanager
+def resting() -> Iterator[None]:
+    """Inside, the duty has nothing to do, and its silence is no fault: for waits that a timer or this process ends.
+
+    Never around a wait for another process, which may not answer. For the duty's own loop, not for tasks beside it.
+    """
+    pulse = _pulse.get()
+    if pulse is None:
+        yield
+        return
+    pulse.rests += 1
+    try:
+        yield
+    finally:
+        pulse.rests -= 1
+        pulse.noted = True
+
+
+async def rest(seconds: float) -> None:
+    """A duty's pause between two rounds, however long."""
+    with resting():
+        await asyncio.sleep(seconds)
 
 
 class Run:
@@ -61,7 +86,7 @@ class Run:
         silent_ticks = 0
         while not self.task.done():
             await asyncio.wait({self.task}, timeout=silence_seconds / TICKS_OF_SILENCE)
-            silent_ticks = 0 if self._pulse.noted else silent_ticks + 1
+            silent_ticks = 0 if self._pulse.noted or self._pulse.rests else silent_ticks + 1
             self._pulse.noted = False
             if silent_ticks >= TICKS_OF_SILENCE and not self.task.done():
                 raise DutyStalled(f"no progress for {silence_seconds:g} s; it waits at {_where(self.task)}")

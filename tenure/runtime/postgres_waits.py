@@ -17,6 +17,8 @@ from typing import Any, Final
 import psycopg
 from psycopg.rows import TupleRow
 
+from tenure.runtime.duties import note_progress
+
 WAIT_MARGIN_SECONDS: Final = 10.0
 LISTEN_SECONDS: Final = 10.0
 """After so long without a notification it is asked whether Postgres still answers."""
@@ -47,6 +49,8 @@ class BoundedConnection(psycopg.AsyncConnection[TupleRow]):
 async def notifications(connection: BoundedConnection) -> AsyncGenerator[psycopg.Notify, None]:
     """What is notified, for ever. Raises psycopg's OperationalError when Postgres does not answer any more."""
     while True:
+        note_progress()
         async for notification in connection.notifies(timeout=LISTEN_SECONDS):
             yield notification
+            note_progress()
         await connection.execute("select 1")

@@ -11,7 +11,7 @@ import pytest
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime import duties as duties_module
 from tenure.runtime import metrics
-from tenure.runtime.duties import Duties, note_progress
+from tenure.runtime.duties import Duties, NoLimit, note_progress, rest, resting
 from tenure.runtime.duty_runs import TICKS_OF_SILENCE, DutyEnded, DutyStalled, Run
 from tests.patience import PATIENCE_SECONDS
 
@@ -224,3 +224,46 @@ async def test_a_stall_says_through_what_it_waits():
     with pytest.raises(DutyStalled, match=r"outer .*> .*inner .*> .*wait"):
         await run.ended(SILENCE_SECONDS)
     await run.cancel()
+
+
+async def test_a_duty_that_rests_is_left_alone_and_one_that_falls_silent_after_its_rest_is_not(caplog):
+    """However long it rests; what it does afterwards has the whole limit again."""
+    rested = asyncio.Event()
+
+    async def rest_then_wait_for_ever():
+        await rest(3 * SILENCE_SECONDS)
+        rested.set()
+        await wait_for_ever()
+
+    duty, stuck = await goes_on_after(rest_then_wait_for_ever, silence_seconds=SILENCE_SECONDS)
+    assert duty.began >= 2
+    assert stuck == []
+    assert rested.is_set()
+    assert "rest_then_wait_for_ever" in caplog.text
+    assert "wait_for_ever" in caplog.text
+
+
+async def test_a_wait_that_this_process_ends_may_take_any_time():
+    woken = asyncio.Event()
+
+    async def work():
+        with resting():
+            await woken.wait()
+
+    run = Run("resting", work)
+    watching = asyncio.create_task(run.ended(SILENCE_SECONDS))
+    await asyncio.sleep(4 * SILENCE_SECONDS)
+    assert not watching.done()
+    woken.set()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await watching
+
+
+async def test_a_duty_with_a_reason_for_no_limit_is_left_alone():
+    duty = Scripted()
+    async with asyncio.timeout(PATIENCE_SECONDS), Duties(QUICK) as duties:
+        task = duties.start("scripted", duty, silence_seconds=NoLimit("a test waits for its end"))
+        await duty.goes_on.wait()
+        await asyncio.sleep(2 * SILENCE_SECONDS)
+        assert not task.done()
+    assert duty.began == 1

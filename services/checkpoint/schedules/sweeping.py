@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 from typing import TYPE_CHECKING, Final
@@ -13,7 +12,7 @@ from services.checkpoint.schedules.rows import SCHEDULES
 from services.checkpoint.sweeps import after_sweep, before_sweep
 from tenure.domain.errors import TenureError, TryLater
 from tenure.runtime import metrics
-from tenure.runtime.duties import heed_cancellation
+from tenure.runtime.duties import heed_cancellation, note_progress, rest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +47,7 @@ class ScheduleSweeper:
             heed_cancellation()  # a wait for a connection may have swallowed it
             if not full:
                 # Replicas that started together must not sweep together for ever.
-                await asyncio.sleep(self._interval_seconds * random.uniform(0.5, 1.0))
+                await rest(self._interval_seconds * random.uniform(0.5, 1.0))
 
     async def _sweep(self) -> int:
         """How many had something to do. In no order: replicas that find the same begin with different ones."""
@@ -57,6 +56,7 @@ class ScheduleSweeper:
         schedule_ids = [schedule_id for (schedule_id,) in found]
         random.shuffle(schedule_ids)
         for schedule_id in schedule_ids:
+            note_progress()
             await self._look_at(schedule_id)
         return len(schedule_ids)
 

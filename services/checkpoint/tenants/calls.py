@@ -5,7 +5,6 @@ Most tenants have none: so who has is kept in memory, and looked up every second
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 from typing import TYPE_CHECKING, Final
@@ -19,6 +18,7 @@ from tenure.domain.errors import TryLater
 from tenure.domain.quotas import OF_CALLS, held_seconds, wait_of_call
 from tenure.domain.states import Reason
 from tenure.runtime import metrics
+from tenure.runtime.duties import rest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -70,7 +70,7 @@ class LimitedTenants:
                 await self.refresh()
             except TryLater as error:
                 _log.warning("the tenants' quotas were not read: those known hold on", extra={"error": str(error)})
-            await asyncio.sleep(REFRESH_SECONDS * random.uniform(0.5, 1.0))
+            await rest(REFRESH_SECONDS * random.uniform(0.5, 1.0))
 
     async def refresh(self) -> None:
         """As the database has them now."""

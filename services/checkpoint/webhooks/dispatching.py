@@ -15,7 +15,7 @@ from services.checkpoint.webhooks.sending import Sender
 from services.checkpoint.webhooks.turns import Means, Turn
 from tenure.domain.errors import TenureError
 from tenure.runtime import metrics
-from tenure.runtime.duties import heed_cancellation
+from tenure.runtime.duties import heed_cancellation, rest
 from tenure.runtime.task_group import TaskGroup
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class WebhookDispatcher:
                 await self._begin_turns(means, group)
                 heed_cancellation()  # a wait for a connection may have swallowed it
                 # Replicas that started together must not look together for ever.
-                await asyncio.sleep(self._interval_seconds * random.uniform(0.5, 1.0))
+                await rest(self._interval_seconds * random.uniform(0.5, 1.0))
 
     async def _begin_turns(self, means: Means, group: TaskGroup) -> None:
         free = MOST_TURNS - len(self._turns)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from services.coordinator.leases.ledger import MAX_INSPECTED
 from tenure.domain.errors import TenureError
 from tenure.runtime import metrics
+from tenure.runtime.duties import note_progress, rest
 
 if TYPE_CHECKING:
     from services.coordinator.lease_store.named_leases import HeldLease, NamedLeases
@@ -32,7 +33,7 @@ class Sweeping:
     async def run(self) -> None:
         """Duty."""
         while True:
-            await asyncio.sleep(self._interval_seconds * random.uniform(0.8, 1.2))
+            await rest(self._interval_seconds * random.uniform(0.8, 1.2))
             try:
                 await self._sweep()
             except TenureError as error:
@@ -44,12 +45,14 @@ class Sweeping:
         self._registered &= leases.keys()
         unknown = [lease for claim_id, lease in leases.items() if claim_id not in self._registered]
         for start in range(0, len(unknown), MAX_INSPECTED):
+            note_progress()
             self._registered |= await self._ledger.registered(unknown[start : start + MAX_INSPECTED])
         now = asyncio.get_running_loop().time()
         unregistered = leases.keys() - self._registered
         self._since = {claim_id: self._since.get(claim_id, now) for claim_id in unregistered}
         for claim_id, since in self._since.items():
             if now - since >= self._patience_seconds:
+                note_progress()
                 await self._delete(leases[claim_id])
 
     async def _delete(self, lease: HeldLease) -> None:

@@ -18,6 +18,7 @@ from services.tools.statements import QUERIES
 from tenure.domain.errors import StaleEpoch
 from tenure.domain.token import Claims
 from tenure.domain.tools import CallState, EffectClass
+from tenure.runtime.duties import rest
 from tenure.runtime.failpoint import failpoint
 from tenure.runtime.postgres import Connection, Pool, connection, in_transaction
 
@@ -78,7 +79,7 @@ class Closing:
                     cursor = await postgres.execute(QUERIES.closed_fences, {"task_ids": task_ids})
                     for task_id, epoch in await cursor.fetchall():
                         self._runs.stop_task(task_id, epoch)
-            await asyncio.sleep(self._times.watch_seconds)
+            await rest(self._times.watch_seconds)
 
     async def _raise(self, postgres: Connection, claims: Claims, task_id: UUID, *, close: bool) -> Refusal | int:
         """In one transaction with calling off what has not started: nothing can start after it. Says how many

@@ -9,6 +9,7 @@ from typing import Final
 from services.tools.calls.records import CallKey
 from services.tools.statements import QUERIES
 from tenure.domain.errors import LimitReached
+from tenure.runtime.duties import rest, resting
 from tenure.runtime.postgres import Pool, connection
 
 _MOST_WAITING: Final = 4096
@@ -49,9 +50,10 @@ class Follower:
         while True:
             if not self._waiting:
                 self._arrived.clear()
-                await self._arrived.wait()
+                with resting():
+                    await self._arrived.wait()
             await self._look(list(self._waiting))
-            await asyncio.sleep(self._poll_seconds)
+            await rest(self._poll_seconds)
 
     async def _look(self, waiting: list[_Waiting]) -> None:
         parameters = {

@@ -19,7 +19,7 @@ from services.tools.mcp.settings import REACH_SECONDS
 from services.tools.source_facts import SourceFact
 from services.tools.tool import CallContext
 from tenure.domain.retry import RetryPolicy
-from tenure.runtime.duties import heed_cancellation
+from tenure.runtime.duties import heed_cancellation, rest, resting
 
 _log: Final = logging.getLogger(__name__)
 AGAIN: Final = RetryPolicy(initial_seconds=0.5, factor=2.0, cap_seconds=30.0)
@@ -89,8 +89,8 @@ class SharedServer:
     async def _pause(self, wait_seconds: float) -> None:
         """Cut short by a call that waits."""
         hurried_seconds = min(wait_seconds, _HURRIED_SECONDS)
-        await asyncio.sleep(hurried_seconds)
-        with suppress(TimeoutError):
+        await rest(hurried_seconds)
+        with suppress(TimeoutError), resting():
             async with asyncio.timeout(wait_seconds - hurried_seconds):
                 await self._wanted.wait()
         self._wanted.clear()
@@ -122,9 +122,10 @@ class SharedServer:
             link.changed.clear()
             self._listed(await link.list_tools())
             self._set_link(link)
-            await first_of(link.ended, link.changed)
+            with resting():  # calls notice a server that does not react
+                await first_of(link.ended, link.changed)
             if not link.ended.is_set():
-                await asyncio.sleep(_CALM_SECONDS)
+                await rest(_CALM_SECONDS)
 
     def _set_link(self, link: Link) -> None:
         if self._link is not link:

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from tenure.runtime.process import Process
 
 _log: Final = logging.getLogger(__name__)
+LINK_SILENCE_SECONDS: Final = 300.0
+"""Of opening a link and listing its tools: both have deadlines of seconds."""
+
 _INHERITED: Final = ("PATH", "HOME", "LANG", "TMPDIR")
 
 
@@ -76,7 +79,7 @@ async def open_mcp_servers(process: Process, servers: Mapping[str, McpServer], h
         opened.append(server)
     duties = await process.open(Duties())  # they end first: else they would link anew to what is being closed
     for server in opened:
-        duties.start(f"link to MCP server {server.name}", server.run)
+        duties.start(f"link to MCP server {server.name}", server.run, silence_seconds=LINK_SILENCE_SECONDS)
 
 
 def _server(fact: SourceFact, settings: McpServer, host: Host, listed: Listed) -> SharedServer | TaskServers:

@@ -16,7 +16,7 @@ from services.tools.mcp.shared_server import AGAIN, LinkTimes, Listed
 from services.tools.source_facts import SourceFact
 from services.tools.tool import CallContext
 from tenure.runtime import metrics
-from tenure.runtime.duties import heed_cancellation
+from tenure.runtime.duties import heed_cancellation, rest
 
 _log: Final = logging.getLogger(__name__)
 _SWEEPS_AN_IDLE_TIME: Final = 4
@@ -70,9 +70,9 @@ class TaskServers:
             failures += 1
             facts = {"server": self.name, "failures": failures, "error": problem}
             _log.warning("an MCP server does not start in the sandbox", extra=facts)
-            await asyncio.sleep(AGAIN.wait_seconds(failures, random.random()))
+            await rest(AGAIN.wait_seconds(failures, random.random()))
         while True:
-            await asyncio.sleep(self._idle_seconds / _SWEEPS_AN_IDLE_TIME)
+            await rest(self._idle_seconds / _SWEEPS_AN_IDLE_TIME)
             self._hear_changes()
             self._end_idle()
             if self._is_outdated and (problem := await self._ask_for_tools()) is not None:

@@ -18,6 +18,7 @@ from services.tools.sources import offered
 from tenure.domain.errors import TenureError
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.tools import ToolSourceKind
+from tenure.runtime.duties import rest, resting
 from tenure.runtime.rpc_channel import TenureChannel, open_channel
 from tenure.runtime.rpc_options import Keepalive
 from tenure.runtime.status import PeerFailed
@@ -74,16 +75,17 @@ class Provider:
                 self._fact.lost(str(error))
                 facts = {"provider": self._name, "failures": failures, "error": str(error)}
                 _log.warning("a tool provider cannot be asked", extra=facts)
-                await asyncio.sleep(AGAIN.wait_seconds(failures, random.random()))
+                await rest(AGAIN.wait_seconds(failures, random.random()))
                 continue
             if failures:
                 _log.info("a tool provider is back", extra={"provider": self._name})
             failures = 0
             self._fact.linked()
-            await asyncio.sleep(LEAST_SECONDS)
+            await rest(LEAST_SECONDS)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.refresh_seconds):
-                    await self._channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+                    with resting():  # a timer ends it
+                        await self._channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
                     self._fact.lost("the connection ended")
 
     async def _describe(self) -> None:

@@ -22,7 +22,7 @@ from services.tools.statements import QUERIES
 from tenure.domain.errors import TryLater, Unavailable
 from tenure.domain.trust import DEFAULT_MARGIN_SECONDS, TrustWindow
 from tenure.runtime import metrics
-from tenure.runtime.duties import note_progress
+from tenure.runtime.duties import note_progress, rest
 from tenure.runtime.failpoint import failpoint
 from tenure.runtime.kept_connection import KeptConnection
 
@@ -114,9 +114,9 @@ class Liveness:
         while True:
             runner_id, left_seconds = self._runner_id, self._window.ends_at - _now()
             if runner_id is None:
-                await asyncio.sleep(_AGAIN_SECONDS)
+                await rest(_AGAIN_SECONDS)
             elif left_seconds > 0:
-                await asyncio.sleep(left_seconds)
+                await rest(left_seconds)
             else:
                 await self._lapse(runner_id)
 

@@ -16,6 +16,7 @@ from uuid import UUID
 from services.tools.runners.identity import ProcessIdentity, is_dead, uptime_seconds
 from services.tools.statements import QUERIES
 from tenure.domain.errors import TryLater
+from tenure.runtime.duties import rest
 from tenure.runtime.postgres import Connection, Pool, connection
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Proving:
                 await self.prove()
             except TryLater as error:
                 _log.warning("could not write down which runners are gone: %s", error)
-            await asyncio.sleep(_EVERY_SECONDS)
+            await rest(_EVERY_SECONDS)
 
     async def prove(self) -> None:
         """Everything that can be proven now. Raises TryLater."""

@@ -24,6 +24,7 @@ from services.tools.statements import QUERIES
 from services.tools.workspace.copying import UNFINISHED
 from services.tools.workspace.removal import remove_some
 from tenure.runtime import metrics
+from tenure.runtime.duties import note_progress, resting
 from tenure.runtime.failpoint import failpoint
 from tenure.runtime.postgres import Pool, connection
 
@@ -71,6 +72,7 @@ class WorkspaceSweep:
             await self._remove(left)
         found = await self._in_thread(_list_workspaces, self._root)
         for start in range(0, len(found), _TASKS_A_QUERY):
+            note_progress()
             some = found[start : start + _TASKS_A_QUERY]
             async with connection(self._pool) as postgres:
                 asked = {"task_ids": [UUID(one.task_id) for one in some]}
@@ -82,7 +84,8 @@ class WorkspaceSweep:
 
     async def _serve_handed_in(self) -> None:
         while True:
-            await self._woken.wait()
+            with resting():
+                await self._woken.wait()
             self._woken.clear()
             while self._handed_in:
                 await self._remove(self._handed_in.popleft())
@@ -90,12 +93,13 @@ class WorkspaceSweep:
     async def _remove(self, workspace: Workspace) -> None:
         """One directory, step by step. What cannot be removed is told, stands in nobody's way, and is tried again."""
         path = self._root / workspace.tenant / workspace.task_id
+        note_progress()
         if not await self._in_thread(os.path.lexists, path):
             return
         await failpoint("tools.before_removal")
         try:
             while not await self._in_thread(remove_some, path):
-                pass
+                note_progress()
         except OSError as error:
             metrics.count("tenure_unremoved_workspaces_total")
             _log.warning("a task's files could not be removed", extra={"task": workspace.task_id, "error": str(error)})
