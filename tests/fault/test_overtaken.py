@@ -120,8 +120,10 @@ async def _undone(install: Installation, between: Between) -> list[str]:
     problems: list[str] = []
     for task_id in sorted({one.task_id for one in between.done}):
         entries = entries_to_domain([entry async for entry in install.users[0].entries(task_id)])
-        broken = undone(entries, [one for one in between.done if one.task_id == task_id])
+        broken = [*undone(entries, [one for one in between.done if one.task_id == task_id])]
         problems += [f"{task_id}: {one}" for one in broken]
+        if broken:
+            await _print_history(install, between, task_id)
     return problems
 
 
@@ -130,7 +132,7 @@ async def _print_history(install: Installation, between: Between, task_id: str) 
     with suppress(TenureError):
         async for entry in install.users[0].entries(task_id):
             body = str(entry.body).replace("\n", " ")[:300]
-            print(f"{entry.sequence} {entry.record_time.ToJsonString()} {entry.actor} {body}")  # noqa: T201
+            print(f"{entry.sequence} {entry.record_time.ToJsonString()} {entry.actor} epoch {entry.epoch} {body}")  # noqa: T201
     print([one for one in between.done if one.task_id == task_id])  # noqa: T201
 
 

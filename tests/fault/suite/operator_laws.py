@@ -46,4 +46,20 @@ def _is_kept(entries: Sequence[Entry], done: Done) -> bool:
         case Action.GRANT:
             return any(isinstance(act, GrantBudget) for act in requests)
         case Action.TRANSFER:
-            return not any(one.epoch == done.epoch and one.sequence > done.sequence for one in entries)
+            taken_at, owners = _taken(entries, done)
+            return not any(one.epoch in owners and one.sequence > taken_at for one in entries)
+
+
+def _taken(entries: Sequence[Entry], done: Done) -> tuple[int, set[int]]:
+    """Where a transfer took the task away, and from which epochs. The look before it is not enough: it may have come
+    before the grant that was taken away, and named epoch 0, as the entries that nobody needs a claim for.
+    """
+    transfers = [
+        one.sequence
+        for one in entries
+        if isinstance(one.body, Transition) and one.body.reason == Reason.OPERATOR_TRANSFER
+    ]
+    taken_at = max((at for at in transfers if at <= done.sequence), default=None)
+    if taken_at is None:  # it moved by itself, at the same moment
+        return done.sequence, {done.epoch} - {0}
+    return taken_at, {one.epoch for one in entries if one.sequence < taken_at} - {0}
