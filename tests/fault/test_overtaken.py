@@ -68,7 +68,7 @@ async def test_every_failpoint_is_overtaken_and_what_an_operator_was_answered_st
         folder.mkdir()
         played = _scenes_for(to_meet, number)
         names = tuple(name for name in FAILPOINTS if name in to_meet and SCENES.get(name, scenes.WORK) in played)
-        between = Between(folder, seed, names)
+        between = Between(folder, seed, names, tuple(scene.also for scene in played if scene.also))
         problems = await _play(small_installation, between, played)
         assert not problems, f"TENURE_OVERTAKEN_SEEDS={seed}:\n" + "\n".join(problems)
         to_meet -= {name for name, actions in between.met.items() if actions}

@@ -72,12 +72,13 @@ class Done:
 @dataclass(slots=True)
 class Between:
     """`folder`: where those who are stopped leave their names. `met`: each failpoint that was reached, with the actions
-    that began while it held its process; without any it has to be met again.
+    that began while it held its process; without any it has to be met again. `also`: what else is armed.
     """
 
     folder: Path
     seed: int
     names: tuple[str, ...]
+    also: tuple[str, ...] = ()
     done: list[Done] = field(default_factory=list)
     met: dict[str, list[Action]] = field(default_factory=dict)
     _going: list[asyncio.Task[None]] = field(default_factory=list)
@@ -113,11 +114,9 @@ class Between:
 
     def _armed(self, service: str) -> str:
         """TENURE_FAILPOINTS of a service's process."""
-        return ";".join(
-            f"{name}=1#touch({self._reached(name)})->1#wait({self._go(name)})"
-            for name in self.names
-            if name.startswith(f"{service}.")
-        )
+        own = [name for name in self.names if name.startswith(f"{service}.")]
+        also = [one for one in self.also if one.startswith(f"{service}.") and one.partition("=")[0] not in own]
+        return ";".join([f"{name}=1#touch({self._reached(name)})->1#wait({self._go(name)})" for name in own] + also)
 
     async def run(self, install: Installation) -> None:
         """Until cancelled: whoever is stopped meets an operator."""
