@@ -149,7 +149,8 @@ class Between:
         while actions and not self._over and not self._go(name).exists():
             with suppress(TryLater):
                 traffic = install.traffic
-                if traffic is not None and (chosen := await _choose(traffic, actions[0], luck)) is not None:
+                chosen = await _choose(traffic, actions[0], luck) if traffic is not None else None
+                if traffic is not None and chosen is not None and not self._go(name).exists():
                     began.set()
                     await self._do(traffic, *chosen, actions.pop(0), name)
                     continue
