@@ -15,7 +15,7 @@ import shlex
 import signal
 import string
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +28,7 @@ from tenure.cli.main import main
 from tenure.client import Client
 from tenure.dev.stack import Stack, StackOptions
 from tenure.runtime.tenancy import DEFAULT_TENANT
+from tenure.v1 import task_pb2
 from tenure.wire.enums import state_name
 from tests.end_to_end.installation import Installation
 from tests.patience import PATIENCE_SECONDS
@@ -45,7 +46,7 @@ VARYING = (
     (r"whsec_\S+|(?<!\S)[A-Za-z0-9+/_-]{43,}=*", "SECRET"),
     (r"\bkey [0-9a-f]{8}\b|^[0-9a-f]{8}\b", "KEY"),
     (r"127\.0\.0\.1:\d+", "PLACE"),
-    (r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d)?(\.\d+)?)?( ?(Z|UTC|[+-]\d\d:\d\d))?", "TIME"),
+    (r"(\b(Mon|Tue|Wed|Thu|Fri|Sat|Sun) )?\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d)?(\.\d+)?)?( ?(Z|UTC|[+-]\d\d:\d\d))?", "TIME"),
     (r"\b\d\d:\d\d(:\d\d)?\b", "TIME"),
     (r"\bworker-\d\b", "WORKER"),
     (r"\S+-\d+-[0-9a-f]{6}\b", "COORDINATOR"),
@@ -148,13 +149,12 @@ class Terminal:
     async def _first(self, words: list[str]) -> None:
         match words:
             case ["wait", task_id, state]:
-                async with asyncio.timeout(PATIENCE_SECONDS), self._client() as client:
-                    while state_name((await client.get(task_id)).state) != state:
-                        await asyncio.sleep(0.05)
+                await self._until(task_id, lambda task: state_name(task.state) == state)
             case ["work", task_id]:
-                async with asyncio.timeout(PATIENCE_SECONDS), self._client() as client:
-                    while not (await client.get(task_id)).budget.reserved_tokens:
-                        await asyncio.sleep(0.05)
+                # The tokens of an owner before stay reserved until the next owner has opened the task.
+                await self._until(
+                    task_id, lambda task: state_name(task.state) == "RUNNING" and task.budget.reserved_tokens > 0
+                )
             case ["restart", service]:
                 await self.install.stack.services[service].restart()
                 async with asyncio.timeout(PATIENCE_SECONDS):
@@ -170,8 +170,15 @@ class Terminal:
                 async with asyncio.timeout(PATIENCE_SECONDS), self._client() as client:
                     while not [one async for one in client.in_doubt(task_id) if one.call.runner_gone]:
                         await asyncio.sleep(0.1)
+                # The tools list the call before the worker hears of it and has the task wait.
+                await self._until(task_id, lambda task: state_name(task.state) == "WAITING_USER")
             case _:
                 raise AssertionError(f"first: {words} is not known here")
+
+    async def _until(self, task_id: str, is_so: Callable[[task_pb2.Task], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS), self._client() as client:
+            while not is_so(await client.get(task_id)):
+                await asyncio.sleep(0.05)
 
     async def _command(self, line: str, lines: int | None) -> str:
         """Runs it to its end, or until it has said so many lines, and then Ctrl-C."""

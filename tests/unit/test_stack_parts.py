@@ -16,7 +16,7 @@ from tenure.cli.dev import passed_on
 from tenure.cli.dev_screen import UNSAFE_ETCD, command_name
 from tenure.cli.parameters import REPLICAS
 from tenure.dev.dev_file import forget_addresses, read_addresses, write_addresses
-from tenure.dev.stack import FolderBusy, StackError, StackOptions
+from tenure.dev.stack import FolderBusy, Stack, StackError, StackOptions
 from tenure.dev.stack.addresses import FREE_PORTS, USUAL_PORTS, choose_address
 from tenure.dev.stack.environments import UIDS_APART, Places, environment_of
 from tenure.dev.stack.etcd_endpoint import endpoint_version
@@ -90,6 +90,20 @@ def test_free_ports_are_not_those_of_outgoing_connections():
 def test_an_address_that_was_chosen_already_is_avoided():
     first = choose_address("gateway", usual=True)
     assert choose_address("gateway", usual=True, avoid={first}) != first
+
+
+def test_stacks_that_start_at_once_choose_different_addresses(tmp_path, monkeypatch):
+    """Each of them chooses seconds before anything listens on what the other chose."""
+    port = int(choose_address("gateway", usual=False).rpartition(":")[2])
+    monkeypatch.setitem(USUAL_PORTS, "gateway", port)
+    stacks = [Stack(StackOptions(data_dir=tmp_path / name, usual_ports=True)) for name in ("one", "other")]
+    first, second = (stack._choose_address("gateway") for stack in stacks)
+    assert first == f"127.0.0.1:{port}"
+    assert second != first
+    assert choose_address("gateway", usual=True) not in {first, second}
+    for stack in stacks:
+        stack._addresses.close()
+    assert choose_address("gateway", usual=True) == first
 
 
 def test_the_last_words_are_the_last_warning_and_the_error_below_its_stack():

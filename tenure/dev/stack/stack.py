@@ -11,7 +11,7 @@ from tenure.dev.dev_file import forget_addresses, write_addresses
 from tenure.dev.etcd_process import EtcdProcess
 from tenure.dev.postgres_process import PostgresProcess
 from tenure.dev.simulator.library import ScenarioError, load_scenario
-from tenure.dev.stack.addresses import choose_address
+from tenure.dev.stack.addresses import HeldAddresses
 from tenure.dev.stack.child import ChildProcess
 from tenure.dev.stack.environments import Places, environment_of
 from tenure.dev.stack.errors import ServiceDied, StackError
@@ -50,7 +50,7 @@ class Stack:
         self.postgres: PostgresProcess | None = None
         self.stores: dict[str, Store] = {}
         self._places = Places()
-        self._chosen: set[str] = set()
+        self._addresses = HeldAddresses()
         self._opened = AsyncExitStack()
 
     @property
@@ -85,6 +85,7 @@ class Stack:
         return [self.services[name] for name in self.options.names_of(kind)]
 
     async def __aenter__(self) -> Self:
+        self._opened.callback(self._addresses.close)
         try:
             await asyncio.to_thread(check_programs, self.options, self.layout)
             self._check_scenarios()
@@ -210,9 +211,7 @@ class Stack:
         return self.services[name]
 
     def _choose_address(self, name: str) -> str:
-        address = choose_address(name, usual=self.options.usual_ports, avoid=self._chosen)
-        self._chosen.add(address)
-        return address
+        return self._addresses.choose(name, usual=self.options.usual_ports)
 
     def children(self) -> list[ChildProcess]:
         """Every process of ours but the stores."""
