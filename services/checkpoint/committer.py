@@ -7,7 +7,7 @@ and what was durable already is recognised as a repeat. Nothing is acknowledged 
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from operator import attrgetter
 from time import monotonic
 from typing import TYPE_CHECKING, Final, Self
@@ -16,7 +16,7 @@ import psycopg
 
 from services.checkpoint.committing import commit_batch
 from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS, prepare_connection
-from tenure.domain.errors import InvalidRequest, StaleEpoch, TenureError, Unavailable
+from tenure.domain.errors import StaleEpoch, TenureError, Unavailable
 from tenure.runtime import semconv
 from tenure.runtime.batching import Batcher, BatchLimits
 from tenure.runtime.failpoint import failpoint
@@ -26,7 +26,7 @@ from tenure.runtime.postgres_waits import BoundedConnection
 from tenure.runtime.telemetry import span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from services.checkpoint.announcement import Announcement
     from services.checkpoint.prepared import PreparedCommit
@@ -133,7 +133,7 @@ class LedgerCommitter:
         self, commits: Sequence[PreparedCommit], lock_seconds: float | None
     ) -> list[pb.CommitResponse | TenureError]:
         try:
-            with domain_errors(), _text_errors():
+            with domain_errors():
                 connection = await self._connected()
                 await failpoint("checkpoint.before_commit")
                 async with connection.transaction():
@@ -190,12 +190,3 @@ class _KeptLocks:
 
 def _is_lock_timeout(result: pb.CommitResponse | TenureError) -> bool:
     return isinstance(result, Unavailable) and result.reason == "LOCK_TIMEOUT"
-
-
-@contextmanager
-def _text_errors() -> Iterator[None]:
-    """Characters that Postgres cannot keep are the caller's fault; all else that it finds wrong with data is ours."""
-    try:
-        yield
-    except (psycopg.errors.CharacterNotInRepertoire, psycopg.errors.UntranslatableCharacter) as error:
-        raise InvalidRequest("a text holds characters that cannot be kept", reason="INVALID_TEXT") from error

@@ -58,8 +58,8 @@ class CommitFrames:
                 while self._ready:
                     yield self._frame()
                     self._look_at_room()
-                if reader.done():
-                    reader.result()  # a broken frame ends the stream
+                if reader.done() and not self._in_flight:
+                    reader.result()  # a bad frame ends the stream, once what came before it is answered
                 if not self._in_flight and (self._reading_ended or self._stopping.is_set()):
                     break
             if not self._reading_ended:

@@ -19,16 +19,15 @@ from typing import Any, Final, Never
 import grpc
 from google.protobuf.message import Message
 
-from tenure.domain.errors import LimitReached, TenureError, Unavailable
+from tenure.domain.errors import InvalidRequest, LimitReached, TenureError, Unavailable
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime import metrics
 from tenure.runtime.duties import heed_cancellation, note_progress
 from tenure.runtime.status import PeerFailed
 from tenure.runtime.task_group import TaskGroup
+from tenure.validators import MAX_FRAME_BYTES, MAX_FRAME_ITEMS
 
 _log: Final = logging.getLogger(__name__)
-MOST_PER_FRAME: Final = 128
-MOST_BYTES_PER_FRAME: Final = 2 * 1024 * 1024
 ENVELOPE_BYTES: Final = 24
 """At most, around each message of a frame: its tag, and two heads with their lengths."""
 MOST_UNANSWERED: Final = 8192
@@ -76,11 +75,21 @@ class FrameClient:
         self._given_up = asyncio.Event()
 
     def ask(self, message: Message, on_event: OnEvent) -> int:
-        """Sends `message` as soon as may be; `on_event` is called with each event. LimitReached when too many wait."""
+        """Sends `message` as soon as may be; `on_event` is called with each event. LimitReached when too many wait.
+
+        InvalidRequest when it fits into no frame: the frame would break the stream, again after each new connection, for
+        all that are unanswered.
+        """
+        size = message.ByteSize() + ENVELOPE_BYTES
+        if size > MAX_FRAME_BYTES:
+            words = (
+                f"at most {MAX_FRAME_BYTES} bytes go to {self._shape.name} in one frame, and this message has {size}"
+            )
+            raise InvalidRequest(f"{words}; send less in one message")
         if len(self._asked) >= MOST_UNANSWERED:
             raise LimitReached(f"{MOST_UNANSWERED} messages to {self._shape.name} are unanswered")
         tag, self._next_tag = self._next_tag, self._next_tag + 1
-        self._asked[tag] = _Asked(message, message.ByteSize() + ENVELOPE_BYTES, on_event)
+        self._asked[tag] = _Asked(message, size, on_event)
         self._unsent.append(tag)
         self._ready.set()
         return tag
@@ -154,8 +163,8 @@ class FrameClient:
     def _take(self) -> list[Tagged]:
         """The next frame's content, at least one message if any waits."""
         batch: list[Tagged] = []
-        left_bytes = MOST_BYTES_PER_FRAME
-        while self._unsent and len(batch) < MOST_PER_FRAME:
+        left_bytes = MAX_FRAME_BYTES
+        while self._unsent and len(batch) < MAX_FRAME_ITEMS:
             asked = self._asked.get(self._unsent[0])
             if asked is not None:
                 left_bytes -= asked.size

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 import psycopg_pool
 
-from tenure.domain.errors import LimitReached, TenureError, Unavailable
+from tenure.domain.errors import InvalidRequest, LimitReached, TenureError, Unavailable
 from tenure.runtime.status import LOCK_TIMEOUT, OUTCOME_UNKNOWN
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ _CONFLICTS: Final = frozenset(("40001", "40P01"))
 _CONNECTION_ENDED: Final = frozenset(("57P01", "57P02", "57P05", "25P03", "25P04"))
 
 
+# What Postgres cannot keep in a text, such as a NUL.
+_UNFIT_TEXT: Final = (psycopg.errors.CharacterNotInRepertoire, psycopg.errors.UntranslatableCharacter)
+
+
 @contextmanager
 def domain_errors() -> Iterator[None]:
     """Around anything that talks to Postgres: raises what `to_domain` makes of psycopg's errors."""
@@ -51,6 +55,8 @@ def domain_errors() -> Iterator[None]:
 def to_domain(error: psycopg.Error) -> TenureError | None:
     """The domain error, or None when the statement itself is at fault: that is a bug of ours."""
     state = error.sqlstate
+    if isinstance(error, _UNFIT_TEXT):
+        return InvalidRequest("a text holds characters that cannot be kept", reason="INVALID_TEXT")
     if isinstance(error, psycopg_pool.TooManyRequests):
         return LimitReached("too many wait for a connection to Postgres", reason="POOL_FULL")
     if isinstance(error, (psycopg_pool.PoolTimeout, psycopg_pool.PoolClosed)):

@@ -834,7 +834,9 @@ class CommitResponse(message.Message):
 
 @typing.final
 class CommitStreamRequest(message.Message):
-    """Commits of a worker's tasks, whatever became ready; at most 128 and 2 MiB."""
+    """Commits of a worker's tasks, whatever became ready; at most 128 and 2 MiB in a frame, so that a commit of the largest size
+    always fits into one. A commit that is too large by itself is refused under its tag, as Commit would, and harms no other.
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 

@@ -284,6 +284,9 @@ class CheckpointServiceServicer:
 
     def CommitStream(self, request_iterator, context):
         """The same for a worker with many tasks: frames of whatever became ready. Results come by tag, a refusal is a result.
+        A frame beyond its bounds ends the stream with INVALID_ARGUMENT / INVALID_REQUEST, after the commits of the frames before
+        it are answered; one beyond 4 MiB ends it at once with gRPC's own RESOURCE_EXHAUSTED. Nothing of that frame is written.
+        Whatever was not answered may be sent again as it is on another stream, in smaller frames.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

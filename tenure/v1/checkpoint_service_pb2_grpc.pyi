@@ -67,7 +67,11 @@ class CheckpointServiceStub:
     again and read it. RESOURCE_EXHAUSTED / COMMIT_QUEUE_FULL: too many wait, nothing was written.
     """
     CommitStream: _grpc.StreamStreamMultiCallable[_checkpoint_service_pb2.CommitStreamRequest, _checkpoint_service_pb2.CommitStreamResponse]
-    """The same for a worker with many tasks: frames of whatever became ready. Results come by tag, a refusal is a result."""
+    """The same for a worker with many tasks: frames of whatever became ready. Results come by tag, a refusal is a result.
+    A frame beyond its bounds ends the stream with INVALID_ARGUMENT / INVALID_REQUEST, after the commits of the frames before
+    it are answered; one beyond 4 MiB ends it at once with gRPC's own RESOURCE_EXHAUSTED. Nothing of that frame is written.
+    Whatever was not answered may be sent again as it is on another stream, in smaller frames.
+    """
     GetTask: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CheckpointServiceGetTaskRequest, _checkpoint_service_pb2.CheckpointServiceGetTaskResponse]
     """Reads a task of the caller's tenant. NOT_FOUND."""
     ListTasks: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CheckpointServiceListTasksRequest, _checkpoint_service_pb2.CheckpointServiceListTasksResponse]
@@ -200,7 +204,11 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     again and read it. RESOURCE_EXHAUSTED / COMMIT_QUEUE_FULL: too many wait, nothing was written.
     """
     CommitStream: _aio.StreamStreamMultiCallable[_checkpoint_service_pb2.CommitStreamRequest, _checkpoint_service_pb2.CommitStreamResponse]  # type: ignore[assignment]
-    """The same for a worker with many tasks: frames of whatever became ready. Results come by tag, a refusal is a result."""
+    """The same for a worker with many tasks: frames of whatever became ready. Results come by tag, a refusal is a result.
+    A frame beyond its bounds ends the stream with INVALID_ARGUMENT / INVALID_REQUEST, after the commits of the frames before
+    it are answered; one beyond 4 MiB ends it at once with gRPC's own RESOURCE_EXHAUSTED. Nothing of that frame is written.
+    Whatever was not answered may be sent again as it is on another stream, in smaller frames.
+    """
     GetTask: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CheckpointServiceGetTaskRequest, _checkpoint_service_pb2.CheckpointServiceGetTaskResponse]  # type: ignore[assignment]
     """Reads a task of the caller's tenant. NOT_FOUND."""
     ListTasks: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CheckpointServiceListTasksRequest, _checkpoint_service_pb2.CheckpointServiceListTasksResponse]  # type: ignore[assignment]
@@ -366,7 +374,11 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_checkpoint_service_pb2.CommitStreamRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_checkpoint_service_pb2.CommitStreamResponse], _abc.AsyncIterator[_checkpoint_service_pb2.CommitStreamResponse]]:
-        """The same for a worker with many tasks: frames of whatever became ready. Results come by tag, a refusal is a result."""
+        """The same for a worker with many tasks: frames of whatever became ready. Results come by tag, a refusal is a result.
+        A frame beyond its bounds ends the stream with INVALID_ARGUMENT / INVALID_REQUEST, after the commits of the frames before
+        it are answered; one beyond 4 MiB ends it at once with gRPC's own RESOURCE_EXHAUSTED. Nothing of that frame is written.
+        Whatever was not answered may be sent again as it is on another stream, in smaller frames.
+        """
 
     @_abc_1.abstractmethod
     def GetTask(

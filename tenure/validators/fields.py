@@ -114,7 +114,8 @@ def check_filter(wanted: task_pb2.TaskFilter, v: Violations) -> None:
 
 def check_frame(items: str) -> Check:
     def check(request: Any, v: Violations) -> None:
-        v.require(len(getattr(request, items)) <= MAX_FRAME_ITEMS, items, f"at most {MAX_FRAME_ITEMS}")
-        v.require(request.ByteSize() <= MAX_FRAME_BYTES, items, f"at most {MAX_FRAME_BYTES} bytes together")
+        advice = "in a frame; send the rest in another frame"
+        v.require(len(getattr(request, items)) <= MAX_FRAME_ITEMS, items, f"at most {MAX_FRAME_ITEMS} {advice}")
+        v.require(request.ByteSize() <= MAX_FRAME_BYTES, items, f"at most {MAX_FRAME_BYTES} bytes {advice}")
 
     return check

@@ -5,11 +5,15 @@ from typing import Any
 from uuid import uuid4
 
 import grpc
+import psycopg
 import pytest
 
+from services.worker.ledger_client import LedgerClient
 from tenure.domain.errors import InvalidRequest, StaleEpoch, Unavailable
 from tenure.runtime import metrics
+from tenure.runtime.rpc_channel import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.validators import MAX_COMMIT_BYTES, MAX_FRAME_BYTES
 from tenure.wire.refusal import refusal_to_domain
 from tests.fix_checkpoint import TIMEOUT_SECONDS, words
 from tests.patience import PATIENCE_SECONDS
@@ -128,3 +132,43 @@ async def test_a_draining_server_answers_what_it_took_and_ends_the_stream(checkp
     stopping.set()
     with pytest.raises(Unavailable):
         await call.read()
+
+
+async def test_a_frame_beyond_its_bounds_ends_the_stream_after_the_answers_to_the_frames_before_it(checkpoint):
+    replica, owners = await owners_of(checkpoint, 4)
+    requests = [owner.request(words()) for owner in owners]
+    call = replica.stub.CommitStream(timeout=PATIENCE_SECONDS)
+    async with await psycopg.AsyncConnection.connect(replica.dsn) as postgres:  # it keeps the first frame in flight
+        row = "select 1 from ledger.tasks where task_id = %s for update"
+        await postgres.execute(row, (owners[0].task.task_id,))
+        await call.write(frame(*requests[:3]))
+        await call.write(frame(requests[3], owners[3].request(words("x" * MAX_FRAME_BYTES)), first_tag=3))
+        first = await results(call, 3)
+    with pytest.raises(InvalidRequest, match="send the rest in another frame"):
+        await call.read()
+    assert refusal_to_domain(first[0].refusal).reason == "LOCK_TIMEOUT"
+    call = replica.stub.CommitStream(timeout=PATIENCE_SECONDS)
+    await call.write(frame(*requests))
+    again = await results(call, 4)
+    assert [again[tag].response.sequence for tag in range(4)] == [4] * 4
+    assert [first[tag].response.sequence for tag in (1, 2)] == [4, 4]
+    call.cancel()
+
+
+@pytest.mark.parametrize("size", [MAX_COMMIT_BYTES, MAX_FRAME_BYTES, 4 * 1024 * 1024])
+async def test_a_commit_of_a_worker_that_is_too_large_is_refused_alone_on_a_stream_that_stays(checkpoint, size):
+    replica, owners = await owners_of(checkpoint, 6)
+    requests = [owner.request(words()) for owner in owners]
+    requests[3] = owners[3].request(words("x" * size))
+    async with open_channel(replica.address) as channel:
+        client = LedgerClient(channel)
+        running = asyncio.create_task(client.run())
+        try:
+            ends = await asyncio.gather(*map(client.commit, requests), return_exceptions=True)
+            assert isinstance(ends.pop(3), InvalidRequest)
+            assert [end.sequence if isinstance(end, pb.CommitResponse) else end for end in ends] == [4] * 5
+            assert (await client.commit(owners[3].request(words()))).sequence == 4
+            assert client._frames._stream == 1
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)

@@ -15,7 +15,6 @@ from tenure.domain import errors
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime import postgres as postgres_module
 from tenure.runtime import postgres_waits
-from tenure.runtime.listen import Notification, Reconnected, listen
 from tenure.runtime.postgres import PoolOptions, connection, in_transaction, open_pool, startup_guard, transaction
 from tenure.runtime.postgres_errors import TransactionConflict, domain_errors
 from tenure.runtime.settings import ConfigurationError, Secret
@@ -307,29 +306,6 @@ async def test_a_server_too_old_is_refused_whatever_is_allowed(fresh_database, m
 async def test_a_durable_server_is_accepted(fresh_database):
     async with pool_of(await fresh_database()) as pool:
         await startup_guard(pool)
-
-
-async def test_a_listener_says_when_it_may_have_missed_something(fresh_database, postgres_server, tcp_proxy):
-    dsn = await fresh_database()
-    proxy = await tcp_proxy("127.0.0.1", postgres_server.port)
-    through = dsn.replace(f":{postgres_server.port}/", f":{proxy.port}/")
-    async with (
-        pool_of(dsn) as pool,
-        aclosing(listen(through, ["work", "Other"])) as heard,
-        asyncio.timeout(PATIENCE_SECONDS),
-    ):
-        assert await anext(heard) == Reconnected()
-        await say(pool, "work", "1")
-        assert await anext(heard) == Notification("work", "1")
-        await proxy.reset()
-        assert await anext(heard) == Reconnected()
-        await say(pool, "Other", "2")
-        assert await anext(heard) == Notification("Other", "2")
-
-
-async def say(pool, channel: str, payload: str) -> None:
-    async with connection(pool) as postgres:
-        await postgres.execute("select pg_notify(%s, %s)", (channel, payload))
 
 
 async def test_a_connection_that_breaks_leaves_the_outcome_unknown_and_the_next_one_works(

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.worker import ledger_client, tools_client
-from services.worker.frames import MOST_BYTES_PER_FRAME, FrameClient, FrameShape, Tagged
+from services.worker.frames import FrameClient, FrameShape, Tagged
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.validators import MAX_FRAME_BYTES, MAX_FRAME_ITEMS, validate
 
-sizes = st.lists(st.sampled_from([100, 127, 128, 16_384, MOST_BYTES_PER_FRAME // 128, 900_000]), max_size=200)
+sizes = st.lists(st.sampled_from([100, 127, 128, 16_384, MAX_FRAME_BYTES // 128, 900_000]), max_size=200)
 
 
 def frames_of(build: Callable[[list[Tagged]], Any], messages: Sequence[Any], first_tag: int) -> list[Any]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
-
-import psycopg
 
 from services.tools.calls.accept import Accepting, begin_accepting
 from services.tools.calls.accept_rules import Answer, Conclude, Doubt, Here, Join, Run, Verdict
@@ -21,7 +19,7 @@ from services.tools.calls.runs import Displaced, Event, Started
 from services.tools.calls.runs import Run as RunningCall
 from services.tools.runners.liveness import Liveness
 from services.tools.tool import Work
-from tenure.domain.errors import InvalidRequest, TenureError, Unavailable
+from tenure.domain.errors import TenureError, Unavailable
 from tenure.domain.in_doubt import outcome_in_doubt
 from tenure.domain.tools import Outcome
 from tenure.runtime.batching import Batcher
@@ -109,8 +107,7 @@ class Executor:
         """
         runner_id = self._liveness.runner_id
         await failpoint("tools.before_accept")
-        with _text_errors():
-            accepting, verdicts = await self._decide(batch, runner_id)
+        accepting, verdicts = await self._decide(batch, runner_id)
         tell_refusals(accepting.refusals)
         return [self._take(request, verdict) for request, verdict in zip(batch, verdicts, strict=True)]
 
@@ -142,12 +139,3 @@ class Executor:
                 return outcome
             case _:
                 return verdict
-
-
-@contextmanager
-def _text_errors() -> Iterator[None]:
-    """Characters that Postgres cannot keep are the caller's fault; all else that it finds wrong with data is ours."""
-    try:
-        yield
-    except (psycopg.errors.CharacterNotInRepertoire, psycopg.errors.UntranslatableCharacter) as error:
-        raise InvalidRequest("a text holds characters that cannot be kept", reason="INVALID_TEXT") from error

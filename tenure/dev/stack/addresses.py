@@ -36,8 +36,8 @@ def choose_address(name: str, *, usual: bool, avoid: Collection[str] = ()) -> st
 class HeldAddresses:
     """The addresses of one stack: no other stack on this machine chooses them before `close`.
 
-    A service listens seconds after its port was chosen, and not while it is started again. Without a hold two stacks that
-    start at once choose the same ports, and the services of one then talk to those of the other.
+    A service listens seconds after its port was chosen, and not while it is started again. Without a hold two stacks
+    that start at once choose the same ports, and the services of one then talk to those of the other.
     """
 
     def __init__(self) -> None:
