@@ -77,8 +77,8 @@ class FrameClient:
     def ask(self, message: Message, on_event: OnEvent) -> int:
         """Sends `message` as soon as may be; `on_event` is called with each event. LimitReached when too many wait.
 
-        InvalidRequest when it fits into no frame: the frame would break the stream, again after each new connection, for
-        all that are unanswered.
+        InvalidRequest when it fits into no frame: such a frame would break the stream, again after each new connection,
+        for all that are unanswered.
         """
         size = message.ByteSize() + ENVELOPE_BYTES
         if size > MAX_FRAME_BYTES:

@@ -16,7 +16,7 @@ from tenure.cli.words import (
     usage_text,
 )
 from tenure.domain.budget import WARNING_PERCENT
-from tenure.domain.money import usd
+from tenure.domain.money import money_text
 from tenure.domain.states import Reason
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.wire.enums import OUTCOME_STATUSES, state_name
@@ -88,7 +88,7 @@ def unknown_tools(fact: ledger_pb2.ToolsDefined) -> str:
 
 def _attempt(fact: ledger_pb2.ModelAttempt) -> str:
     wanted = f"for a summary through step {fact.summary_through_step}, " if fact.summary_through_step else ""
-    money = f" and {usd(fact.reserved_nano_usd)}" if fact.reserved_nano_usd else ""
+    money = f" and {money_text(fact.reserved_nano_usd)}" if fact.reserved_nano_usd else ""
     return f"attempt {fact.attempt_number} at {fact.model}, {wanted}{fact.reserved_tokens:,} tokens{money} set aside"
 
 
@@ -115,11 +115,11 @@ def _operator(fact: ledger_pb2.OperatorRequest) -> str:
         case "requeue":
             extras = {"tokens": fact.requeue.extra_tokens, "steps": fact.requeue.extra_steps}
             told = "".join(f", {count:,} {thing} more" for thing, count in extras.items() if count)
-            money = f", {usd(fact.requeue.extra_nano_usd)} more" if fact.requeue.extra_nano_usd else ""
+            money = f", {money_text(fact.requeue.extra_nano_usd)} more" if fact.requeue.extra_nano_usd else ""
             return f"requeues it{told}{money}: {fact.reason}"
         case "grant_budget":
             tokens, nano_usd = fact.grant_budget.extra_tokens, fact.grant_budget.extra_nano_usd
-            more = [*([f"{tokens:,} tokens"] if tokens else []), *([usd(nano_usd)] if nano_usd else [])]
+            more = [*([f"{tokens:,} tokens"] if tokens else []), *([money_text(nano_usd)] if nano_usd else [])]
             return f"grants {' and '.join(more)} more: {fact.reason}"
         case "close_out":
             return f"closes it out as {state_name(fact.close_out.to_state)}: {fact.reason}"

@@ -27,7 +27,6 @@ from tenure.cli.words import (
     lasted,
     model_text,
     money_cap_text,
-    money_text,
     one_line,
     seconds_text,
     start_text,
@@ -38,7 +37,7 @@ from tenure.cli.words import (
 )
 from tenure.client import Client
 from tenure.domain.epochs import describe_epoch
-from tenure.domain.money import usd
+from tenure.domain.money import money_text, usd
 from tenure.domain.states import TaskState
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.enums import STATES, state_name

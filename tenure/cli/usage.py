@@ -12,9 +12,9 @@ from tenure.cli.context import Context, pass_context
 from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION, find_task
 from tenure.cli.tables import make_table
-from tenure.cli.words import input_total, money_text, tokens_total
+from tenure.cli.words import input_total, tokens_total
 from tenure.client import Client
-from tenure.domain.money import usd
+from tenure.domain.money import money_text, usd
 from tenure.v1 import task_pb2
 from tenure.v1 import tenant_service_pb2 as pb
 

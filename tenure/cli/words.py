@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable
-from decimal import Decimal
 from typing import Any, Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tenure.domain.money import NANO_USD, usd
+from tenure.domain.money import money_text, usd
 from tenure.domain.states import TERMINAL, WAITING, TaskState
 from tenure.v1 import task_pb2, tool_pb2
 from tenure.wire.enums import state_name
@@ -120,15 +119,6 @@ def usage_text(usage: task_pb2.TokenUsage) -> str:
         share = usage.cache_read_input_tokens * 100 // input_total(usage)
         cached = f" ({usage.cache_read_input_tokens:,} from the cache, {share} %)"
     return f"{input_total(usage):,} tokens in{cached}, {usage.output_tokens:,} out"
-
-
-def money_text(nano_usd: int) -> str:
-    """`$12.35`, `$0.50`, `$0.019`: cents, and below a dollar two significant digits; `usd` is exact."""
-    dollars = Decimal(nano_usd) / NANO_USD
-    places = max(2, 1 - dollars.adjusted()) if nano_usd else 2
-    dollars = round(dollars, places)
-    places = max(2, 1 - dollars.adjusted()) if nano_usd else 2  # rounding may have added a digit: 0.0999 is 0.10
-    return f"{'-' if dollars < 0 else ''}${abs(dollars):,.{places}f}"
 
 
 def budget_text(budget: task_pb2.BudgetStatus, *, is_exact: bool = False) -> str:

@@ -9,7 +9,7 @@ from typing import Final
 from tenure.domain.budget import Budget
 from tenure.domain.epochs import describe_epoch
 from tenure.domain.failures import FailureClass
-from tenure.domain.money import usd
+from tenure.domain.money import money_text
 from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState
 from tenure.domain.task import offered_function
 
@@ -211,9 +211,9 @@ def _budget(facts: Facts) -> str:
     aside = f", {budget.reserved_tokens:,} set aside" if budget.reserved_tokens else ""
     tokens = f"Of its root's {budget.max_tokens:,} tokens {budget.used_tokens:,} are used{aside}"
     if not budget.is_capped_in_money:
-        return f"{tokens}{f'; they cost {usd(budget.used_nano_usd)}' if budget.used_nano_usd else ''}"
-    aside = f", {usd(budget.reserved_nano_usd)} set aside" if budget.reserved_nano_usd else ""
-    return f"{tokens}; of its {usd(budget.max_nano_usd)} {usd(budget.used_nano_usd)}{aside}"
+        return f"{tokens}{f'; they cost {money_text(budget.used_nano_usd)}' if budget.used_nano_usd else ''}"
+    aside = f", {money_text(budget.reserved_nano_usd)} set aside" if budget.reserved_nano_usd else ""
+    return f"{tokens}; of its {money_text(budget.max_nano_usd)} {money_text(budget.used_nano_usd)}{aside}"
 
 
 def _refusals(facts: Facts) -> Iterator[str]:

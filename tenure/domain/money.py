@@ -97,6 +97,15 @@ def usd(nano_usd: int) -> str:
     return f"{'-' if nano_usd < 0 else ''}${whole:,}.{digits}"
 
 
+def money_text(nano_usd: int) -> str:
+    """`$12.35`, `$0.50`, `$0.019`: cents, and below a dollar two significant digits; `usd` is exact."""
+    dollars = Decimal(nano_usd) / NANO_USD
+    places = max(2, 1 - dollars.adjusted()) if nano_usd else 2
+    dollars = round(dollars, places)
+    places = max(2, 1 - dollars.adjusted()) if nano_usd else 2  # rounding may have added a digit: 0.0999 is 0.10
+    return f"{'-' if dollars < 0 else ''}${abs(dollars):,.{places}f}"
+
+
 def nano_usd_of(dollars: Decimal) -> int | None:
     """None: it is not a whole number of nano dollars, or beyond any use."""
     if not dollars.is_finite() or abs(dollars) > MOST_NANO_USD:

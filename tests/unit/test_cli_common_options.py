@@ -10,9 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from tenure.cli.context import Context, pass_context
+from tenure.cli.facts import describe
 from tenure.cli.main import add_common_options, cli
-from tenure.cli.words import budget_text, money_text
-from tenure.v1 import task_pb2
+from tenure.cli.words import budget_text
+from tenure.domain.money import money_text
+from tenure.v1 import ledger_pb2, task_pb2
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -78,3 +80,13 @@ def test_a_budget_is_exact_where_details_are_wanted() -> None:
     budget = task_pb2.BudgetStatus(max_tokens=10, used_nano_usd=19_164_750, reserved_nano_usd=223_262_500)
     assert budget_text(budget).endswith("$0.019, $0.22 set aside")
     assert budget_text(budget, is_exact=True).endswith("$0.01916475, $0.2232625 set aside")
+
+
+def test_the_entries_of_a_ledger_show_money_as_people_read_it() -> None:
+    attempt = ledger_pb2.ModelAttempt(attempt_number=1, reserved_tokens=7, reserved_nano_usd=223_262_500)
+    granted = ledger_pb2.OperatorRequest(reason="worth it")
+    granted.grant_budget.extra_nano_usd = 500_000_000
+    bodies = [ledger_pb2.EntryBody(model_attempt=attempt), ledger_pb2.EntryBody(operator_request=granted)]
+    first, second = (describe(ledger_pb2.Entry(body=body)) for body in bodies)
+    assert "7 tokens and $0.22 set aside" in first
+    assert "grants $0.50 more" in second

@@ -213,3 +213,8 @@ def test_how_long_a_task_may_stay_in_the_queue_counts_from_its_move_or_its_start
         task.spec.start_time.FromSeconds(start)
         facts = gather_facts(task, [moved], [], [], [], 0, now=now)
         assert (facts.until_start, facts.until_too_long) == (until_start, until_too_long)
+
+
+def test_amounts_of_money_are_shown_as_people_read_them():
+    budget = replace(FACTS.budget, max_nano_usd=10**10, used_nano_usd=19_164_750, reserved_nano_usd=223_262_500)
+    assert "of its $10.00 $0.019, $0.22 set aside" in told(budget=budget)
