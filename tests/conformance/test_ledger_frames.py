@@ -146,7 +146,7 @@ async def test_a_frame_beyond_its_bounds_ends_the_stream_after_the_answers_to_th
         first = await results(call, 3)
     with pytest.raises(InvalidRequest, match="send the rest in another frame"):
         await call.read()
-    assert refusal_to_domain(first[0].refusal).reason == "LOCK_TIMEOUT"
+    assert first[0].refusal.reason == "LOCK_TIMEOUT"
     call = replica.stub.CommitStream(timeout=PATIENCE_SECONDS)
     await call.write(frame(*requests))
     again = await results(call, 4)
