@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from services.checkpoint.queries import QUERIES, fetch_one, in_ledger_transaction, ledger_connection
 from tenure.domain.epochs import MAX_GENERATION
-from tenure.domain.errors import InvalidRequest, WrongState
+from tenure.domain.errors import WrongState
 from tenure.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ async def raise_generation(pool: Pool, expected: int, reason: str) -> int:
 
     Raises WrongState / GENERATIONS_EXHAUSTED when an epoch of the last generation was registered.
     """
-    if not 0 <= expected < MAX_GENERATION:
-        raise InvalidRequest(violations=[("expected", f"must be 0 to {MAX_GENERATION - 1}")])
 
     async def work(connection: Connection) -> tuple[int, bool]:
         parameters = {"expected": expected, "max_generation": MAX_GENERATION}

@@ -38,6 +38,12 @@ def split_epoch(epoch: int) -> tuple[int, int]:
     return epoch >> REVISION_BITS, epoch & MAX_REVISION
 
 
+def is_claim_epoch(epoch: int) -> bool:
+    """Whether a claim can have this epoch: the ledger's generations and etcd's revisions both begin at 1."""
+    generation, revision = split_epoch(epoch)
+    return 1 <= generation <= MAX_GENERATION and revision >= 1
+
+
 def describe_epoch(epoch: int) -> str:
     """`generation.revision`, as shown in logs and on screens; `-` for none."""
     generation, revision = split_epoch(epoch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from tenure.domain.epochs import MAX_GENERATION
 from tenure.domain.result_schema import MAX_RESULT_BYTES
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
 from tenure.v1 import task_pb2
@@ -11,6 +12,7 @@ from tenure.validators.conversations import check_fork, check_words
 from tenure.validators.fields import (
     check_bills,
     check_changes,
+    check_claim_epoch,
     check_duration,
     check_entries,
     check_frame,
@@ -18,12 +20,13 @@ from tenure.validators.fields import (
     check_list,
     check_lower_tiers,
     check_task_id,
+    check_text,
     check_token,
     check_watch,
     is_json,
 )
 from tenure.validators.in_doubt import check_calls_in_doubt, check_page_of_doubts
-from tenure.validators.limits import MAX_COMMIT_BYTES, MAX_ENTRIES, MAX_HOLDINGS, MOST_CALL_TOKENS
+from tenure.validators.limits import MAX_COMMIT_BYTES, MAX_ENTRIES, MAX_HOLDINGS, MAX_ID_CHARACTERS, MOST_CALL_TOKENS
 from tenure.validators.operators import check_operator_request, check_prune
 from tenure.validators.specs import check_spec
 from tenure.validators.violations import Check, Violations
@@ -107,6 +110,23 @@ def _most(items: str, most: int) -> Check:
     return check
 
 
+def _grants(request: checkpoint.RegisterGrantsRequest, v: Violations) -> None:
+    """A claim is of one task, and a task has one claim: the answer names claims alone."""
+    _most("grants", 128)(request, v)
+    for index, grant in enumerate(request.grants):
+        check_claim_epoch(f"grants[{index}].epoch", grant.epoch, v)
+        check_text(f"grants[{index}].claim_id", grant.claim_id, 1, MAX_ID_CHARACTERS, v)
+    tasks = {grant.task_id.lower() for grant in request.grants}
+    v.require(len(tasks) == len(request.grants), "grants", "must not name a task twice")
+    claims = {grant.claim_id for grant in request.grants}
+    v.require(len(claims) == len(request.grants), "grants", "must not name a claim twice")
+
+
+def _raise_generation(request: checkpoint.RaiseGenerationRequest, v: Violations) -> None:
+    v.between("expected", request.expected, 0, MAX_GENERATION - 1)
+    v.length("reason", request.reason, 0, 1000)
+
+
 def _running(request: checkpoint.ListRunningRequest, v: Violations) -> None:
     v.between("page_size", request.page_size, 0, 1000)
     if request.after_task_id:
@@ -183,7 +203,8 @@ CHECKS: Final[dict[type, Check]] = {
     checkpoint.WatchEntriesRequest: check_watch,
     checkpoint.WatchChangesRequest: check_changes,
     checkpoint.ListClaimableRequest: _claimable,
-    checkpoint.RegisterGrantsRequest: _most("grants", 128),
+    checkpoint.RegisterGrantsRequest: _grants,
+    checkpoint.RaiseGenerationRequest: _raise_generation,
     checkpoint.RequeueLostRequest: _most("lost", 512),
     checkpoint.InspectClaimsRequest: _most("claims", 512),
     checkpoint.ListRunningRequest: _running,

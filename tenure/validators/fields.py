@@ -9,6 +9,7 @@ from uuid import UUID
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from tenure.domain.epochs import is_claim_epoch
 from tenure.domain.strict_json import strict_json
 from tenure.v1 import task_pb2, token_pb2
 from tenure.validators.limits import MAX_FRAME_BYTES, MAX_FRAME_ITEMS, MAX_LABELS, MAX_SLOTS
@@ -41,6 +42,17 @@ def check_moment(field: str, moment: Timestamp, v: Violations) -> None:
 def check_lower_tiers(field: str, lower: task_pb2.LowerTiers, v: Violations) -> None:
     v.between(f"{field}.below_high", lower.below_high, 0, MAX_SLOTS)
     v.between(f"{field}.below_normal", lower.below_normal, 0, MAX_SLOTS)
+
+
+def check_claim_epoch(field: str, epoch: int, v: Violations) -> None:
+    """An epoch that a claim can have. Whether its generation is the ledger's own is for the ledger to say."""
+    v.require(is_claim_epoch(epoch), field, "must have a generation and a revision of 1 or more")
+
+
+def check_text(field: str, text: str, least: int, most: int, v: Violations) -> None:
+    """A text that a row keeps. Refused here and not by the database: by then the claim is made."""
+    v.length(field, text, least, most)
+    v.require("\0" not in text, field, "must not have a NUL")
 
 
 def check_no_id(field: str, name: str, v: Violations) -> None:

@@ -9,7 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
 from tenure.v1 import lease_service_pb2 as leases
-from tenure.validators.fields import check_guarded, check_token
+from tenure.validators.fields import check_claim_epoch, check_guarded, check_text, check_token
 from tenure.validators.violations import Check, Violations
 from tenure.wire.times import seconds
 
@@ -18,26 +18,28 @@ _PREFIX: Final = re.compile(r"([a-zA-Z0-9][a-zA-Z0-9._/-]{0,199})?\Z")
 _LEAST_TTL_SECONDS: Final = 2
 _MOST_TTL_SECONDS: Final = 3600
 _MOST_REASON: Final = 1000
+_MOST_NAME: Final = 128
+_MOST_CODE: Final = 64
 _MOST_PAGE: Final = 500
 
 
 def _acquire(request: leases.AcquireLeaseRequest, v: Violations) -> None:
     _resource(request.resource, "resource", v)
-    _text("holder", request.holder, 1, 128, v)
+    check_text("holder", request.holder, 1, _MOST_NAME, v)
     _ttl(request.ttl, v)
-    _text("request_id", request.request_id, 1, 128, v)
+    check_text("request_id", request.request_id, 1, _MOST_NAME, v)
 
 
 def _release(request: leases.ReleaseLeaseRequest, v: Violations) -> None:
     _authority(request, v)
-    _text("reason", request.reason, 0 if request.HasField("token") else 1, _MOST_REASON, v)
+    check_text("reason", request.reason, 0 if request.HasField("token") else 1, _MOST_REASON, v)
 
 
 def _transfer(request: leases.TransferLeaseRequest, v: Violations) -> None:
     _authority(request, v)
-    _text("holder", request.holder, 1, 128, v)
-    _text("reason", request.reason, 1, _MOST_REASON, v)
-    _text("request_id", request.request_id, 1, 128, v)
+    check_text("holder", request.holder, 1, _MOST_NAME, v)
+    check_text("reason", request.reason, 1, _MOST_REASON, v)
+    check_text("request_id", request.request_id, 1, _MOST_NAME, v)
     if request.HasField("ttl"):
         _ttl(request.ttl, v)
 
@@ -69,22 +71,27 @@ def _watch(request: leases.WatchLeasesRequest, v: Violations) -> None:
 
 
 def _register(request: checkpoint.RegisterLeaseRequest, v: Violations) -> None:
-    _resource(request.grant.resource, "grant.resource", v)
-    v.require(request.grant.epoch >= 1, "grant.epoch", "must be 1 or more")
-    v.require(
-        0 <= request.grant.previous_epoch < request.grant.epoch, "grant.previous_epoch", "must be below the epoch"
-    )
-    v.uuid("grant.claim_id", request.grant.claim_id)
+    grant = request.grant
+    _resource(grant.resource, "grant.resource", v)
+    check_claim_epoch("grant.epoch", grant.epoch, v)
+    v.require(0 <= grant.previous_epoch < grant.epoch, "grant.previous_epoch", "must be below the epoch")
+    v.uuid("grant.claim_id", grant.claim_id)
+    check_text("grant.holder", grant.holder, 1, _MOST_NAME, v)
+    check_text("grant.request_id", grant.request_id, 1, _MOST_NAME, v)
+    check_text("grant.reason", grant.reason, 0, _MOST_CODE, v)
+    check_text("grant.message", grant.message, 0, _MOST_REASON, v)
+
+
+def _note_release(request: checkpoint.NoteLeaseReleaseRequest, v: Violations) -> None:
+    """A release without a reason would be taken for none."""
+    _resource(request.resource, "resource", v)
+    v.uuid("claim_id", request.claim_id)
+    check_text("reason", request.reason, 1, _MOST_CODE, v)
+    check_text("message", request.message, 0, _MOST_REASON, v)
 
 
 def _inspect(request: checkpoint.InspectLeasesRequest, v: Violations) -> None:
     v.require(len(request.claims) <= 512, "claims", "at most 512")
-
-
-def _text(field: str, text: str, least: int, most: int, v: Violations) -> None:
-    """Refused here and not by the database: by then the claim is made."""
-    v.length(field, text, least, most)
-    v.require("\0" not in text, field, "must not have a NUL")
 
 
 def _resource(name: str, field: str, v: Violations) -> None:
@@ -108,5 +115,6 @@ CHECKS: Final[dict[type, Check]] = {
     leases.ListLeasesRequest: _list,
     leases.WatchLeasesRequest: _watch,
     checkpoint.RegisterLeaseRequest: _register,
+    checkpoint.NoteLeaseReleaseRequest: _note_release,
     checkpoint.InspectLeasesRequest: _inspect,
 }

@@ -203,13 +203,15 @@ async def registrations(world: World, poison: str) -> Ends:
     ids = [(await replica.create()).task_id for _ in range(GOOD + 1)]
     bad = ids[POISON_AT]
     epoch = (1 << 40) + 77
-    await replica.grant(bad, epoch=epoch + 1)
+    _, registered = await replica.grant(bad, epoch=epoch + 1)
     claim = ledger_pb.RegisterGrantsRequest.Grant
     grants = [claim(task_id=one, epoch=epoch, claim_id=str(uuid.uuid4())) for one in ids]
     if poison == "unknown task":
         grants[POISON_AT].task_id = NOBODYS
     elif poison == "other generation":
         grants[POISON_AT].epoch = 2**63 - 1
+    elif poison == "claim of another epoch":
+        grants[POISON_AT].epoch, grants[POISON_AT].claim_id = epoch + 2, registered.claim_id
     answer = await replica.stub.RegisterGrants(ledger_pb.RegisterGrantsRequest(grants=grants), timeout=CALL_SECONDS)
     return [DONE if grant.claim_id in answer.claim_ids else "left out" for grant in grants]
 
@@ -381,6 +383,7 @@ CASES = [
     Case(registrations, "stale", "left out"),
     Case(registrations, "unknown task", "left out"),
     Case(registrations, "other generation", "left out"),
+    Case(registrations, "claim of another epoch", "left out"),
     Case(requeues, "row locked", "left out"),
     Case(requeues, "other claim", "left out"),
     Case(requeues, "unknown task", "left out"),

@@ -128,3 +128,13 @@ async def test_a_grant_that_cannot_be_one_is_refused(checkpoint):
         await register(replica, 10, previous_epoch=GENERATION + 10, claim_id="x", resource="a@b")
     fields = {violation.field for violation in refused.value.violations}
     assert fields == {"grant.previous_epoch", "grant.claim_id", "grant.resource"}
+
+
+async def test_a_release_without_a_reason_is_refused(checkpoint):
+    replica = await checkpoint()
+    claim_id = str(uuid4())
+    await register(replica, 10, claim_id=claim_id)
+    note = pb.NoteLeaseReleaseRequest(resource="a", claim_id=claim_id)
+    with pytest.raises(InvalidRequest) as refused:
+        await replica.stub.NoteLeaseRelease(note, timeout=TIMEOUT_SECONDS)
+    assert {violation.field for violation in refused.value.violations} == {"reason"}

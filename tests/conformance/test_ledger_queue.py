@@ -144,6 +144,15 @@ async def test_a_grant_counts_only_above_the_registered_one_and_a_repeat_gives_t
     assert epochs.highest_epoch == eleventh
 
 
+async def test_a_claim_that_was_opened_is_not_granted_under_another_epoch(checkpoint):
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    task_id, opened = owner.task.task_id, owner.claims
+    await replica.grant(task_id, epoch=opened.epoch + 1000)
+    assert await register(replica, task_id, opened.epoch + 2000, opened.claim_id) == []
+    assert await register(replica, task_id, opened.epoch + 2000, "another") == ["another"]
+
+
 async def test_of_two_claims_registered_at_once_the_higher_stands(checkpoint):
     replica = await checkpoint()
     other = await checkpoint(dsn=replica.dsn)

@@ -9,6 +9,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from tenure.domain.epochs import MAX_GENERATION
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.states import ReleaseReason
 from tenure.v1 import admin_service_pb2 as admin
@@ -183,6 +184,46 @@ def test_what_coordinators_ask_is_bounded_and_names_tasks() -> None:
     assert fields(running) == {"page_size", "after_task_id"}
     lost = checkpoint.RequeueLostRequest(lost=[checkpoint.RequeueLostRequest.Lost(task_id="x")])
     assert fields(lost) == {"lost[0].task_id"}
+
+
+def grant(**changes: Any) -> checkpoint.RegisterGrantsRequest.Grant:
+    values = {"task_id": str(uuid.uuid4()), "epoch": (1 << 40) + 1, "claim_id": str(uuid.uuid4()), **changes}
+    return checkpoint.RegisterGrantsRequest.Grant(**values)
+
+
+@pytest.mark.parametrize("epoch", [0, -1, 1, 1 << 40, (1 << 40) - 1, 5 << 40, -(2**63)])
+def test_a_grant_has_an_epoch_that_a_claim_can_have(epoch: int) -> None:
+    assert fields(checkpoint.RegisterGrantsRequest(grants=[grant(), grant(epoch=epoch)])) == {"grants[1].epoch"}
+    lease = checkpoint.LeaseGrant(resource="a", epoch=epoch, claim_id=str(uuid.uuid4()), holder="h", request_id="r")
+    assert "grant.epoch" in fields(checkpoint.RegisterLeaseRequest(grant=lease))
+
+
+@pytest.mark.parametrize("claim_id", ["", "a\0b", "x" * 65])
+def test_a_grant_has_a_claim_that_can_be_kept(claim_id: str) -> None:
+    assert fields(checkpoint.RegisterGrantsRequest(grants=[grant(claim_id=claim_id)])) == {"grants[0].claim_id"}
+
+
+def test_a_task_and_a_claim_are_in_one_grant_of_a_message() -> None:
+    one = grant()
+    twice = [grant(task_id=one.task_id.upper()), grant(claim_id=one.claim_id), one]
+    for other in twice:
+        assert fields(checkpoint.RegisterGrantsRequest(grants=[one, other])) == {"grants"}
+    validate(checkpoint.RegisterGrantsRequest(grants=[grant(), grant()]))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("holder", ""), ("holder", "\0"), ("request_id", "x" * 129), ("reason", "x" * 65), ("message", "x" * 1001)],
+)
+def test_the_texts_of_a_leases_grant_are_bounded(field: str, value: str) -> None:
+    texts: dict[str, Any] = {"holder": "h", "request_id": "r", "reason": "FIRST", "message": "", field: value}
+    lease = checkpoint.LeaseGrant(resource="a", epoch=(1 << 40) + 1, claim_id=str(uuid.uuid4()), **texts)
+    assert fields(checkpoint.RegisterLeaseRequest(grant=lease)) == {f"grant.{field}"}
+
+
+@pytest.mark.parametrize("expected", [-1, MAX_GENERATION, 2**63 - 1])
+def test_a_generation_that_cannot_be_left_is_refused(expected: int) -> None:
+    assert fields(checkpoint.RaiseGenerationRequest(expected=expected)) == {"expected"}
 
 
 def said(**message: object) -> coordinator.SessionRequest:

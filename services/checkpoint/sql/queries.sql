@@ -370,7 +370,8 @@ select t.task_id::text, t.state, t.reason, t.queue, t.loop, t.owner, t.attempt, 
 -- name: register_grants
 -- One statement for all: a grant counts from here on or is left out. A repeat finds its own row. Registers only epochs of
 -- the ledger's own generation: a coordinator that slept through a restore comes too late for all tasks, not only for
--- those granted anew, and no caller can use up the epochs of generations to come.
+-- those granted anew, and no caller can use up the epochs of generations to come. A claim has one epoch: one that was granted
+-- or opened before is left out, so that the guard of the row does not refuse its neighbours with it.
 with asked as (
   select * from unnest(%(task_ids)b::text[]::uuid[], %(epochs)b::bigint[], %(claim_ids)b::text[])
              as a(task_id, epoch, claim_id)
@@ -381,7 +382,8 @@ with asked as (
   update tasks t set granted = a.epoch, granted_claim = a.claim_id
     from asked a join held using (task_id)
    where t.task_id = a.task_id
-     and (t.granted < a.epoch or (t.granted = a.epoch and t.granted_claim = a.claim_id))
+     and (t.granted < a.epoch and a.claim_id not in (t.granted_claim, t.claim_id)
+          or (t.granted = a.epoch and t.granted_claim = a.claim_id))
      and a.epoch >> 40 = (select generation from epochs)
   returning a.claim_id, a.epoch
 ), highest as (
